@@ -32,7 +32,7 @@ from proxy.api.middleware import (
     RequestMiddleware,
 )
 from proxy.errors import BadRequestError, ProxyError, internal_error
-from proxy.schemas.resources import refusal
+from proxy.schemas.resources import validation_error
 
 CLIENT_LEFT = 499
 ROUTERS = (
@@ -134,7 +134,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # The first step says where the field was looked for: body, query, path or header.
-    return told(request, refusal({**first, "loc": first["loc"][1:]}))
+    return told(request, validation_error({**first, "loc": first["loc"][1:]}))
 
 
 async def _on_recursion_error(request: Request, error: Exception) -> Response:

@@ -44,13 +44,13 @@ from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError, refuse_private
 from proxy.schemas.content_parts import (
     FilePart,
     InlineData,
-    Remote,
-    Uploaded,
-    beside,
-    malformed,
-    read,
-    shown_type,
-    with_url,
+    RemoteFile,
+    UploadedFile,
+    extract_files,
+    malformed_data,
+    media_type_to_show,
+    replace_url,
+    uploads_in_sandbox_field,
 )
 from proxy.store.records import EmptyUploadLookup, Upload, UploadLookup
 from sandbox_runtime.errors import SandboxFileError
@@ -144,14 +144,14 @@ class Inputs:
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
-        messages, parts = read(given)
-        parts = [*beside(body), *parts]
+        messages, parts = extract_files(given)
+        parts = [*uploads_in_sandbox_field(body), *parts]
         await self._check_other_urls(messages, parts, context.owner)
         limits = context.limits
         sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
         media = ModelMedia(context.body)
         local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
-        if not any(isinstance(part.source, Remote) for part in parts):
+        if not any(isinstance(part.source, RemoteFile) for part in parts):
             return await self._place(messages, parts, local, context)
         left = (limits.max_total_mib << 20) - sum(sizes.values())
         room = ByteBudget(left, context.owner, context.body)
@@ -163,7 +163,7 @@ class Inputs:
     ) -> None:
         """Check URLs in places where only some backends read them: in parts without a type, or in
         the model's own messages. Raises BadRequestError."""
-        fetched = {part.source.url for part in parts if isinstance(part.source, Remote)}
+        fetched = {part.source.url for part in parts if isinstance(part.source, RemoteFile)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
         if urls := [url for url in others if url not in fetched]:
             await self.refuse_private(urls, owner)
@@ -181,7 +181,7 @@ class Inputs:
         fetched = await self._fetch_all(parts, room, context.limits)
         contents = [
             await self._with_shown(part, fetched[part.source.url], media)
-            if isinstance(part.source, Remote)
+            if isinstance(part.source, RemoteFile)
             else content
             for part, content in zip(parts, local, strict=True)
         ]
@@ -242,7 +242,7 @@ class Inputs:
                 pieces = partial(_inline_pieces, data)
                 size = sizes[part.identity]
                 return _FileContent(part.mime_type, size, pieces, shown=part.part)
-            case Uploaded(file_id=file_id):
+            case UploadedFile(file_id=file_id):
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
@@ -288,7 +288,7 @@ class Inputs:
     ) -> dict[str, _FileContent]:
         """Return the file of each URL. The newest are downloaded first, before the size limit is
         reached."""
-        named = (part.source.url for part in reversed(parts) if isinstance(part.source, Remote))
+        named = (part.source.url for part in reversed(parts) if isinstance(part.source, RemoteFile))
         urls = list(dict.fromkeys(named))
         at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
         async with asyncio.TaskGroup() as group:
@@ -388,7 +388,7 @@ def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
         try:
             size = sizes[part.identity] = part.source.measure()
         except ValueError as error:
-            raise malformed(part.param, error) from error
+            raise malformed_data(part.param, error) from error
         room -= size
         if size > limits.max_file_mib << 20 or room < 0:
             raise FileTooLargeError(
@@ -413,11 +413,11 @@ class ModelMedia:
     async def fetched(self, part: FilePart, mime_type: str, data: bytes) -> dict[str, Any] | None:
         """Return a part that names an image, sound or video by its URL with a data URL instead.
         Return None if the data is none of these, or too large. Raises BusyError."""
-        known_type = shown_type(part, mime_type)
+        known_type = media_type_to_show(part, mime_type)
         if known_type is None:
             return None
         url = await self._data_url(part, known_type, len(data), lambda: data)
-        return None if url is None else with_url(part, url)
+        return None if url is None else replace_url(part, url)
 
     async def uploaded(self, part: FilePart, upload: Upload, mime_type: str) -> Any:
         """Return an uploaded image as an `image_url` part, or None if it is too large. Raises

@@ -69,7 +69,7 @@ async def test_client_example_gets_its_answer_and_files(tmp_path: Path) -> None:
 )
 def test_parameter_table_lists_every_parameter_in_its_row(row: str, place: str) -> None:
     line = next(line for line in README.splitlines() if line.startswith(f"| {row} |"))
-    known = {name for name, parameter in PARAMETERS.items() if parameter.place == place}
+    known = {name for name, parameter in PARAMETERS.items() if parameter.scope == place}
     assert set(re.findall(r"`(\w+)`", line)) == known
 
 

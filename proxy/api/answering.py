@@ -18,7 +18,7 @@ from proxy.agent.task import StatusHold
 from proxy.api.dependencies import JSONResponse, note_run, services, while_connected
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.run import MAX_BEHIND, Run, Subscriber
-from proxy.schemas.request_options import RequestOptions, read_terms
+from proxy.schemas.request_options import RequestOptions, read_request_options
 
 log = logging.getLogger(__name__)
 
@@ -138,14 +138,16 @@ def replayed(
     request: Request, headers: Mapping[str, str], frames: AsyncIterator[bytes]
 ) -> Response:
     """Return a recorded answer as server-sent events; the client may disconnect and come back."""
-    silence_s = _within_patience(services(request).keep_alive_s, read_terms({}, request.headers))
+    silence_s = _within_patience(
+        services(request).keep_alive_s, read_request_options({}, request.headers)
+    )
     return _Events(frames, silence_s, headers)
 
 
 def _within_patience(silence_s: float, terms: RequestOptions) -> float:
-    if terms.patience_s is None:
+    if terms.read_timeout_s is None:
         return silence_s
-    return min(silence_s, max(SHORTEST_SILENCE_S, terms.patience_s / SHARE_OF_PATIENCE))
+    return min(silence_s, max(SHORTEST_SILENCE_S, terms.read_timeout_s / SHARE_OF_PATIENCE))
 
 
 async def _collect(

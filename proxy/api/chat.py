@@ -13,9 +13,9 @@ from proxy.api.dependencies import read_model_request, services
 from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.upstream_relay import refuse_private_urls, relay_chat, strip_plain_suffix
-from proxy.schemas.chat_request import check_messages, wants_usage
-from proxy.schemas.chat_response import StreamedCompletion, WholeCompletion, head
-from proxy.schemas.request_options import read_terms, steps_asked
+from proxy.schemas.chat_request import check_messages, includes_usage
+from proxy.schemas.chat_response import CompletionBuilder, CompletionStreamEncoder, completion_head
+from proxy.schemas.request_options import read_request_options, requested_steps
 
 router = APIRouter()
 
@@ -40,10 +40,10 @@ async def _run(
     request: Request, written: bytes, body: Mapping[str, Any], decision: RoutingDecision
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
-    terms = read_terms(body, request.headers)
-    asked_steps = steps_asked(body, request.headers)
+    terms = read_request_options(body, request.headers)
+    asked_steps = requested_steps(body, request.headers)
     steps = asked_steps or suited(services(request).steps, request.headers)
-    usage = wants_usage(body)
+    usage = includes_usage(body)
     identity = identify(request, body, terms, written)
     hold = status_hold(request, terms, identity)
     asked = Preparation(
@@ -53,10 +53,10 @@ async def _run(
         hold=hold,
     )
     subscriber = await start_or_join(request, identity, asked)
-    names = head(subscriber.run.id, subscriber.run.created, body["model"])
+    names = completion_head(subscriber.run.id, subscriber.run.created, body["model"])
     if hold is None:
         return await whole(
-            request, subscriber, WholeCompletion(names, subscriber.run.id, steps), terms
+            request, subscriber, CompletionBuilder(names, subscriber.run.id, steps), terms
         )
-    frames = StreamedCompletion(names, subscriber.run.id, steps, wants_usage=usage)
+    frames = CompletionStreamEncoder(names, subscriber.run.id, steps, include_usage=usage)
     return await streamed(request, subscriber, frames, terms, hold)

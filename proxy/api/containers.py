@@ -96,7 +96,7 @@ async def create_container(
 ) -> ContainerObject:
     """Create a container, with copies of uploads."""
     files = services.files
-    wish = asked.wish(max_minutes=files.container_minutes)
+    wish = asked.to_new_container(max_minutes=files.container_minutes)
     uploads = [
         await owned_upload(services, owner, each, "file_ids") for each in asked.file_ids or []
     ]

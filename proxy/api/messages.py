@@ -31,9 +31,14 @@ from proxy.models.openai_http import (
     parse_token_count,
 )
 from proxy.models.relay import read_at_most
-from proxy.schemas.messages_request import MessagesAsChat, as_chat, as_chat_to_count, to_be_counted
-from proxy.schemas.messages_response import Shown, StreamedMessage, WholeMessage
-from proxy.schemas.request_options import read_terms, steps_asked
+from proxy.schemas.messages_request import (
+    MessagesAsChat,
+    as_chat,
+    as_chat_to_count,
+    count_tokens_body,
+)
+from proxy.schemas.messages_response import MessageBuilder, MessageContext, MessageStreamEncoder
+from proxy.schemas.request_options import read_request_options, requested_steps
 
 router = APIRouter()
 
@@ -58,7 +63,7 @@ async def _run(
     request: Request, written: bytes, body: Mapping[str, Any], asked: MessagesAsChat
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
-    terms = read_terms(asked.chat, request.headers)
+    terms = read_request_options(asked.chat, request.headers)
     decision = resolve_route(request, asked.chat)
     shown = _shown(request, body, asked, decision)
     identity = identify(request, asked.chat, terms, written)
@@ -69,16 +74,16 @@ async def _run(
         deadline_s=deadline_s(request, terms, identity),
         hold=hold,
         is_translated=True,
-        forces_tool=asked.code_execution and asked.tool_first,
+        forces_tool=asked.code_execution and asked.starts_with_tool,
         # A client that asks for a sandbox is told its id, and names it in its next request.
         is_kept=asked.code_execution,
-        in_own_words=asked.in_own_words,
+        in_own_words=asked.restore_param,
     )
     subscriber = await start_or_join(request, identity, preparation)
     if hold is None:
-        response = await whole(request, subscriber, WholeMessage(subscriber.run.id, shown), terms)
+        response = await whole(request, subscriber, MessageBuilder(subscriber.run.id, shown), terms)
     else:
-        frames = StreamedMessage(subscriber.run.id, shown)
+        frames = MessageStreamEncoder(subscriber.run.id, shown)
         response = await streamed(request, subscriber, frames, terms, hold, alive=PING)
     response.headers.update({"request-id": request_id(subscriber.run.id), **decision.headers})
     return response
@@ -86,14 +91,14 @@ async def _run(
 
 def _shown(
     request: Request, body: Mapping[str, Any], asked: MessagesAsChat, decision: RoutingDecision
-) -> Shown:
-    steps = steps_asked(body, request.headers) or suited_to_messages(
+) -> MessageContext:
+    steps = requested_steps(body, request.headers) or suited_to_messages(
         services(request).steps,
         code_execution=asked.code_execution,
         thinking=asked.thinking,
     )
     has_container = asked.code_execution and not decision.is_passthrough
-    return Shown(
+    return MessageContext(
         model=body["model"],
         steps=steps,
         thinking=asked.thinking or steps == "reasoning",
@@ -118,7 +123,7 @@ async def count_tokens(request: Request) -> Response:
 async def _count(
     upstream: Upstream, request: Request, body: Mapping[str, Any], asked: MessagesAsChat
 ) -> Response:
-    counted = await _post(upstream, request, COUNT_PATH, to_be_counted(body, asked))
+    counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, asked))
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
     words = {name: asked.chat[name] for name in ("model", "tools") if name in asked.chat}

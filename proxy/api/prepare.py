@@ -54,13 +54,13 @@ from proxy.deprecated_settings import HEADER_RENAMES
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
-from proxy.schemas.chat_request import choice_count, parse_chat, with_ids
-from proxy.schemas.content_parts import read
+from proxy.schemas.chat_request import choice_count, parse_chat, with_tool_call_ids
+from proxy.schemas.content_parts import extract_files
 from proxy.schemas.request_options import (
     OFFLOAD_HEADER,
     RequestOptions,
-    offloads_documents,
-    usage_asked,
+    may_offload_documents,
+    requested_usage,
 )
 
 IDENTITY_HEADERS = (
@@ -136,7 +136,7 @@ def deadline_s(request: Request, terms: RequestOptions, identity: RequestIdentit
     """Return the seconds within which the run must answer. A client that receives something
     meanwhile, or may leave without ending the run, sets no bound by its patience."""
     hears = identity.stream or services(request).nonstream_keep_alive_s is not None
-    return terms.deadline_s if hears or identity.detach else terms.hangs_up_s
+    return terms.deadline_s if hears or identity.detach else terms.client_timeout_s
 
 
 def status_hold(
@@ -147,8 +147,8 @@ def status_hold(
     if not identity.stream:
         return None
     hold_s = services(request).status_hold_s
-    if terms.patience_s is not None:
-        hold_s = min(hold_s, terms.patience_s / 2)
+    if terms.read_timeout_s is not None:
+        hold_s = min(hold_s, terms.read_timeout_s / 2)
     return StatusHold(hold_s)
 
 
@@ -203,7 +203,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
     )
     # The profile, and how the client is told
     profile = decision.profile if alone else _profile_of_run(request, asked)
-    usage_of: UsageOf = "all_calls" if alone else usage_asked(asked.body, request.headers)
+    usage_of: UsageOf = "all_calls" if alone else requested_usage(asked.body, request.headers)
     # The files
     given: AgentInput | PendingInput = AgentInput(chat.messages)
     if not alone:
@@ -255,7 +255,7 @@ def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_tools(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the model is asked for that answers by itself."""
-    messages, _ = read(without_links(body["messages"]))
+    messages, _ = extract_files(without_links(body["messages"]))
     return {**body, "messages": messages, "tools": None, "tool_choice": None}
 
 
@@ -270,7 +270,7 @@ async def _suspended_run(
     request: Request, whose: str, body: Mapping[str, Any]
 ) -> SuspendedRun | None:
     """Return the suspended run whose tool calls these messages answer, if it is still stored."""
-    messages = with_ids(body["messages"]) if body.get("functions") else body["messages"]
+    messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in names(messages):
         if waiting := await services(request).store.suspended_runs.find(whose, name):
             return waiting
@@ -361,7 +361,7 @@ def _profile_of_run(request: Request, asked: Preparation) -> Profile:
     long texts become files. Raises BadRequestError."""
     profile, headers = asked.decision.profile, request.headers
     profile = replace(profile, artifacts=profile.artifacts.suited(headers))
-    if offloads_documents(asked.body, headers):
+    if may_offload_documents(asked.body, headers):
         return profile
     return replace(profile, inputs=replace(profile.inputs, offload_text_over_tokens=None))
 

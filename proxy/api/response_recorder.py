@@ -10,7 +10,7 @@ from proxy.agent.events import ALL_EVENTS, Event
 from proxy.agent.result import Result
 from proxy.errors import ProxyError, RunCancelledError, internal_error
 from proxy.runs.frame_log import FrameLog
-from proxy.schemas.responses_response import ResponseContext, ResponseWriter, StreamedResponse
+from proxy.schemas.responses_response import ResponseContext, ResponseEncoder, ResponseStreamEncoder
 from proxy.store.responses import ResponseRepository
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ class ResponseRecorder:
     def __init__(self, repository: ResponseRepository, owner: str, asked: ResponseContext) -> None:
         self._repository = repository
         self._owner = owner
-        self._writer = ResponseWriter(_in_full(asked))
+        self._writer = ResponseEncoder(_in_full(asked))
         self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
         """OpenAI's response object as the run begins."""
         self.frames: FrameLog | None = None
         if asked.body.get("background"):
             self.frames = FrameLog()
-            self._told = StreamedResponse(asked)
+            self._told = ResponseStreamEncoder(asked)
             self.frames.add(_apart(self._told.begin()))
 
     async def on_event(self, event: Event) -> None:

@@ -26,9 +26,13 @@ from proxy.api.stored_responses import (
     resolve_references,
 )
 from proxy.errors import BadRequestError, RunCancelledError
-from proxy.schemas.request_options import read_terms, steps_asked
+from proxy.schemas.request_options import read_request_options, requested_steps
 from proxy.schemas.responses_request import ResponsesAsChat, as_chat, input_items
-from proxy.schemas.responses_response import ResponseContext, StreamedResponse, WholeResponse
+from proxy.schemas.responses_response import (
+    ResponseBodyBuilder,
+    ResponseContext,
+    ResponseStreamEncoder,
+)
 from proxy.schemas.validation import unsupported
 from proxy.store.records import StoredResponse
 
@@ -61,7 +65,7 @@ async def _run(
     decision: RoutingDecision,
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
-    terms = read_terms(body, request.headers)
+    terms = read_request_options(body, request.headers)
     steps = _steps(request, body, asked)
     is_kept = _is_kept(body)
     is_background = bool(body.get("background"))
@@ -78,12 +82,12 @@ async def _run(
         deadline_s=deadline_s(request, terms, identity),
         hold=hold,
         is_translated=True,
-        forces_tool=asked.tool_first,
+        forces_tool=asked.starts_with_tool,
         max_tool_calls=body.get("max_tool_calls"),
         follows=before.follows,
         is_kept=is_kept,
         record=record if is_kept else None,
-        in_own_words=asked.in_own_words,
+        in_own_words=asked.restore_param,
     )
     subscriber = await start_or_join(request, identity, preparation)
     if is_background:
@@ -91,20 +95,22 @@ async def _run(
     run = subscriber.run
     told = ResponseContext(body, run.id, run.created, run.container_id, steps, asked.tools)
     if hold is None:
-        return await whole(request, subscriber, WholeResponse(told), terms)
-    return await streamed(request, subscriber, StreamedResponse(told), terms, hold)
+        return await whole(request, subscriber, ResponseBodyBuilder(told), terms)
+    return await streamed(request, subscriber, ResponseStreamEncoder(told), terms, hold)
 
 
 def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:
     """Return how steps are shown to the client."""
-    setting, shows = services(request).steps, asked.tools.shows is not None
-    return steps_asked(body, request.headers) or suited_to_responses(setting, shows_items=shows)
+    setting, shows_items = services(request).steps, asked.tools.step_item_tool is not None
+    return requested_steps(body, request.headers) or suited_to_responses(
+        setting, shows_items=shows_items
+    )
 
 
 def _check_network(profile: Profile, asked: ResponsesAsChat) -> None:
     """Refuse a network policy other than the operator's. Raises BadRequestError."""
     mode = profile.isolation.network.mode
-    for param, wanted in asked.tools.networks:
+    for param, wanted in asked.tools.network_policies:
         if (wanted == "disabled") != (mode == "none"):
             raise unsupported(param, f"The way out of sandboxes is set here to {mode!r}.")
 

@@ -15,7 +15,7 @@ from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesOf, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import RunMetadata
-from proxy.schemas.chat_response import WholeCompletion, head
+from proxy.schemas.chat_response import CompletionBuilder, completion_head
 from proxy.schemas.resources import RunObject
 from proxy.schemas.result_objects import usage
 
@@ -85,8 +85,8 @@ def _shown(
 def _completion(
     steps: Steps, known: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
-    names = head(known.id, known.created, known.model)
-    document = WholeCompletion(names, known.id, steps)
+    names = completion_head(known.id, known.created, known.model)
+    document = CompletionBuilder(names, known.id, steps)
     for event in events:
         document.event(event)
     return document.finish(result)

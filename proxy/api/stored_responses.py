@@ -33,8 +33,8 @@ from proxy.schemas.resources import (
     items_list,
     parse,
 )
-from proxy.schemas.responses_response import failed, response_id, run_id
-from proxy.schemas.responses_shapes import INCLUDES, item_type
+from proxy.schemas.responses_parameters import INCLUDE_VALUES, item_type
+from proxy.schemas.responses_response import failed_response, response_id, run_id
 from proxy.schemas.validation import array, one_of
 from proxy.store.database import page_of_list
 from proxy.store.records import StoredResponse
@@ -130,7 +130,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 def _check_include(request: Request) -> None:
     """Refuse an unknown name; what the known ones ask for is always included."""
     for name in ("include", "include[]"):  # the latter is how the SDKs write a list
-        array(one_of(*INCLUDES))(request.query_params.getlist(name), "include")
+        array(one_of(*INCLUDE_VALUES))(request.query_params.getlist(name), "include")
 
 
 async def get_stored(request: Request, response_id: str) -> StoredResponse:
@@ -148,7 +148,7 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
         return stored.record
     # It may have ended since it was looked up.
     now = await get_stored(request, stored.id)
-    return failed(now.record, RunLostError(), []) if now.worker else now.record
+    return failed_response(now.record, RunLostError(), []) if now.worker else now.record
 
 
 async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:

@@ -1,9 +1,9 @@
-"""The fields of a chat completion request: how each is checked, and which model calls it goes with.
+"""The fields of a chat completion request: their checks, and the model calls they are sent with.
 
-`PARAMETERS` is the table of all fields that OpenAI or a backend knows. A field that is not in it
-goes with every model call. OpenAI's fields are checked as OpenAI checks them. Of the backends' own
-fields only those are checked that go with the last model call, so that no run is spent on a value
-that is refused at its end; the backend checks the others at the first call.
+`PARAMETERS` has every field that OpenAI or a backend documents. A field that is not in the table is
+sent with every model call. OpenAI's fields are checked as OpenAI checks them. A backend's own field
+is checked only if it is sent with the last model call, so that no run is spent on a value that the
+backend refuses at the end; the backend checks the other fields at the first call.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,10 +17,10 @@ from proxy.schemas.validation import (
     anything,
     array,
     boolean,
-    fields,
+    discriminated,
     integer,
+    invalid_combination,
     mapping,
-    not_together,
     number,
     object_with,
     one_of,
@@ -34,23 +34,21 @@ from proxy.schemas.validation import (
 
 # Checks of messages, tools and answer formats. A value that any backend accepts passes.
 
-FORMATS = ("json_object", "json_schema", "text")
-EXTRA_FORMATS = ("structural_tag",)
-"""Formats of vLLM and SGLang, which check them themselves."""
-
-_URL = text_or_object(fields({"url": text}))
+_URL = text_or_object(object_with(optional={"url": text}))
 _TEXT_PART = object_with({"type": one_of("text"), "text": text})
 _PARTS: dict[str, Check] = {
     "text": _TEXT_PART,
     "image_url": object_with({"image_url": _URL}),
     "input_audio": object_with({"input_audio": object_with({"data": text}, {"format": text})}),
-    "file": object_with({"file": fields({"file_data": text, "file_id": text, "filename": text})}),
+    "file": object_with(
+        {"file": object_with(optional={"file_data": text, "file_id": text, "filename": text})}
+    ),
     "refusal": object_with({"refusal": text}),
 }
 """OpenAI's part types. A part of another type is not checked."""
 
 
-def part(value: Any, param: str) -> None:
+def content_part(value: Any, param: str) -> None:
     """Check a part of a message's content. vLLM accepts strings and parts without a type."""
     if isinstance(value, str):
         return
@@ -61,17 +59,17 @@ def part(value: Any, param: str) -> None:
         _PARTS.get(kind, anything)(value, param)
 
 
-_CALL = fields(
-    {
+_CALL = object_with(
+    optional={
         "id": text,
-        "function": fields({"name": text, "arguments": text_or_object(anything)}),
+        "function": object_with(optional={"name": text, "arguments": text_or_object(anything)}),
         "custom": object_with({"name": text, "input": text}),
     }
 )
 _MESSAGE = object_with(
-    {"role": text},
+    {"role": text},  # any role: chat templates know roles that OpenAI does not
     {
-        "content": text_or_parts(part),
+        "content": text_or_parts(content_part),
         "name": text,
         "tool_call_id": text,
         "tool_calls": array(_CALL),
@@ -79,7 +77,6 @@ _MESSAGE = object_with(
         "refusal": text,
     },
 )
-"""Any role passes: chat templates know roles of their own."""
 
 
 def tool_name(value: Any, param: str) -> None:
@@ -91,37 +88,29 @@ def tool_name(value: Any, param: str) -> None:
         )
 
 
-_FUNCTION = object_with(
+FUNCTION = object_with(
     {"name": tool_name}, {"description": text, "parameters": mapping, "strict": boolean}
 )
 GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
 
 
-def input_format(grammar: Check) -> Check:
-    """Return a check for the `format` of a custom tool: any text, or text by a grammar."""
+def custom_tool(grammar: Check) -> Check:
+    """Return a check for a custom tool, whose input is any text or text by a grammar."""
 
-    def check(value: Any, param: str) -> None:
+    def check_format(value: Any, param: str) -> None:
         mapping(value, param)
         one_of("text", "grammar")(value.get("type", "text"), f"{param}.type")
         if value.get("type") == "grammar":
             grammar(value, param)
 
-    return check
+    return object_with({"name": tool_name}, {"description": text, "format": check_format})
 
 
-_NESTED_GRAMMAR = object_with({"grammar": GRAMMAR})
-_CUSTOM_TOOL = object_with(
-    {
-        "custom": object_with(
-            {"name": tool_name}, {"description": text, "format": input_format(_NESTED_GRAMMAR)}
-        )
-    }
-)
-_FUNCTION_TOOL = object_with({"function": _FUNCTION}, {"type": text})
+_CUSTOM_TOOL = object_with({"custom": custom_tool(object_with({"grammar": GRAMMAR}))})
+_FUNCTION_TOOL = object_with({"function": FUNCTION}, {"type": text})
 
 
 def _tool(value: Any, param: str) -> None:
-    """Check an entry of `tools`."""
     mapping(value, param)
     if value.get("type") == "custom":
         _CUSTOM_TOOL(value, param)
@@ -167,38 +156,48 @@ _NAMED_SCHEMA = object_with(
 )
 
 
-def _response_format(value: Any, param: str) -> None:
-    """Check `response_format` and its JSON Schema."""
-    mapping(value, param)
-    require(value, "type", f"{param}.type")
-    one_of(*FORMATS, *EXTRA_FORMATS)(value["type"], f"{param}.type")
-    if value["type"] != "json_schema":
-        return
-    require(value, "json_schema", f"{param}.json_schema")
-    named = value["json_schema"]
-    _NAMED_SCHEMA(named, f"{param}.json_schema")
+def check_json_schema(named: Mapping[str, Any], format_param: str, schema_param: str) -> None:
+    """Raise BadRequestError unless the `schema` of an answer format is a JSON Schema."""
     schema = named.get("schema")
     if schema is not None and (fault := schema_fault(schema)):
-        raise BadRequestError(f"Invalid schema for {param} '{named['name']}': {fault}", param=param)
+        raise BadRequestError(
+            f"Invalid schema for {format_param} '{named['name']}': {fault}", param=schema_param
+        )
+
+
+def _json_schema_format(value: Any, param: str) -> None:
+    require(value, "json_schema", f"{param}.json_schema")
+    _NAMED_SCHEMA(value["json_schema"], f"{param}.json_schema")
+    check_json_schema(value["json_schema"], param, param)
+
+
+_RESPONSE_FORMAT = discriminated(
+    {
+        "json_object": anything,
+        "json_schema": _json_schema_format,
+        "text": anything,
+        "structural_tag": anything,  # of vLLM and SGLang, which check it themselves
+    }
+)
 
 
 # The table
 
-OutputPlace = Literal["every call", "visible answer", "loop", "proxy", "straight"]
-"""Which model calls a field goes with. `visible answer`: the call that writes the answer, without
-tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole request
-goes to the backend unchanged (see policies.routing)."""
-NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "straight"]
+"""The model calls that a field is sent with. `visible answer`: the call that writes the answer,
+without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole
+request is sent to the backend unchanged (see policies.routing)."""
+_EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One field of the request body."""
 
-    place: OutputPlace
+    scope: ParameterScope
     check: Check = anything
-    idle: Collection[Any] = NOTHING
-    """Values that have no effect, as null has none."""
+    no_effect: Collection[Any] = _EMPTY
+    """Values that mean the same as null."""
 
 
 MAX_CHOICES = 128
@@ -206,9 +205,11 @@ MAX_CHOICES = 128
 _INT64 = 2**63
 _TOKENS = integer(-1)
 _TOKEN_IDS = array(integer(0))
-_SEARCH = fields(
-    {
-        "user_location": fields({"type": one_of("approximate"), "approximate": mapping}),
+_SEARCH = object_with(
+    optional={
+        "user_location": object_with(
+            optional={"type": one_of("approximate"), "approximate": mapping}
+        ),
         "search_context_size": one_of("low", "medium", "high"),
     }
 )
@@ -219,7 +220,7 @@ _EVERY = Parameter("every call")
 _STRAIGHT = Parameter("straight")
 _WITH_LOGPROBS = ("top_logprobs", "logprob_token_ids")
 _FLAG = Parameter("visible answer", boolean)
-_WORDS = Parameter("visible answer", text)
+_TEXT = Parameter("visible answer", text)
 
 OPENAI: Mapping[str, Parameter] = {
     "model": Parameter("proxy", text),
@@ -227,17 +228,17 @@ OPENAI: Mapping[str, Parameter] = {
     "n": Parameter("proxy", integer(1, MAX_CHOICES)),
     "stream": Parameter("proxy", boolean),
     "stream_options": Parameter(
-        "proxy", fields({"include_usage": boolean, "include_obfuscation": boolean})
+        "proxy", object_with(optional={"include_usage": boolean, "include_obfuscation": boolean})
     ),
     "tools": Parameter("loop", array(_tool)),
     "tool_choice": Parameter("loop", _TOOL_CHOICE),
     "parallel_tool_calls": Parameter("loop", boolean),
-    "functions": Parameter("loop", array(_FUNCTION)),
+    "functions": Parameter("loop", array(FUNCTION)),
     "function_call": Parameter("loop", _FUNCTION_CALL),
     "max_tokens": Parameter("loop", integer(1)),
     "max_completion_tokens": Parameter("loop", integer(1)),
     "response_format": Parameter(
-        "visible answer", _response_format, idle=(*NOTHING, {"type": "text"})
+        "visible answer", _RESPONSE_FORMAT, no_effect=(*_EMPTY, {"type": "text"})
     ),
     "stop": Parameter("visible answer", _STOP),
     "logprobs": _FLAG,
@@ -271,19 +272,19 @@ VLLM: Mapping[str, Parameter] = {
     "structured_outputs": Parameter("visible answer", mapping),
     "guided_json": Parameter("visible answer"),
     "guided_json_object": _FLAG,
-    "guided_regex": _WORDS,
+    "guided_regex": _TEXT,
     "guided_choice": Parameter("visible answer", array(text)),
-    "guided_grammar": _WORDS,
-    "guided_whitespace_pattern": _WORDS,
+    "guided_grammar": _TEXT,
+    "guided_whitespace_pattern": _TEXT,
     "stop_token_ids": Parameter("visible answer", _TOKEN_IDS),
     "include_stop_str_in_output": _FLAG,
     "ignore_eos": _FLAG,
     "min_tokens": Parameter("visible answer", integer(0)),
     "bad_words": Parameter("visible answer", array(text)),
     "allowed_token_ids": Parameter("visible answer", _TOKEN_IDS),
-    "skip_special_tokens": Parameter("visible answer", boolean, idle=(True,)),
-    "spaces_between_special_tokens": Parameter("visible answer", boolean, idle=(True,)),
-    "prompt_logprobs": Parameter("visible answer", _TOKENS, idle=()),
+    "skip_special_tokens": Parameter("visible answer", boolean, no_effect=(True,)),
+    "spaces_between_special_tokens": Parameter("visible answer", boolean, no_effect=(True,)),
+    "prompt_logprobs": Parameter("visible answer", _TOKENS, no_effect=()),
     "logprob_token_ids": Parameter("visible answer", _TOKEN_IDS),
     "return_tokens_as_token_ids": _FLAG,
     "return_token_ids": _FLAG,
@@ -308,8 +309,8 @@ VLLM: Mapping[str, Parameter] = {
 }
 
 SGLANG: Mapping[str, Parameter] = {
-    "regex": _WORDS,
-    "ebnf": _WORDS,
+    "regex": _TEXT,
+    "ebnf": _TEXT,
     "stop_regex": Parameter("visible answer", _STOP),
     "no_stop_trim": _FLAG,
     "return_hidden_states": Parameter("visible answer"),
@@ -336,26 +337,26 @@ SGLANG: Mapping[str, Parameter] = {
 
 LLAMA_CPP: Mapping[str, Parameter] = {
     "n_predict": Parameter("loop", integer(-2)),
-    "grammar": _WORDS,
+    "grammar": _TEXT,
     "grammar_lazy": _FLAG,
     "grammar_triggers": Parameter("visible answer", array(anything)),
     "preserved_tokens": Parameter("visible answer", array(anything)),
-    "json_schema": Parameter("visible answer", mapping, idle=()),
+    "json_schema": Parameter("visible answer", mapping, no_effect=()),
 }
-"""llama.cpp refuses a grammar beside tools."""
+"""llama.cpp refuses a request with a grammar and tools."""
 
 PARAMETERS: Mapping[str, Parameter] = {
     **OPENAI,
     **VLLM,
     **SGLANG,
     **LLAMA_CPP,
-    "sandbox": Parameter("proxy", fields({"session": text, "container_id": text})),
+    "sandbox": Parameter("proxy", object_with(optional={"session": text, "container_id": text})),
 }
-GRAMMARS = frozenset(
+GRAMMAR_PARAMS = frozenset(
     {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}
     | {name for name in VLLM if name.startswith("guided_")}
 )
-"""Fields that hold the answer to a grammar, in which there is no room for links."""
+"""Fields that constrain the answer to a grammar, which leaves no room for links."""
 
 
 def check_parameters(body: Mapping[str, Any]) -> None:
@@ -365,23 +366,25 @@ def check_parameters(body: Mapping[str, Any]) -> None:
             known.check(value, name)
     for name in _WITH_LOGPROBS:
         if body.get(name) and not body.get("logprobs"):
-            raise not_together(f"'{name}' is only allowed where 'logprobs' is true.", name)
+            raise invalid_combination(f"'{name}' is only allowed where 'logprobs' is true.", name)
     if body.get("stream_options") and not body.get("stream"):
-        raise not_together(
+        raise invalid_combination(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
     if body.get("prompt_logprobs") and body.get("stream"):
-        raise not_together("'prompt_logprobs' are not to be had in a stream.", "prompt_logprobs")
+        raise invalid_combination(
+            "'prompt_logprobs' is not allowed in a stream.", "prompt_logprobs"
+        )
 
 
-def params_for(body: Mapping[str, Any], *places: OutputPlace) -> dict[str, Any]:
-    """Return the fields that go to one of the places."""
+def params_for(body: Mapping[str, Any], *scopes: ParameterScope) -> dict[str, Any]:
+    """Return the fields of these scopes."""
     return {
-        name: value for name, value in body.items() if PARAMETERS.get(name, _EVERY).place in places
+        name: value for name, value in body.items() if PARAMETERS.get(name, _EVERY).scope in scopes
     }
 
 
 def has_effect(name: str, value: Any) -> bool:
-    """Return True if a value changes the answer: many clients send defaults."""
-    return value not in PARAMETERS[name].idle
+    """Return False for a value that means the same as null. Many clients send such values."""
+    return value not in PARAMETERS[name].no_effect

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: the request and its model parameters, as a run reads them.
 
-The deprecated `functions` and OpenAI's custom tools, which take free text, become function tools.
-Fields that are not read here travel on unchanged.
+The deprecated `functions`, and OpenAI's custom tools, whose input is any text, become function
+tools. A field that is not read here is sent to the backend unchanged.
 """
 
 import json
@@ -13,11 +13,11 @@ from policies.answer_form import form_of
 from policies.sessions import function_call_id, states, states_between
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
-from proxy.schemas.chat_parameters import GRAMMARS, check_parameters, has_effect, params_for
-from proxy.schemas.validation import array, integer, mapping, not_together, require
+from proxy.schemas.chat_parameters import GRAMMAR_PARAMS, check_parameters, has_effect, params_for
+from proxy.schemas.validation import array, integer, invalid_combination, mapping, require
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
-"""`n_predict` is llama.cpp's; there a number below 1 is no limit."""
+"""`n_predict` is llama.cpp's. A value below 1 means no limit there."""
 _GUIDED = {
     "guided_json": "json",
     "guided_json_object": "json_object",
@@ -26,9 +26,9 @@ _GUIDED = {
     "guided_grammar": "grammar",
     "guided_whitespace_pattern": "whitespace_pattern",
 }
-"""vLLM's former fields, which it ignores today, and their names in `structured_outputs`."""
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""The kinds of grammar in `structured_outputs`, of which vLLM accepts one at a time."""
+"""vLLM's former fields, which current versions ignore, and their names in `structured_outputs`."""
+_GRAMMAR_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The kinds of grammar in `structured_outputs`. vLLM accepts only one kind in a request."""
 
 
 def check_messages(body: Mapping[str, Any]) -> None:
@@ -53,10 +53,10 @@ def parse_chat(
     forces_tool: bool = False,
     max_tool_calls: int | None = None,
 ) -> tuple[ChatRequest, Params]:
-    """Return the request and its model parameters. `has_client_indexes`: the messages are the
-    client's own, one by one. `forces_tool`: the model must call a tool first.
+    """Return the request and its model parameters. Raises BadRequestError.
 
-    Raises BadRequestError.
+    `has_client_indexes` is True if each message of `body` is the client's message of the same
+    index. `forces_tool` is True if the model must call a tool first.
     """
     check_parameters(body)
     legacy_state = None
@@ -67,8 +67,8 @@ def parse_chat(
     text_tools = frozenset(tool["custom"]["name"] for tool in tools if _is_custom(tool))
     body = _custom_tools_as_functions(body)
     choice = _resolve_tool_choice(body["tools"], body["tool_choice"])
-    given = {key: value for key, value in body.items() if value is not None}
-    final = _structured(params_for(given, "visible answer"))
+    present = {key: value for key, value in body.items() if value is not None}
+    final = _with_structured_outputs(params_for(present, "visible answer"))
     final = {key: value for key, value in final.items() if has_effect(key, value)}
     request = ChatRequest(
         messages=body["messages"],
@@ -84,36 +84,36 @@ def parse_chat(
             final.get("structured_outputs"),
             final.get("json_schema"),
         ),
-        rewrite_links=_is_text(body.get("response_format")) and not GRAMMARS & given.keys(),
+        rewrite_links=_is_text(body.get("response_format")) and not GRAMMAR_PARAMS & present.keys(),
         stream=bool(body.get("stream")),
         legacy_state=legacy_state,
     )
     params = Params(
         base=params_for(body, "every call", "straight"),
         final=final,
-        token_limits={key: given[key] for key in TOKEN_LIMITS if given.get(key, 0) > 0},
+        token_limits={key: present[key] for key in TOKEN_LIMITS if present.get(key, 0) > 0},
     )
     return request, params
 
 
-def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Return True if a streaming client asks for the usage chunk."""
+def includes_usage(body: Mapping[str, Any]) -> bool:
+    """Return True if `stream_options` asks for the usage chunk. Raises BadRequestError."""
     options = body.get("stream_options") or {}
     mapping(options, "stream_options")
     return bool(options.get("include_usage"))
 
 
-def _structured(final: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with `structured_outputs` made of vLLM's former fields, which stay too, for
-    older servers. Raises BadRequestError."""
-    guided = {now: final[old] for old, now in _GUIDED.items() if final.get(old)}
-    asked = final.get("structured_outputs") or guided
-    if sum(asked.get(kind) not in (None, False) for kind in _KINDS) > 1:
-        raise not_together(
-            f"Only one kind of grammar can hold for an answer: one of {', '.join(_KINDS)}.",
+def _with_structured_outputs(final: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with `structured_outputs` in addition to vLLM's former fields, which older
+    servers need. Raises BadRequestError."""
+    guided = {name: final[former] for former, name in _GUIDED.items() if final.get(former)}
+    outputs = final.get("structured_outputs") or guided
+    if sum(outputs.get(kind) not in (None, False) for kind in _GRAMMAR_KINDS) > 1:
+        raise invalid_combination(
+            f"An answer can have only one kind of grammar: one of {', '.join(_GRAMMAR_KINDS)}.",
             "structured_outputs",
         )
-    return {**final, "structured_outputs": asked} if asked else dict(final)
+    return {**final, "structured_outputs": outputs} if outputs else dict(final)
 
 
 def _is_text(response_format: object) -> bool:
@@ -128,36 +128,39 @@ def _is_legacy(body: Mapping[str, Any]) -> bool:
     if not body.get("functions"):
         return False
     if body.get("tools"):
-        raise not_together(
+        raise invalid_combination(
             "'functions' is deprecated and cannot be used together with 'tools'.", "functions"
         )
     return True
 
 
-def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_tool_call_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with function calls and their results as tool calls, which have ids. A
     result without a call stays unchanged."""
-    told: list[dict[str, Any]] = []
-    called: dict[str, str] = {}
+    converted: list[dict[str, Any]] = []
+    call_ids: dict[str, str] = {}
     for message, state in zip(messages, states_between(messages), strict=False):
         call, name = message.get("function_call"), message.get("name")
         role = message.get("role")
         if role == "assistant" and isinstance(call, dict):
             id = function_call_id(state, call.get("name"), call.get("arguments"))
-            called[str(call.get("name"))] = id
+            call_ids[str(call.get("name"))] = id
             rest = {key: value for key, value in message.items() if key != "function_call"}
-            told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": call}]})
-        elif role == "function" and isinstance(name, str) and name in called:
+            tool_call = {"id": id, "type": "function", "function": call}
+            converted.append({**rest, "tool_calls": [tool_call]})
+        elif role == "function" and isinstance(name, str) and name in call_ids:
             content = message.get("content")
-            told.append({"role": "tool", "tool_call_id": called.pop(name), "content": content})
+            converted.append(
+                {"role": "tool", "tool_call_id": call_ids.pop(name), "content": content}
+            )
         else:
-            told.append(message)
-    return told
+            converted.append(message)
+    return converted
 
 
 def _functions_as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request with its functions as tools. Calls are not parallel: the answer has one
-    `function_call`. Raises BadRequestError for a choice of an unknown function."""
+    """Return the request with its functions as tools. Parallel calls are disabled, because an
+    answer has only one `function_call`. Raises BadRequestError for an unknown function."""
     choice = body.get("function_call")
     if isinstance(choice, dict):
         if all(function["name"] != choice["name"] for function in body["functions"]):
@@ -169,14 +172,14 @@ def _functions_as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
         choice = {"type": "function", "function": {"name": choice["name"]}}
     return {
         **body,
-        "messages": with_ids(body["messages"]),
+        "messages": with_tool_call_ids(body["messages"]),
         "tools": [{"type": "function", "function": each} for each in body["functions"]],
         "tool_choice": choice,
         "parallel_tool_calls": False,
     }
 
 
-# Custom tools, which take free text: functions with one argument to the model
+# Custom tools, which the model sees as functions with one string argument
 
 _CUSTOM_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -199,8 +202,8 @@ def _custom_tools_as_functions(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_function(custom: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a custom tool as a function. A grammar becomes a part of the description, because
-    nothing here holds the model to it."""
+    """Return a custom tool as a function. A grammar becomes part of the description, because the
+    proxy does not enforce the grammar."""
     description = custom.get("description")
     match custom.get("format"):
         case {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}:
@@ -215,18 +218,18 @@ def _with_function_calls(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not any(map(_is_custom, calls)):
         return message
-    made = [_function_call(call) if _is_custom(call) else call for call in calls]
-    return {**message, "tool_calls": made}
+    converted = [_function_call(call) if _is_custom(call) else call for call in calls]
+    return {**message, "tool_calls": converted}
 
 
 def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    made = call["custom"]
-    function = {"name": made["name"], "arguments": json.dumps({"input": made["input"]})}
+    custom = call["custom"]
+    function = {"name": custom["name"], "arguments": json.dumps({"input": custom["input"]})}
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _function_choice(choice: Any) -> Any:
-    """Return a `tool_choice`, of one tool or of several, with functions for custom tools."""
+    """Return a `tool_choice` with functions in place of custom tools."""
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return _named(choice)
     allowed = choice["allowed_tools"]
@@ -253,18 +256,18 @@ _Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _ToolChoice:
-    """What checked `tools` and `tool_choice` come to."""
+    """The meaning of checked `tools` and `tool_choice`."""
 
     tools: _Tools
     """The tools that the model sees."""
     first: Any
     """The `tool_choice` of the first model call."""
     must_call: bool
-    """Whether the run has to end with a call of one of the tools."""
+    """True if the run must end with a call of one of the tools."""
 
 
 def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
-    """Return what tools the model sees and must call. Raises BadRequestError for a choice of an
+    """Return the tools that the model sees and must call. Raises BadRequestError for a choice of an
     unknown tool."""
     if choice == "required" and tools:
         return _ToolChoice(tools, None, must_call=True)

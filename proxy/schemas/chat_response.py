@@ -1,8 +1,8 @@
-"""The answer of POST /v1/chat/completions, in one piece or streamed.
+"""The response of POST /v1/chat/completions, as one JSON object or as a stream.
 
-`ChatEncoder` turns the events of a run into the chunks of a stream. `StreamedCompletion` writes
-these as server-sent events; `WholeCompletion` takes the thinking and the steps from them, and
-builds the JSON object around the run's result.
+`ChatEncoder` turns the events of a run into chunks. `CompletionStreamEncoder` writes the chunks as
+server-sent events. `CompletionBuilder` takes the reasoning and the steps from the chunks, and the
+rest of the JSON object from the run's result.
 """
 
 import json
@@ -22,45 +22,45 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
-from proxy.schemas.result_objects import annotations, images, json_text, sandbox_object, usage
+from proxy.schemas.result_objects import images, json_text, sandbox_object, url_citations, usage
 from proxy.schemas.steps import (
     EVENT_NAME,
     AnswerState,
-    Keys,
+    ChunkFields,
     StepCardRenderer,
     StepEventRenderer,
     StepTextRenderer,
-    extension,
+    step_extension,
 )
 
 _OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
-"""Fields that the proxy sets itself; the backend's are dropped."""
+"""Fields that the proxy sets itself. The backend's values are dropped."""
 _DONE = "data: [DONE]\n\n"
 
 
 class CompletionHead(TypedDict):
-    """The fields at the top of a completion and of each chunk."""
+    """The top-level fields that a completion and its chunks share."""
 
     response_id: str
     created: int
     model: str
 
 
-def head(run_id: str, created: int, model: str) -> CompletionHead:
-    """Return the head of a run's completion, the same for each of its subscribers."""
+def completion_head(run_id: str, created: int, model: str) -> CompletionHead:
+    """Return the head of a run's completion. It is the same for each subscriber of the run."""
     return CompletionHead(response_id=f"chatcmpl-{run_id}", created=created, model=model)
 
 
 class Chunk(NamedTuple):
-    """A chunk without its head. Chunks that tell of steps have an empty delta."""
+    """A chunk without its head. A chunk about a step has an empty delta."""
 
     choice: dict[str, Any]
     sandbox: Mapping[str, Any] | None = None
     """The `sandbox` object beside the choice."""
-    card: Keys | None = None
-    """Keys beside the choice, from which Open WebUI makes a card."""
+    card: ChunkFields | None = None
+    """Top-level fields from which Open WebUI makes a card."""
     step: Mapping[str, Any] | None = None
-    """A step as the `sandbox` object of a chunk that is a server-sent event with a name."""
+    """A step as the `sandbox` object. The chunk is sent as a server-sent event with a name."""
 
 
 class ChatEncoder:
@@ -74,7 +74,7 @@ class ChatEncoder:
         self._cards = StepCardRenderer(run_id, self._state) if steps == "items" else None
         self._steps = StepEventRenderer(run_id) if steps == "events" else None
         self._call_fields: dict[int, tuple[str, str]] = {}
-        """The key and the field that hold the pieces of each call, by the call's index."""
+        """The object and its field that receive the pieces of a call, by the call's index."""
         self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
         """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
 
@@ -83,32 +83,32 @@ class ChatEncoder:
         return self._chunk({"role": "assistant", "content": ""})
 
     def encode(self, event: Event) -> list[Chunk]:
-        """Return the chunks of an event, mostly none."""
-        chunks = self._said(event)
+        """Return the chunks of an event. Most events have none."""
+        chunks = self._encode_output(event)
         if self._cards:
-            chunks += [self._chunk({}, card=keys) for keys in self._cards.render(event)]
+            chunks += [self._chunk({}, card=card) for card in self._cards.render(event)]
         if self._steps and (step := self._steps.render(event)):
             chunks.append(self._chunk({}, step=step))
         self._state.update(event)
         return chunks
 
     def finish(self, result: Result) -> list[Chunk]:
-        """Return the chunks after the answer: pictures, the client's tool calls, and the chunk with
+        """Return the chunks after the answer: images, the client's tool calls, and the chunk with
         the finish reason and the files."""
         cards = self._cards.finish(result) if self._cards else []
-        chunks = [self._chunk({}, card=keys) for keys in cards]
-        if pictures := images(result):
-            # In a chunk of their own: some clients drop text beside them.
-            chunks.append(self._chunk({"images": pictures}))
+        chunks = [self._chunk({}, card=card) for card in cards]
+        if found_images := images(result):
+            # Some clients drop text in a chunk with images.
+            chunks.append(self._chunk({"images": found_images}))
         if result.finish_reason == "function_call":
             chunks.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
         elif result.tool_calls:
             calls = [self._unsent(call, n) for n, call in enumerate(result.tool_calls)]
-            if missing := [call for call in calls if len(call) > 1]:
-                chunks.append(self._chunk({"tool_calls": missing}))
+            if unsent := [call for call in calls if len(call) > 1]:
+                chunks.append(self._chunk({"tool_calls": unsent}))
         delta: dict[str, Any] = {}
-        if not self._cards and (found := annotations(result, result.streamed_before)):
-            # Open WebUI would ask Google for the icon of each link, with its signature.
+        if not self._cards and (found := url_citations(result, result.streamed_before)):
+            # Open WebUI asks Google for the icon of each cited URL, which has a signature.
             delta["annotations"] = found
         last = self._chunk(delta, sandbox=sandbox_object(result))
         last.choice.update({"finish_reason": result.finish_reason, **_backend_fields(result)})
@@ -117,13 +117,11 @@ class ChatEncoder:
     def abandon(self) -> list[Chunk]:
         """Return the chunks that close the open step of a failed run."""
         cards = self._cards.abandon() if self._cards else []
-        return [
-            *self._thought(self._text.abandon()),
-            *(self._chunk({}, card=keys) for keys in cards),
-        ]
+        chunks = self._reasoning(self._text.abandon())
+        return [*chunks, *(self._chunk({}, card=card) for card in cards)]
 
-    def _said(self, event: Event) -> list[Chunk]:
-        """Return the chunk of the model's words, of a call, or of a step as text."""
+    def _encode_output(self, event: Event) -> list[Chunk]:
+        """Return the chunk of the model's output, or of a step that is shown as text."""
         match event:
             case AnswerDelta(text, logprobs):
                 chunk = self._chunk({"content": text})
@@ -134,17 +132,17 @@ class ChatEncoder:
                 return [self._chunk({"refusal": text})]
             case ClientCallStarted() | ClientCallDelta():
                 return self._client_call(event)
-        return self._thought(self._text.render(event), event)
+        return self._reasoning(self._text.render(event), event)
 
-    def _thought(self, text: str, event: Event | None = None) -> list[Chunk]:
+    def _reasoning(self, text: str, event: Event | None = None) -> list[Chunk]:
         if not text:
             return []
-        sandbox = extension(event, self._run_id) if event else None
+        sandbox = step_extension(event, self._run_id) if event else None
         return [self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)]
 
     def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
-        """Return the chunk of a piece of a call. Open WebUI gets calls complete: it renders its
-        message anew for each piece, which would move its cards."""
+        """Return the chunk of a piece of a call. Open WebUI gets complete calls: it renders the
+        message again for each piece, which would move the cards."""
         if self._cards:
             return []
         if isinstance(event, ClientCallStarted):
@@ -159,7 +157,7 @@ class ChatEncoder:
         return [self._chunk({"tool_calls": [{"index": event.index, **piece}]})]
 
     def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
-        """Return a client's call without the fields that were sent before, but with its index."""
+        """Return a client's call with its index, without the fields that were sent before."""
         if call["id"] not in self._state.sent_calls:
             return {**call, "index": index}
         rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
@@ -170,7 +168,7 @@ class ChatEncoder:
         delta: Mapping[str, Any],
         *,
         sandbox: Mapping[str, Any] | None = None,
-        card: Keys | None = None,
+        card: ChunkFields | None = None,
         step: Mapping[str, Any] | None = None,
     ) -> Chunk:
         if self._opening:
@@ -179,16 +177,16 @@ class ChatEncoder:
         return Chunk(choice, sandbox, card, step)
 
 
-class StreamedCompletion:
-    """Writes the frames of a streamed answer."""
+class CompletionStreamEncoder:
+    """Writes the chunks of all choices as server-sent events."""
 
     def __init__(
-        self, head: CompletionHead, run_id: str, steps: Steps, *, wants_usage: bool
+        self, head: CompletionHead, run_id: str, steps: Steps, *, include_usage: bool
     ) -> None:
         self._run_id = run_id
-        self._wants_usage = wants_usage
+        self._include_usage = include_usage
         self._choices = {0: ChatEncoder(run_id, steps)}
-        # Open WebUI's cards are of one message.
+        # Open WebUI shows cards for one choice only.
         self._steps_of_others: Steps = "reasoning" if steps == "items" else steps
         self._head = json.dumps(
             {
@@ -216,7 +214,7 @@ class StreamedCompletion:
             for chunk in self._choice(index).finish(each)
         ]
         frames = [self._frame(chunk) for chunk in chunks]
-        if self._wants_usage:
+        if self._include_usage:
             counted = json.dumps(usage(result))
             frames.append(f'data: {self._head}, "choices": [], "usage": {counted}}}\n\n')
         return "".join([*frames, _DONE])
@@ -237,20 +235,20 @@ class StreamedCompletion:
         elif chunk.card:
             extra = f", {json_text(chunk.card)[1:-1]}"
         elif chunk.step:
-            # Clients ignore a server-sent event whose name they do not know.
+            # Clients ignore server-sent events with an unknown name.
             name, extra = f"event: {EVENT_NAME}\n", f', "sandbox": {json_text(chunk.step)}'
         return f'{name}data: {self._head}, "choices": [{json.dumps(chunk.choice)}]{extra}}}\n\n'
 
 
-class WholeCompletion:
-    """Builds the answer in one piece. Of the stream it has the thinking and the steps; the final
-    answer is in the result."""
+class CompletionBuilder:
+    """Builds the completion as one JSON object. The reasoning and the steps come from the chunks,
+    the rest from the run's result."""
 
     def __init__(self, head: CompletionHead, run_id: str, steps: Steps) -> None:
         self._head = head
         self._profile = steps
         self._encoders = defaultdict[int, ChatEncoder](lambda: ChatEncoder(run_id, steps))
-        self._thinking = defaultdict[int, list[str]](list)
+        self._reasoning = defaultdict[int, list[str]](list)
         self._steps = defaultdict[int, list[Mapping[str, Any]]](list)
 
     def event(self, event: Event) -> None:
@@ -258,8 +256,8 @@ class WholeCompletion:
         if isinstance(event, AnswerDelta | AnswerRestarted):
             return
         for chunk in self._encoders[index].encode(event):
-            if thinking := chunk.choice["delta"].get("reasoning"):
-                self._thinking[index].append(thinking)
+            if reasoning := chunk.choice["delta"].get("reasoning"):
+                self._reasoning[index].append(reasoning)
             if step := _complete_step(chunk):
                 self._steps[index].append(step)
 
@@ -267,8 +265,8 @@ class WholeCompletion:
         results = [result, *result.others]
         choices = [self._choice(index, each) for index, each in enumerate(results)]
         if result.others:
-            for index, each in enumerate(results):
-                choices[index]["sandbox"] = self._sandbox(index, each)
+            for index, choice in enumerate(choices):
+                choice["sandbox"] = self._sandbox(index, results[index])
         return {
             "id": self._head["response_id"],
             "object": "chat.completion",
@@ -284,17 +282,17 @@ class WholeCompletion:
         return error.body()
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        silent = not result.answer and (result.tool_calls or result.refusal)
+        has_no_text = not result.answer and (result.tool_calls or result.refusal)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if silent else result.answer,
+            "content": None if has_no_text else result.answer,
             "refusal": result.refusal,
-            "annotations": annotations(result),
+            "annotations": url_citations(result),
         }
-        if thinking := "".join(self._thinking[index]):
-            message |= {"reasoning": thinking, "reasoning_content": thinking}
-        if pictures := images(result):
-            message["images"] = pictures
+        if reasoning := "".join(self._reasoning[index]):
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if found_images := images(result):
+            message["images"] = found_images
         if result.finish_reason == "function_call":
             message["function_call"] = result.tool_calls[0]["function"]
         elif result.tool_calls:
@@ -315,7 +313,7 @@ class WholeCompletion:
 
 
 def _complete_step(chunk: Chunk) -> Mapping[str, Any] | None:
-    """Return the step in a chunk, unless the chunk has only a part of it, such as live output."""
+    """Return the step in a chunk, or None if the chunk has only a part of a step."""
     if chunk.card:
         item: Mapping[str, Any] = chunk.card.get("item", {})
         return item if item.get("status") == "completed" else None
@@ -332,7 +330,7 @@ def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def _logprobs(logprobs: Any) -> Any:
-    """Return `logprobs` with both lists: vLLM sends one of them."""
+    """Return `logprobs` with both lists. vLLM sends one of the lists."""
     if not isinstance(logprobs, dict):
         return logprobs
     return {"content": None, "refusal": None, **logprobs}

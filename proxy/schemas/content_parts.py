@@ -1,4 +1,4 @@
-"""The files among the parts of messages, in every form in which clients write them."""
+"""The files in the content parts of messages, in all forms that clients send."""
 
 import binascii
 import re
@@ -13,7 +13,7 @@ from policies.workspace import Kind, Message
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import array, missing, text
 
-# Bytes in a string: data URLs and bare base64, decoded in pieces
+# Inline data: data URLs and bare base64, decoded in pieces
 
 _PIECE_CHARS = 1 << 18
 _MAX_HEAD_CHARS = 500
@@ -24,13 +24,13 @@ _NOT_BASE64 = "it has characters that are not of base64"
 
 @dataclass(frozen=True, slots=True)
 class InlineData:
-    """A file inside a string of the request, which is neither copied nor decoded until needed."""
+    """A file in a string of the request. It is decoded in pieces, without a copy of the string."""
 
     text: str
     start: int
-    """The index in `text` at which the data begins."""
+    """The index in `text` of the first character of the data."""
     mime_type: str
-    """As the client wrote it, or empty."""
+    """The MIME type from the client, or an empty string."""
     is_base64: bool = True
 
     def measure(self) -> int:
@@ -39,31 +39,31 @@ class InlineData:
             return sum(map(len, self.pieces()))
         count = pads = 0
         for piece in self._slices():
-            written = piece.translate(None, delete=_SPACE)
-            rest = written.translate(None, delete=_ALPHABET)
+            encoded = piece.translate(None, delete=_SPACE)
+            rest = encoded.translate(None, delete=_ALPHABET)
             if (
                 rest.strip(b"=")
-                or not written.endswith(rest)
-                or (pads and len(rest) < len(written))
+                or not encoded.endswith(rest)
+                or (pads and len(rest) < len(encoded))
             ):
                 raise ValueError(_NOT_BASE64)
             pads += len(rest)
-            count += len(written) - len(rest)
+            count += len(encoded) - len(rest)
         if count % 4 == 1 or pads > 2 or (pads and (count + pads) % 4):
-            raise ValueError("it is cut off, or wrongly padded")
+            raise ValueError("it is cut off or wrongly padded")
         return count * 3 // 4
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes, after `measure` has found them well formed."""
+        """Yield the bytes. `measure` must have accepted the data."""
         if not self.is_base64:
             yield unquote_to_bytes(self.text[self.start :])
             return
         rest = b""
         for piece in self._slices():
             digits = rest + piece.translate(None, delete=_SPACE + b"=")
-            whole = len(digits) & ~3
-            yield binascii.a2b_base64(digits[:whole])
-            rest = digits[whole:]
+            end = len(digits) & ~3
+            yield binascii.a2b_base64(digits[:end])
+            rest = digits[end:]
         if rest:
             yield binascii.a2b_base64(rest + b"=" * (4 - len(rest)))
 
@@ -87,39 +87,41 @@ def data_url(url: str) -> InlineData:
 
 # Parts
 
+_KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+"""Kinds of files by the first part of the MIME type."""
 _URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-_DRAWING = "image/svg+xml"
-"""Text: no model accepts it as a picture."""
+_SVG = "image/svg+xml"
+"""No model accepts SVG as an image, because it is text."""
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
-"""How a URL begins: with a host, or with a scheme other than HTTP's."""
+"""The beginning of a URL: http(s) with a host, or another scheme."""
 _FETCHED = ("http://", "https://", "file:")
-"""Prefixes of URLs that never reach the backend, because some backends open local files. The proxy
-fetches them, or tells the model why it does not."""
+"""Prefixes of URLs that are never sent to the backend, because some backends open local files. The
+proxy fetches the URL, or adds a note for the model on why the proxy did not."""
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """A file that a URL names."""
+class RemoteFile:
+    """A file at a URL."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
-    """A file that was uploaded before."""
+class UploadedFile:
+    """A file that the client has uploaded."""
 
     file_id: str
 
 
-Source = InlineData | Remote | Uploaded
+Source = InlineData | RemoteFile | UploadedFile
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file among the parts of the messages, or in `sandbox.file_ids`."""
+    """A file in a content part of a message, or in `sandbox.file_ids`."""
 
     at: tuple[int, int] | None
     """The indices of the message and of the part; None for `sandbox.file_ids`."""
@@ -129,59 +131,59 @@ class FilePart:
     source: Source
     filename: str = ""
     part: Mapping[str, Any] | None = None
-    """The part as chat backends expect it, if some models accept it."""
+    """The part of a chat completion, or None if no model accepts files of this kind."""
 
     @property
     def identity(self) -> str:
-        """A string that is equal for parts that name the same file."""
+        """A string that is equal for parts with the same file."""
         match self.source:
             case InlineData(text=data):
                 return data
-            case Remote(url=url):
+            case RemoteFile(url=url):
                 return url
-            case Uploaded(file_id=file_id):
+            case UploadedFile(file_id=file_id):
                 return file_id
 
     @property
     def mime_type(self) -> str:
-        """The MIME type by the client's words, else by the file name."""
+        """The MIME type from the client, or else by the file name."""
         if isinstance(self.source, InlineData) and self.source.mime_type:
             return clean_type(self.source.mime_type)
         return type_of(self.filename)
 
 
-def read(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
-    """Return the messages with the part types of chat completions, and the files in them.
+def extract_files(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
+    """Return the messages with the part types of chat completions, and the files in the messages.
 
-    Messages of the assistant are not read. Raises BadRequestError.
+    Messages of the assistant are not searched. Raises BadRequestError.
     """
     files: list[FilePart] = []
-    told: list[Message] = []
+    converted: list[Message] = []
     for index, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, list) and message.get("role") != "assistant":
-            parts = [_renamed(part) if isinstance(part, dict) else part for part in content]
+            parts = [_as_chat_part(part) if isinstance(part, dict) else part for part in content]
             message = message if parts == content else {**message, "content": parts}
-            found = (_file_part(part, (index, place)) for place, part in enumerate(parts))
-            files += [each for each in found if each]
-        told.append(message)
-    return told, files
+            found = (_file_part(part, (index, number)) for number, part in enumerate(parts))
+            files += filter(None, found)
+        converted.append(message)
+    return converted, files
 
 
-def beside(body: Mapping[str, Any]) -> list[FilePart]:
-    """Return the uploads that `sandbox.file_ids` names. Raises BadRequestError."""
-    ours = body.get("sandbox")
-    file_ids = ours.get("file_ids") if isinstance(ours, dict) else None
+def uploads_in_sandbox_field(body: Mapping[str, Any]) -> list[FilePart]:
+    """Return the uploads in `sandbox.file_ids`. Raises BadRequestError."""
+    sandbox = body.get("sandbox")
+    file_ids = sandbox.get("file_ids") if isinstance(sandbox, dict) else None
     if file_ids is None:
         return []
     array(text)(file_ids, "sandbox.file_ids")
     return [
-        FilePart(None, f"sandbox.file_ids[{index}]", "file", Uploaded(file_id))
+        FilePart(None, f"sandbox.file_ids[{index}]", "file", UploadedFile(file_id))
         for index, file_id in enumerate(file_ids)
     ]
 
 
-def _renamed(part: dict[str, Any]) -> dict[str, Any]:
+def _as_chat_part(part: dict[str, Any]) -> dict[str, Any]:
     """Return a part of the Responses API as a part of a chat completion."""
     if part.get("type") == "input_text":
         return {**part, "type": "text"}
@@ -192,7 +194,7 @@ def _renamed(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file_part(part: Any, at: tuple[int, int]) -> FilePart | None:
-    """Return the file that a part is, or None."""
+    """Return the file in a part, or None."""
     if not isinstance(part, dict):
         return None
     param = f"messages[{at[0]}].content[{at[1]}]"
@@ -200,7 +202,9 @@ def _file_part(part: Any, at: tuple[int, int]) -> FilePart | None:
         case "file" | "input_file" as kind:
             return _document(part, at, f"{param}.{kind}" if kind in part else param)
         case "input_image" if isinstance(part.get("file_id"), str):
-            return FilePart(at, f"{param}.file_id", "image", Uploaded(part["file_id"]), part=part)
+            return FilePart(
+                at, f"{param}.file_id", "image", UploadedFile(part["file_id"]), part=part
+            )
         case "input_audio":
             return _audio(part, at, f"{param}.input_audio")
         case "image_url" | "video_url" | "audio_url" as kind:
@@ -215,9 +219,9 @@ def _document(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart
     name = filename if isinstance(filename, str) else ""
     for field in _FILE_FIELDS:
         if isinstance(value := fields.get(field), str) and value:
-            where = f"{param}.{field}"
-            source = Uploaded(value) if field == "file_id" else _source(value, where)
-            return FilePart(at, where, "file", source, name or _last_of(source))
+            path = f"{param}.{field}"
+            source = UploadedFile(value) if field == "file_id" else _source(value, path)
+            return FilePart(at, path, "file", source, name or _url_filename(source))
     raise missing(f"{param}.file_id")
 
 
@@ -244,36 +248,36 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
             code="invalid_value",
         )
     if not url.lower().startswith(("data:", *_FETCHED)):
-        return None  # such as gs:, which only the backend may understand
+        return None  # a scheme that the backend may know, such as gs:
     source = _source(url, param)
     expected = _URL_PARTS[kind]
     if isinstance(source, InlineData) and (found := _kind(source.mime_type)) != expected:
         return FilePart(at, param, found, source)
-    return FilePart(at, param, expected, source, _last_of(source), part=part)
+    return FilePart(at, param, expected, source, _url_filename(source), part=part)
 
 
-def shown_type(part: FilePart, mime_type: str) -> str | None:
-    """Return the type under which the model is shown a file that a part names by URL, or None if
-    it is not the picture, sound or video that the part says."""
+def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
+    """Return the MIME type with which the model sees a file that was fetched for a part, or None if
+    the file is not of the part's kind (image, audio or video)."""
     if part.part is None or part.kind not in _URL_PARTS.values():
         return None
     if _kind(mime_type) != part.kind:
-        mime_type = type_of(part.filename)  # some servers call everything application/octet-stream
+        mime_type = type_of(part.filename)  # some send only application/octet-stream
     return clean_type(mime_type) if _kind(mime_type) == part.kind else None
 
 
-def with_url(part: FilePart, url: str) -> dict[str, Any]:
-    """Return a part that names a picture, sound or video by URL with another URL."""
+def replace_url(part: FilePart, url: str) -> dict[str, Any]:
+    """Return the part of an image, audio or video with another URL."""
     name = next(name for name, kind in _URL_PARTS.items() if kind == part.kind)
-    there = part.part or {}
-    written = there.get(name)
-    others = written if isinstance(written, dict) else {}
-    return {**there, name: {**others, "url": url}}
+    fields = part.part or {}
+    nested = fields.get(name)
+    others = nested if isinstance(nested, dict) else {}
+    return {**fields, name: {**others, "url": url}}
 
 
 def _check_detail(value: Any, param: str) -> None:
-    """Raise BadRequestError for a `detail` that OpenAI does not know: a backend that is not shown
-    the picture cannot refuse it."""
+    """Raise BadRequestError for a `detail` that OpenAI does not know. The backend cannot refuse it,
+    because not every image is sent to the backend."""
     detail = value.get("detail") if isinstance(value, dict) else None
     if detail is not None and detail not in _DETAILS:
         raise BadRequestError(
@@ -283,20 +287,21 @@ def _check_detail(value: Any, param: str) -> None:
         )
 
 
-def _source(written: str, param: str) -> Source:
-    """Return the source that a string names, a URL or data. Raises BadRequestError."""
-    scheme = written[: len("https://")].lower()
+def _source(value: str, param: str) -> Source:
+    """Return the file at a URL, or the file in a data URL or in bare base64. Raises
+    BadRequestError."""
+    scheme = value[: len("https://")].lower()
     if scheme.startswith(_FETCHED):
-        return Remote(written)
+        return RemoteFile(value)
     if not scheme.startswith("data:"):
-        return InlineData(written, 0, "")
+        return InlineData(value, 0, "")
     try:
-        return data_url(written)
+        return data_url(value)
     except ValueError as error:
-        raise malformed(param, error) from error
+        raise malformed_data(param, error) from error
 
 
-def malformed(param: str, error: ValueError) -> BadRequestError:
+def malformed_data(param: str, error: ValueError) -> BadRequestError:
     """Return the error for file data that cannot be decoded."""
     return BadRequestError(
         f"Invalid file data: '{param}'. Expected a base64-encoded data URL (e.g."
@@ -312,22 +317,15 @@ def _url(value: Any) -> str:
 
 
 def _kind(mime_type: str) -> Kind:
-    bare = clean_type(mime_type)
-    if bare == _DRAWING:
+    cleaned = clean_type(mime_type)
+    if cleaned == _SVG:
         return "file"
-    match bare.partition("/")[0]:
-        case "image":
-            return "image"
-        case "audio":
-            return "audio"
-        case "video":
-            return "video"
-    return "file"
+    return _KINDS.get(cleaned.partition("/")[0], "file")
 
 
-def _last_of(source: Source) -> str:
-    """Return the last segment of a URL's path, decoded."""
-    if not isinstance(source, Remote):
+def _url_filename(source: Source) -> str:
+    """Return the last segment of a URL's path, decoded, or an empty string."""
+    if not isinstance(source, RemoteFile):
         return ""
     path = source.url.partition("#")[0].partition("?")[0].partition("://")[2]
     return unquote(path.rpartition("/")[2]) if "/" in path else ""

@@ -1,131 +1,114 @@
-"""Messages and tools of Anthropic's Messages API as those of chat completions."""
+"""Messages and tools of Anthropic's Messages API as messages and tools of chat completions."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
 from policies.history import UNANSWERED, one_text
 from proxy.errors import BadRequestError
+from proxy.schemas.translation import ChatMessages
 from proxy.schemas.validation import array, boolean, mapping, object_with, text
 
 # Messages
 
 Block = Mapping[str, Any]
 Part = dict[str, Any]
-Message = dict[str, Any]
-PlacedFile = tuple[str, Block]
-"""A block and its path in the request."""
+BlockWithPath = tuple[str, Block]
+"""A block's path in the request, and the block."""
 SYSTEM = "system"
 _FROM_SYSTEM = "[From the system:]"
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a text of Claude Code's for Anthropic. It differs from chat to chat, so that no chat could
-use the cached prefix of another; the text is dropped."""
-
-
-@dataclass(slots=True)
-class ChatMessages:
-    """The messages of a chat completion."""
-
-    messages: list[Message] = field(default_factory=list)
-    places: dict[str, str] = field(default_factory=dict)
-    """Paths in the messages, and the paths of the same parts in the request."""
-
-    def add_user(self, parts: Sequence[tuple[str, Part]]) -> None:
-        """Add a message of the user; each part comes with its path in the request."""
-        here = f"messages[{len(self.messages)}]"
-        for index, (place, _) in enumerate(parts):
-            self.places[f"{here}.content[{index}]"] = place
-        self.messages.append({"role": "user", "content": _content([part for _, part in parts])})
+"""The beginning of a system text of Claude Code's. The text differs in each chat, so that no chat
+could use the cached prefix of another chat; the proxy drops it."""
 
 
 def to_chat_messages(system: Any, messages: Sequence[Block]) -> ChatMessages:
     """Return checked messages and the system prompt as messages of a chat completion.
 
-    Thinking and the calls of server tools, among them the steps of earlier runs, are dropped: a
-    model imitates them when it finds them among its own words.
+    Thinking and calls of server tools, such as the steps of earlier runs, are dropped: a model
+    imitates them when its own messages contain them.
     """
     chat = ChatMessages()
-    first = sum(1 for _ in takewhile(lambda turn: turn["role"] == SYSTEM, messages))
-    opening = [
-        _words(_blocks(each)) for each in (system, *(t["content"] for t in messages[:first]))
-    ]
-    if words := "\n\n".join(filter(None, opening)):
-        chat.messages.append({"role": SYSTEM, "content": words})
-    # Anthropic takes consecutive messages of one role as one.
+    first = sum(1 for _ in takewhile(lambda message: message["role"] == SYSTEM, messages))
+    prompts = (system, *(message["content"] for message in messages[:first]))
+    if prompt := "\n\n".join(filter(None, map(_system_text, prompts))):
+        chat.messages.append({"role": SYSTEM, "content": prompt})
+    # Anthropic treats consecutive messages of one role as one message.
     numbered = list(enumerate(messages))[first:]
-    for is_assistant, same in groupby(numbered, key=lambda each: each[1]["role"] == "assistant"):
-        placed = [each for index, turn in same for each in _of_turn(turn, f"messages[{index}]")]
+    for is_assistant, group in groupby(numbered, key=lambda pair: pair[1]["role"] == "assistant"):
+        blocks = [block for n, message in group for block in _blocks_of(message, f"messages[{n}]")]
         if is_assistant:
-            chat.messages.append(_assistant(block for _, block in placed))
+            chat.messages.append(_assistant_message(block for _, block in blocks))
         else:
-            _tell_user(chat, placed)
+            _add_user_blocks(chat, blocks)
     return chat
 
 
-def _of_turn(turn: Block, param: str) -> list[PlacedFile]:
+def _blocks_of(message: Block, path: str) -> list[BlockWithPath]:
     """Return the blocks of a message. A later system message becomes text of the user, because many
-    chat templates refuse a system message that is not the first."""
-    placed = _placed(turn["content"], f"{param}.content")
-    if turn["role"] != SYSTEM:
-        return placed
-    words = (f"{_FROM_SYSTEM}\n{block['text']}" for _, block in placed if block["text"])
-    return [(f"{param}.content", _text(each)) for each in words]
+    chat templates refuse a system message that is not the first message."""
+    path = f"{path}.content"
+    blocks = _with_paths(message["content"], path)
+    if message["role"] != SYSTEM:
+        return blocks
+    texts = (block["text"] for _, block in blocks)
+    return [(path, _text(f"{_FROM_SYSTEM}\n{text}")) for text in texts if text]
 
 
-def _placed(content: Any, place: str) -> list[PlacedFile]:
+def _with_paths(content: Any, path: str) -> list[BlockWithPath]:
     if isinstance(content, str):
-        return [(place, _text(content))]
-    return [(f"{place}[{index}]", block) for index, block in enumerate(content)]
+        return [(path, _text(content))]
+    return [(f"{path}[{index}]", block) for index, block in enumerate(content)]
 
 
 def _blocks(content: Any) -> list[Block]:
-    return [block for _, block in _placed(content or (), "")]
+    return [block for _, block in _with_paths(content or (), "")]
 
 
-def _words(blocks: Iterable[Block]) -> str:
-    texts = (block["text"] for block in blocks)
+def _system_text(content: Any) -> str:
+    texts = (block["text"] for block in _blocks(content))
     return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
 
 
-def _tell_user(chat: ChatMessages, placed: Sequence[PlacedFile]) -> None:
-    """Add tool results as messages of their own, then the other blocks as one message."""
+def _add_user_blocks(chat: ChatMessages, blocks: Sequence[BlockWithPath]) -> None:
+    """Add each tool result as a message, then the other blocks as one message of the user."""
     parts: list[tuple[str, Part]] = []
-    for place, block in placed:
+    for path, block in blocks:
         if block["type"] != "tool_result":
             continue
-        told = {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block)}
-        chat.messages.append(told)
-        parts += [(place, part) for part in _shown_by(block)]
-    for place, block in placed:
+        content = [part for inner in _blocks(block.get("content")) for part in _parts(inner)]
+        result = _result_text(content, is_error=bool(block.get("is_error")))
+        call_id = block["tool_use_id"]
+        chat.messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
+        if files := [part for part in content if part["type"] != "text"]:
+            # Backends accept files only in messages of the user.
+            parts += [(path, part) for part in (_text(f"[From tool call {call_id}:]"), *files)]
+    for path, block in blocks:
         if block["type"] != "tool_result":
-            parts += [(place, part) for part in _parts(block)]
-    if parts:
-        chat.add_user(parts)
+            parts += [(path, part) for part in _parts(block)]
+    if not parts:
+        return
+    for index, (path, _) in enumerate(parts):
+        chat.param_paths[f"messages[{len(chat.messages)}].content[{index}]"] = path
+    chat.messages.append({"role": "user", "content": _content([part for _, part in parts])})
 
 
 def _content(parts: list[Part]) -> str | list[Part]:
-    """Return text alone as a string, because many chat templates know no other content."""
+    """Return parts that are all text as a string, because many chat templates accept only that."""
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts)
     return parts
 
 
-def _result(block: Block) -> str:
-    parts = [part for each in _blocks(block.get("content")) for part in _parts(each)]
-    words = "\n".join(part["text"] for part in parts if part["type"] == "text")
+def _result_text(parts: Sequence[Part], *, is_error: bool) -> str:
+    """Return the text that the model sees of a tool result with these parts."""
+    result = "\n".join(part["text"] for part in parts if part["type"] == "text")
     if any(part["type"] != "text" for part in parts):
-        words = f"{words}\n[What else it gave follows.]".lstrip()
-    return f"The tool failed: {words}" if block.get("is_error") else words
-
-
-def _shown_by(block: Block) -> list[Part]:
-    """Return a tool result's files: backends accept these in messages of the user only."""
-    parts = [part for each in _blocks(block.get("content")) for part in _parts(each)]
-    shown = [part for part in parts if part["type"] != "text"]
-    return [_text(f"[From tool call {block['tool_use_id']}:]"), *shown] if shown else []
+        result = f"{result}\n[What else it gave follows.]".lstrip()
+    return f"The tool failed: {result}" if is_error else result
 
 
 def _parts(block: Block) -> list[Part]:
@@ -139,11 +122,11 @@ def _parts(block: Block) -> list[Part]:
             return _document(block)
         case "search_result":
             head = f"[Search result: {block['title']} ({block['source']})]"
-            return [_text("\n".join([head, *(each["text"] for each in block["content"])]))]
+            return [_text("\n".join([head, *(text["text"] for text in block["content"])]))]
         case "tool_reference":
             return [_text(f"[Tool: {block['tool_name']}]")]
         case _:  # container_upload
-            return [{"type": "file", "file": {"file_id": block["file_id"]}}]
+            return [_file(file_id=block["file_id"])]
 
 
 def _text(text: str) -> Part:
@@ -161,22 +144,23 @@ def _document(block: Block) -> list[Part]:
     """Return a document as a file, or as text if it consists of text."""
     source, title, context = block["source"], block.get("title"), block.get("context")
     named = {"filename": title} if title else {}
+    heading = f"[Document: {title or 'untitled'}]"
     match source["type"]:
         case "base64":
-            told: list[Part] = [_file({"file_data": _data_url(source), **named})]
+            parts = [_file(file_data=_data_url(source), **named)]
         case "url":
-            told = [_file({"file_url": source["url"], **named})]
+            parts = [_file(file_url=source["url"], **named)]
         case "file":
-            told = [_file({"file_id": source["file_id"], **named})]
+            parts = [_file(file_id=source["file_id"], **named)]
         case "text":
-            told = [_text(f"[Document: {title or 'untitled'}]\n{source['data']}")]
+            parts = [_text(f"{heading}\n{source['data']}")]
         case _:  # content
             inner = [part for each in _blocks(source["content"]) for part in _parts(each)]
-            told = [_text(f"[Document: {title or 'untitled'}]"), *inner]
-    return [*told, _text(f"[About this document: {context}]")] if context else told
+            parts = [_text(heading), *inner]
+    return [*parts, _text(f"[About this document: {context}]")] if context else parts
 
 
-def _file(fields: dict[str, Any]) -> Part:
+def _file(**fields: str) -> Part:
     return {"type": "file", "file": fields}
 
 
@@ -184,18 +168,18 @@ def _data_url(source: Block) -> str:
     return f"data:{source['media_type']};base64,{source['data']}"
 
 
-def _assistant(blocks: Iterable[Block]) -> Message:
+def _assistant_message(blocks: Iterable[Block]) -> dict[str, Any]:
     """Return a message with the text and the client's tool calls."""
-    words: list[str] = []
+    texts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for kind, alike in groupby(blocks, key=lambda block: block["type"]):
+    for kind, group in groupby(blocks, key=lambda block: block["type"]):
         if kind == "text":  # citations divide one text into several blocks
-            words.append("".join(block["text"] for block in alike))
-        elif kind == "compaction":  # replaces all messages before it
-            words += [block["content"] for block in alike if block.get("content")]
+            texts.append("".join(block["text"] for block in group))
+        elif kind == "compaction":  # summarizes all messages before it
+            texts += [block["content"] for block in group if block.get("content")]
         elif kind == "tool_use":
-            calls += map(_call, alike)
-    content = one_text(list(filter(None, words)))
+            calls += map(_call, group)
+    content = one_text(list(filter(None, texts)))
     if calls:
         return {"role": "assistant", "content": content or None, "tool_calls": calls}
     return {"role": "assistant", "content": content or UNANSWERED}
@@ -224,23 +208,23 @@ _PAIR = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}
 class MessagesToolSet:
     """The tools of a request."""
 
-    own: Sequence[Tool]
+    client_tools: Sequence[Tool]
     """The tools that the client runs, each with a schema."""
     code_execution: bool
-    """Whether the request has the code execution tool."""
+    """True if the request has the code execution tool."""
 
 
 def read_tools(tools: Sequence[Tool]) -> MessagesToolSet:
     """Return the tools of a request. Raises BadRequestError for a tool that is not available."""
-    own: list[Tool] = []
+    client_tools: list[Tool] = []
     code_execution = False
     for index, tool in enumerate(tools):
         kind = tool.get("type") or "custom"
         if isinstance(kind, str) and _CODE_EXECUTION.fullmatch(kind):
             code_execution = True
         else:
-            own.append(_client_tool(tool, str(kind), f"tools[{index}]"))
-    return MessagesToolSet(own, code_execution)
+            client_tools.append(_client_tool(tool, str(kind), f"tools[{index}]"))
+    return MessagesToolSet(client_tools, code_execution)
 
 
 def chat_tool(tool: Tool) -> dict[str, Any]:
@@ -255,38 +239,39 @@ def chat_tool(tool: Tool) -> dict[str, Any]:
 
 def chat_tool_choice(choice: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
     """Return `tool_choice` and `parallel_tool_calls`. Raises BadRequestError for unknown tools."""
-    given: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     match choice["type"]:
-        case "auto" | "none" as word:
-            given["tool_choice"] = word
+        case "auto" | "none" as mode:
+            params["tool_choice"] = mode
         case "any":
-            given["tool_choice"] = None if tools.code_execution else "required"
+            params["tool_choice"] = None if tools.code_execution else "required"
         case _ if tools.code_execution and choice["name"] == CODE_EXECUTION:
-            given["tool_choice"] = None
-        case _ if any(tool["name"] == choice["name"] for tool in tools.own):
+            params["tool_choice"] = None
+        case _ if any(tool["name"] == choice["name"] for tool in tools.client_tools):
             function = {"name": choice["name"]}
-            given["tool_choice"] = {"type": "function", "function": function}
+            params["tool_choice"] = {"type": "function", "function": function}
         case _:
             raise BadRequestError(
                 f"Tool '{choice['name']}' not found in provided tools.", param="tool_choice.name"
             )
     if choice.get("disable_parallel_tool_use") is not None:
-        given["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
-    return given
+        params["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    return params
 
 
 def _client_tool(tool: Tool, kind: str, param: str) -> Tool:
+    """Return a tool with its schema. Raises BadRequestError for a tool that is not available."""
     if kind == "custom":
         _CUSTOM(tool, param)
         if "direct" not in (tool.get("allowed_callers") or ["direct"]):
             raise BadRequestError(
-                "A tool that only code may call is not served here.",
+                "Tools that only code may call are not served here.",
                 param=f"{param}.allowed_callers",
             )
         return tool
-    name, day = kind.rpartition("_")[::2]
-    described = _CLIENT_TOOLS.get(name)
-    if described is None or not day.isdecimal():
+    name, date = kind.rpartition("_")[::2]
+    make_schema = _CLIENT_TOOLS.get(name)
+    if make_schema is None or not date.isdecimal():
         raise BadRequestError(
             f"The server tool '{kind}' is not served here. There are code_execution, tools of your"
             f" own, and Anthropic's {', '.join(_CLIENT_TOOLS)}, which you run.",
@@ -294,7 +279,7 @@ def _client_tool(tool: Tool, kind: str, param: str) -> Tool:
             code="unsupported_tool",
         )
     _NAMED(tool, param)
-    return {"name": tool["name"], **described(tool, day)}
+    return {"name": tool["name"], **make_schema(tool, date)}
 
 
 def _schema(description: str, required: Sequence[str], **properties: Any) -> dict[str, Any]:
@@ -302,55 +287,55 @@ def _schema(description: str, required: Sequence[str], **properties: Any) -> dic
     return {"description": description, "input_schema": schema}
 
 
-def _one_of(*words: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(words)}
+def _one_of(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
 
 
-def _about(kind: Mapping[str, Any], description: str) -> dict[str, Any]:
-    return {**kind, "description": description}
+def _field(schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+    return {**schema, "description": description}
 
 
-def _bash(tool: Tool, day: str) -> dict[str, Any]:
+def _bash(tool: Tool, date: str) -> dict[str, Any]:
     return _schema(
         "Run a command in the user's own bash session, which goes on between calls.",
         [],
-        command=_about(_STRING, "The command to run; not needed to restart."),
-        restart=_about({"type": "boolean"}, "Whether to begin the session anew."),
+        command=_field(_STRING, "The command to run; not needed to restart."),
+        restart=_field({"type": "boolean"}, "Whether to begin the session anew."),
     )
 
 
-def _text_editor(tool: Tool, day: str) -> dict[str, Any]:
+def _text_editor(tool: Tool, date: str) -> dict[str, Any]:
     commands = ["view", "create", "str_replace", "insert"]
-    if day < "20250429":
+    if date < "20250429":
         commands.append("undo_edit")
     return _schema(
         "View and edit files on the user's own computer.",
         ["command", "path"],
         command=_one_of(*commands),
-        path=_about(_STRING, "The file, or for view a directory."),
-        file_text=_about(_STRING, "create: the content."),
-        old_str=_about(_STRING, "str_replace: the text to replace, which must occur once."),
-        new_str=_about(_STRING, "str_replace: the text in its place. insert: the text to insert."),
-        insert_line=_about(_INTEGER, "insert: the line to insert after; 0 for the start."),
-        insert_text=_about(_STRING, "insert: the text once more."),
-        view_range=_about(_PAIR, "view: first and last line; -1 as the last for the end."),
+        path=_field(_STRING, "The file, or for view a directory."),
+        file_text=_field(_STRING, "create: the content."),
+        old_str=_field(_STRING, "str_replace: the text to replace, which must occur once."),
+        new_str=_field(_STRING, "str_replace: the text in its place. insert: the text to insert."),
+        insert_line=_field(_INTEGER, "insert: the line to insert after; 0 for the start."),
+        insert_text=_field(_STRING, "insert: the text once more."),
+        view_range=_field(_PAIR, "view: first and last line; -1 as the last for the end."),
     )
 
 
-def _memory(tool: Tool, day: str) -> dict[str, Any]:
+def _memory(tool: Tool, date: str) -> dict[str, Any]:
     return _schema(
         "View and keep notes in files below /memories, which outlive the conversation.",
         ["command"],
         command=_one_of("view", "create", "str_replace", "insert", "delete", "rename"),
-        path=_about(_STRING, "The file or directory, for all but rename."),
-        view_range=_about(_PAIR, "view: first and last line."),
-        file_text=_about(_STRING, "create: the content."),
-        old_str=_about(_STRING, "str_replace: the text to replace."),
-        new_str=_about(_STRING, "str_replace: the text in its place."),
-        insert_line=_about(_INTEGER, "insert: the line to insert at."),
-        insert_text=_about(_STRING, "insert: the text to insert."),
-        old_path=_about(_STRING, "rename: the path now."),
-        new_path=_about(_STRING, "rename: the path then."),
+        path=_field(_STRING, "The file or directory, for all but rename."),
+        view_range=_field(_PAIR, "view: first and last line."),
+        file_text=_field(_STRING, "create: the content."),
+        old_str=_field(_STRING, "str_replace: the text to replace."),
+        new_str=_field(_STRING, "str_replace: the text in its place."),
+        insert_line=_field(_INTEGER, "insert: the line to insert at."),
+        insert_text=_field(_STRING, "insert: the text to insert."),
+        old_path=_field(_STRING, "rename: the path now."),
+        new_path=_field(_STRING, "rename: the path then."),
     )
 
 
@@ -358,13 +343,13 @@ _ACTIONS = (
     *("key", "type", "mouse_move", "left_click", "left_click_drag", "right_click"),
     *("middle_click", "double_click", "screenshot", "cursor_position"),
 )
-_ACTIONS_OF_2025 = (
+_ACTIONS_SINCE_2025 = (
     *("left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "triple_click"),
 )
 
 
-def _computer(tool: Tool, day: str) -> dict[str, Any]:
-    actions = [*_ACTIONS, *(_ACTIONS_OF_2025 if day >= "20250124" else ())]
+def _computer(tool: Tool, date: str) -> dict[str, Any]:
+    actions = [*_ACTIONS, *(_ACTIONS_SINCE_2025 if date >= "20250124" else ())]
     if tool.get("enable_zoom"):
         actions.append("zoom")
     size = f"{tool.get('display_width_px')} x {tool.get('display_height_px')}"
@@ -372,13 +357,13 @@ def _computer(tool: Tool, day: str) -> dict[str, Any]:
         f"Use the user's own screen ({size} pixels), mouse and keyboard.",
         ["action"],
         action=_one_of(*actions),
-        coordinate=_about(_PAIR, "Where: [x, y] in pixels from the top left."),
-        start_coordinate=_about(_PAIR, "left_click_drag: where it begins."),
-        text=_about(_STRING, "type: the text. key, hold_key: the keys, such as ctrl+s."),
+        coordinate=_field(_PAIR, "Where: [x, y] in pixels from the top left."),
+        start_coordinate=_field(_PAIR, "left_click_drag: where it begins."),
+        text=_field(_STRING, "type: the text. key, hold_key: the keys, such as ctrl+s."),
         scroll_direction=_one_of("up", "down", "left", "right"),
-        scroll_amount=_about(_INTEGER, "scroll: how many clicks of the wheel."),
-        duration=_about(_NUMBER, "hold_key, wait: seconds."),
-        region=_about(
+        scroll_amount=_field(_INTEGER, "scroll: how many clicks of the wheel."),
+        duration=_field(_NUMBER, "hold_key, wait: seconds."),
+        region=_field(
             {"type": "array", "items": _INTEGER, "minItems": 4, "maxItems": 4},
             "zoom: [x0, y0, x1, y1].",
         ),
@@ -391,4 +376,4 @@ _CLIENT_TOOLS = {
     "memory": _memory,
     "computer": _computer,
 }
-"""Tools of Anthropic's that the client runs. Its models know their schemas; other models do not."""
+"""Anthropic's tools that the client runs. Only Anthropic's models know them without a schema."""

@@ -1,12 +1,11 @@
-"""POST /v1/messages: Anthropic's request, checked, as the chat completion that asks for the same.
+"""POST /v1/messages: the checks of Anthropic's request, and its translation into a chat completion.
 
-messages_input translates its messages and tools; this module checks all fields and translates the
-others.
+messages_input translates the messages and the tools, this module all other fields.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proxy.errors import LOST_THREAD, BadRequestError, ProxyError
 from proxy.schemas.chat_parameters import params_for
@@ -20,13 +19,13 @@ from proxy.schemas.messages_input import (
     read_tools,
     to_chat_messages,
 )
+from proxy.schemas.translation import ChatTranslation
 from proxy.schemas.validation import (
     Check,
     anything,
     array,
     boolean,
     discriminated,
-    fields,
     integer,
     mapping,
     number,
@@ -46,82 +45,65 @@ _URL = object_with({"url": text})
 _FILE = object_with({"file_id": text})
 _IMAGE = object_with({"source": discriminated({"base64": _BASE64, "url": _URL, "file": _FILE})})
 _TEXTS = discriminated({"text": _TEXT})
-_SEARCH_RESULT = object_with({"title": text, "source": text, "content": array(_TEXTS)})
-_DOCUMENT = object_with(
-    {
-        "source": discriminated(
-            {
-                "base64": _BASE64,
-                "text": object_with({"data": text}),
-                "url": _URL,
-                "file": _FILE,
-                "content": object_with(
-                    {"content": text_or_parts(discriminated({"text": _TEXT, "image": _IMAGE}))}
-                ),
-            }
-        )
-    },
-    {"title": text, "context": text},
-)
+_DOCUMENT_TEXT = text_or_parts(discriminated({"text": _TEXT, "image": _IMAGE}))
+_DOCUMENT_SOURCES: Mapping[str, Check] = {
+    "base64": _BASE64,
+    "text": object_with({"data": text}),
+    "url": _URL,
+    "file": _FILE,
+    "content": object_with({"content": _DOCUMENT_TEXT}),
+}
 _CONTENT_BLOCKS: Mapping[str, Check] = {
     "text": _TEXT,
     "image": _IMAGE,
-    "document": _DOCUMENT,
-    "search_result": _SEARCH_RESULT,
+    "document": object_with(
+        {"source": discriminated(_DOCUMENT_SOURCES)}, {"title": text, "context": text}
+    ),
+    "search_result": object_with({"title": text, "source": text, "content": array(_TEXTS)}),
 }
 _RESULT_BLOCKS: Mapping[str, Check] = {
     **_CONTENT_BLOCKS,
     "tool_reference": object_with({"tool_name": text}),
 }
-_RESULT = object_with(
-    {"tool_use_id": text},
-    {
-        "is_error": boolean,
-        "content": text_or_parts(discriminated(_RESULT_BLOCKS)),
-    },
-)
 _USER_BLOCKS: Mapping[str, Check] = {
     **_CONTENT_BLOCKS,
-    "tool_result": _RESULT,
+    "tool_result": object_with(
+        {"tool_use_id": text},
+        {"is_error": boolean, "content": text_or_parts(discriminated(_RESULT_BLOCKS))},
+    ),
     "container_upload": _FILE,
 }
 _ASSISTANT_BLOCKS: Mapping[str, Check] = {
     "text": _TEXT,
     "tool_use": object_with({"id": text, "name": text, "input": mapping}),
-    "compaction": fields({"content": text}),
+    "compaction": object_with(optional={"content": text}),
 }
 _SYSTEM = text_or_parts(_TEXTS)
-_CONTENTS: Mapping[str, Check] = {
-    "user": text_or_parts(discriminated(_USER_BLOCKS), minimum=1),
-    # Thinking and the results of server tools have many types; they are not read.
-    "assistant": text_or_parts(discriminated(_ASSISTANT_BLOCKS, others=anything)),
-    "system": _SYSTEM,
-}
-
-
-def _message(value: Any, param: str) -> None:
-    """Check one message."""
-    mapping(value, param)
-    require(value, "role", f"{param}.role")
-    one_of(*_CONTENTS)(value["role"], f"{param}.role")
-    require(value, "content", f"{param}.content")
-    _CONTENTS[value["role"]](value["content"], f"{param}.content")
-
-
+_MESSAGE = discriminated(
+    {
+        "user": object_with({"content": text_or_parts(discriminated(_USER_BLOCKS), minimum=1)}),
+        # Thinking and the results of server tools have many types, and are dropped.
+        "assistant": object_with(
+            {"content": text_or_parts(discriminated(_ASSISTANT_BLOCKS, others=anything))}
+        ),
+        "system": object_with({"content": _SYSTEM}),
+    },
+    tag="role",
+)
 _THINKING = discriminated(
     {
-        "enabled": fields({"budget_tokens": integer(1), "display": text}),
-        "adaptive": fields({"display": text}),
+        "enabled": object_with(optional={"budget_tokens": integer(1), "display": text}),
+        "adaptive": object_with(optional={"display": text}),
         "between_tools": anything,
         "disabled": anything,
     }
 )
-_PARALLEL = fields({"disable_parallel_tool_use": boolean})
+_PARALLEL: Mapping[str, Check] = {"disable_parallel_tool_use": boolean}
 _TOOL_CHOICE = discriminated(
     {
-        "auto": _PARALLEL,
-        "any": _PARALLEL,
-        "tool": object_with({"name": text}, {"disable_parallel_tool_use": boolean}),
+        "auto": object_with(optional=_PARALLEL),
+        "any": object_with(optional=_PARALLEL),
+        "tool": object_with({"name": text}, _PARALLEL),
         "none": anything,
     }
 )
@@ -130,21 +112,21 @@ _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 _FIELDS: Mapping[str, Check] = {
     "model": text,
     "max_tokens": integer(1),
-    "messages": array(_message, minimum=1),
+    "messages": array(_MESSAGE, minimum=1),
     "system": _SYSTEM,
     "stop_sequences": array(text),
     "stream": boolean,
     "temperature": number(0, 1),
     "top_p": number(0, 1),
     "top_k": integer(0),
-    "metadata": fields({"user_id": text}),
+    "metadata": object_with(optional={"user_id": text}),
     "service_tier": one_of("auto", "standard_only"),
     "thinking": _THINKING,
     "tool_choice": _TOOL_CHOICE,
     "tools": array(mapping),
-    "output_config": fields({"effort": _EFFORTS, "format": _FORMAT}),
+    "output_config": object_with(optional={"effort": _EFFORTS, "format": _FORMAT}),
     "output_format": _FORMAT,
-    "container": text_or_object(fields({"id": text})),
+    "container": text_or_object(object_with(optional={"id": text})),
     "mcp_servers": array(mapping),
     "thread": object_with({"type": one_of("create", "continue")}, {"previous_message_id": text}),
     "compaction": mapping,
@@ -156,9 +138,9 @@ def _check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
     """Raise BadRequestError for the first field that is missing or invalid."""
     for name in required:
         require(body, name, name)
-    for name, of in _FIELDS.items():
+    for name, check in _FIELDS.items():
         if body.get(name) is not None or name in required:
-            of(body[name], name)
+            check(body[name], name)
 
 
 # Translation
@@ -169,40 +151,27 @@ _HINTS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
-"""Fields that only Anthropic's servers use and that no answer depends on; they are dropped."""
+"""Fields for Anthropic's servers that do not change an answer. The proxy drops them."""
 _NOT_SERVED = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
-"""Fields that an answer depends on; they are refused."""
+"""Fields that change an answer and are not supported. The proxy refuses them."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
-"""The fields by which vLLM and SGLang continue the answer that a last assistant message begins."""
+"""The fields with which vLLM and SGLang continue a last message of the assistant."""
 _TIERS = {"auto": "auto", "standard_only": "default"}
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesAsChat:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesAsChat(ChatTranslation):
     """A request as a chat completion."""
 
-    chat: Mapping[str, Any]
-    names: Mapping[str, str]
-    """Paths in `chat`, and the paths of the same values in the request."""
-    own_tools: Sequence[Tool]
+    keeps_param_suffix: ClassVar[bool] = False  # a part has other fields than its block
+
+    client_tools: Sequence[Tool]
     """The client's tools, each with its schema."""
     code_execution: bool
-    """Whether the request has the code execution tool, for which the sandbox stands."""
-    tool_first: bool
-    """Whether the run must begin with a tool call, which may be one of the sandbox's."""
+    """True if the request has the code execution tool, which enables the sandbox."""
     thinking: bool
-    """Whether the client wants to see the model's thinking."""
+    """True if the client wants to see the model's thinking."""
     stop_sequences: tuple[str, ...]
-
-    def in_own_words(self, error: ProxyError) -> ProxyError:
-        """Return an error with the path of the client's request instead of the path in `chat`."""
-        param = error.param or ""
-        for place, own in self.names.items():
-            if param == place or param.startswith(f"{place}."):
-                error.message = error.message.replace(param, own)
-                error.param = own
-                return error
-        return error
 
 
 def as_chat(body: Mapping[str, Any]) -> MessagesAsChat:
@@ -217,11 +186,11 @@ def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
 
 def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsChat:
     _check_fields(body, required)
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, words in _NOT_SERVED.items():
-        if given.get(name):
-            raise BadRequestError(f"{words} are not served here.", param=name)
-    if given.get("thread", {}).get("type") == "continue":
+    present = {name: value for name, value in body.items() if value is not None}
+    for name, feature in _NOT_SERVED.items():
+        if present.get(name):
+            raise BadRequestError(f"{feature} are not served here.", param=name)
+    if present.get("thread", {}).get("type") == "continue":
         raise ProxyError(
             "The thread is not kept here: send all of its messages.",
             status=404,
@@ -229,75 +198,73 @@ def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsCh
             code=LOST_THREAD,
             param="thread.previous_message_id",
         )
-    if all(turn["role"] == SYSTEM for turn in given["messages"]):
+    if all(message["role"] == SYSTEM for message in present["messages"]):
         raise BadRequestError("At least one message of the user is needed.", param="messages")
-    tools = read_tools(given.get("tools", []))
-    translated = to_chat_messages(given.get("system"), given["messages"])
-    thinking = given.get("thinking", {"type": "disabled"})
-    choice = given.get("tool_choice", {})
+    tools = read_tools(present.get("tools", []))
+    translated = to_chat_messages(present.get("system"), present["messages"])
+    thinking = present.get("thinking", {"type": "disabled"})
+    choice = present.get("tool_choice", {})
+    unknown = {
+        name: present[name] for name in present if name not in _FIELDS and name not in _HINTS
+    }
     return MessagesAsChat(
         chat={
-            **{name: given[name] for name in _SAME if name in given},
-            **params_for(_unknown(given), "every call"),
+            **{name: present[name] for name in _SAME if name in present},
+            **params_for(unknown, "every call"),
             "messages": translated.messages,
-            **_parameters(given),
+            **_parameters(present),
             **(_CONTINUED if translated.messages[-1]["role"] == "assistant" else {}),
-            **_tools(given, tools),
-            **_extension(given),
+            **_tools(present, tools),
+            **_sandbox_field(present),
         },
-        names=translated.places,
-        own_tools=tools.own,
+        param_paths=translated.param_paths,
+        client_tools=tools.client_tools,
         code_execution=tools.code_execution,
-        tool_first=tools.code_execution
+        starts_with_tool=tools.code_execution
         and (choice.get("type") == "any" or choice.get("name") == CODE_EXECUTION),
         thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
-        stop_sequences=tuple(given.get("stop_sequences", ())),
+        stop_sequences=tuple(present.get("stop_sequences", ())),
     )
 
 
-def _unknown(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that the backend may know, which travel on unchanged."""
-    return {name: given[name] for name in given if name not in _FIELDS and name not in _HINTS}
-
-
-def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(present: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that have another name in a chat completion."""
-    told: dict[str, Any] = {}
-    if given.get("stop_sequences"):
-        told["stop"] = given["stop_sequences"]
-    if user := given.get("metadata", {}).get("user_id"):
-        told["user"] = user
-    if "service_tier" in given:
-        told["service_tier"] = _TIERS[given["service_tier"]]
-    output = given.get("output_config", {})
+    params: dict[str, Any] = {}
+    if present.get("stop_sequences"):
+        params["stop"] = present["stop_sequences"]
+    if user := present.get("metadata", {}).get("user_id"):
+        params["user"] = user
+    if "service_tier" in present:
+        params["service_tier"] = _TIERS[present["service_tier"]]
+    output = present.get("output_config", {})
     if output.get("effort"):
-        told["reasoning_effort"] = output["effort"]
-    if form := output.get("format") or given.get("output_format"):
+        params["reasoning_effort"] = output["effort"]
+    if form := output.get("format") or present.get("output_format"):
         named = {"name": "answer", "schema": form["schema"], "strict": True}
-        told["response_format"] = {"type": "json_schema", "json_schema": named}
-    return told
+        params["response_format"] = {"type": "json_schema", "json_schema": named}
+    return params
 
 
-def _tools(given: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
-    told: dict[str, Any] = {"tools": [chat_tool(tool) for tool in tools.own]} if tools.own else {}
-    if "tool_choice" in given:
-        told |= chat_tool_choice(given["tool_choice"], tools)
-    return told
+def _tools(present: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
+    params = {"tools": list(map(chat_tool, tools.client_tools))} if tools.client_tools else {}
+    choice = present.get("tool_choice")
+    return params if choice is None else {**params, **chat_tool_choice(choice, tools)}
 
 
-def _extension(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `sandbox` field, with `container` as its container_id."""
-    ours = given.get("sandbox", {})
-    container = given.get("container", {})
-    named = container if isinstance(container, str) else container.get("id")
+def _sandbox_field(present: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `sandbox` field, with the id of `container` as its `container_id`."""
+    sandbox = present.get("sandbox", {})
+    container = present.get("container", {})
+    container_id = container if isinstance(container, str) else container.get("id")
     if not isinstance(container, str) and container.get("skills"):
         raise BadRequestError("Skills are not served here.", param="container.skills")
-    if named:
-        ours = {"container_id": named, **ours}
-    return {"sandbox": ours} if ours else {}
+    if container_id:
+        sandbox = {"container_id": container_id, **sandbox}
+    return {"sandbox": sandbox} if sandbox else {}
 
 
-def to_be_counted(body: Mapping[str, Any], asked: MessagesAsChat) -> dict[str, Any]:
-    """Return the request as other servers accept it: each tool with its schema."""
+def count_tokens_body(body: Mapping[str, Any], translation: MessagesAsChat) -> dict[str, Any]:
+    """Return a request to count tokens as other servers accept it: each tool with its schema."""
     others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}
-    return {**others, "tools": list(asked.own_tools)} if asked.own_tools else others
+    tools = list(translation.client_tools)
+    return {**others, "tools": tools} if tools else others

@@ -1,8 +1,8 @@
-"""The answer of POST /v1/messages, in one piece or streamed.
+"""The response of POST /v1/messages, as one JSON object or as a stream.
 
 `MessagesEncoder` turns the events of a run into the events of a streamed message.
-`StreamedMessage` writes these as server-sent events; `WholeMessage` accumulates them into the
-message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
+`MessageStreamEncoder` writes these as server-sent events, and `MessageBuilder` accumulates them
+into a message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
 """
 
 import json
@@ -30,7 +30,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Result, tokens
 from proxy.errors import ProxyError, error_body, request_id
-from proxy.schemas.result_objects import json_text, sandbox_object, usage
+from proxy.schemas.result_objects import details, json_text, sandbox_object, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
 
 _Json = dict[str, Any]
@@ -41,57 +41,57 @@ _STOP_REASONS = {
     "content_filter": "refusal",
 }
 _INVALID = "invalid_arguments"
-"""The field for the arguments of a call that are not a JSON object."""
+"""The field of a call's input that has arguments which are not a JSON object."""
 _STOPPED_AT = ("stop_reason", "matched_stop")
 """The fields in which vLLM and SGLang name the stop sequence that ended the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the client asked to see of the run."""
+class MessageContext:
+    """The options of a request that its encoders need."""
 
     model: str
-    """The model's name in the request."""
     steps: Steps
     thinking: bool
+    """True if the message shows thinking, and steps in it."""
     stop_sequences: tuple[str, ...] = ()
     container_expires: int | None = None
-    """The Unix time at which the container expires, if the client asked for one."""
+    """The Unix time at which the container expires, or None if the request has no container."""
 
 
-class WholeMessage:
-    """Builds the answer in one piece."""
+class MessageBuilder:
+    """Builds the message as one JSON object."""
 
-    def __init__(self, run_id: str, shown: Shown) -> None:
+    def __init__(self, run_id: str, context: MessageContext) -> None:
         self._run_id = run_id
-        self._profile = shown.steps
-        self._encoder = MessagesEncoder(run_id, shown)
-        self._told = self._encoder.begin()
+        self._steps = context.steps
+        self._encoder = MessagesEncoder(run_id, context)
+        self._events = self._encoder.begin()
 
     def event(self, event: Event) -> None:
         if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
-            self._told += self._encoder.encode(event)
+            self._events += self._encoder.encode(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
         if result.answer:
-            self._told += self._encoder.encode(AnswerDelta(result.answer))
-        message = accumulate([*self._told, *self._encoder.finish(result)])
-        if self._profile == "events":
-            steps = (told["sandbox"] for told in self._told if told["type"] == "ping")
+            self._events += self._encoder.encode(AnswerDelta(result.answer))
+        message = accumulate_message([*self._events, *self._encoder.finish(result)])
+        if self._steps == "events":
+            steps = (event["sandbox"] for event in self._events if event["type"] == "ping")
             message["sandbox"]["events"] = [step for step in steps if step["kind"] != "tool_output"]
-        answer: dict[str, Any] = json.loads(json_text(message))
-        return answer
+        sendable: dict[str, Any] = json.loads(json_text(message))
+        return sendable
 
     def fail(self, error: ProxyError) -> dict[str, Any]:
         return error_body(error, request_id(self._run_id))
 
 
-class StreamedMessage:
-    """Writes the frames of a streamed answer."""
+class MessageStreamEncoder:
+    """Writes a message as server-sent events."""
 
-    def __init__(self, run_id: str, shown: Shown) -> None:
+    def __init__(self, run_id: str, context: MessageContext) -> None:
         self._run_id = run_id
-        self._encoder = MessagesEncoder(run_id, shown)
+        self._encoder = MessagesEncoder(run_id, context)
 
     def begin(self) -> str:
         return _frames(self._encoder.begin())
@@ -103,8 +103,8 @@ class StreamedMessage:
         return _frames(self._encoder.finish(result))
 
     def fail(self, error: ProxyError) -> str:
-        told = error_body(error, request_id(self._run_id))
-        return _frames([*self._encoder.abandon(), told])
+        body = error_body(error, request_id(self._run_id))
+        return _frames([*self._encoder.abandon(), body])
 
 
 def _frames(events: Iterable[_Json]) -> str:
@@ -114,18 +114,18 @@ def _frames(events: Iterable[_Json]) -> str:
 class MessagesEncoder:
     """Turns the events of a run into the events of a streamed message."""
 
-    def __init__(self, run_id: str, shown: Shown) -> None:
+    def __init__(self, run_id: str, context: MessageContext) -> None:
         self._run_id = run_id
-        self._shown = shown
+        self._context = context
         self._state = AnswerState()
-        self._text = StepTextRenderer(shown.steps, self._state)
-        self._code = CodeExecutionBlocks(run_id) if shown.steps == "items" else None
-        self._steps = StepEventRenderer(run_id) if shown.steps == "events" else None
+        self._text = StepTextRenderer(context.steps, self._state)
+        self._code = CodeExecutionBlocks(run_id) if context.steps == "items" else None
+        self._steps = StepEventRenderer(run_id) if context.steps == "events" else None
         self._index = -1
         self._open = ""
-        """The type of the open block."""
-        self._narrated = ""
-        """Text of this turn beside its tool calls that was not sent yet."""
+        """The type of the open block, or an empty string."""
+        self._narration = ""
+        """Narration of the turn that was not sent yet."""
 
     def begin(self) -> list[_Json]:
         """Return the events that are sent before the run has begun."""
@@ -133,7 +133,7 @@ class MessagesEncoder:
             "id": f"msg_{self._run_id}",
             "type": "message",
             "role": "assistant",
-            "model": self._shown.model,
+            "model": self._context.model,
             "content": [],
             "container": None,
             "stop_reason": None,
@@ -150,46 +150,49 @@ class MessagesEncoder:
         return [{"type": "message_start", "message": message}]
 
     def encode(self, event: Event) -> list[_Json]:
-        """Return the events that the client sees of an event of the run."""
+        """Return the stream events for an event of the run."""
         if isinstance(event, Narration):
-            self._narrated += event.text
+            self._narration += event.text
             return []
-        told = [*self._narration_over(event), *self._said(event)]
+        events = [*self._narration_as_thinking(event), *self._encode_output(event)]
         if self._code and (block := self._code.render(event)):
-            told += self._whole(block)
+            events += self._complete_block(block)
         if self._steps and (step := self._steps.render(event)):
             # SDKs ignore a ping, whatever fields it has.
-            told.append({"type": "ping", "sandbox": step})
+            events.append({"type": "ping", "sandbox": step})
         self._state.update(event)
-        return told
+        return events
 
-    def _said(self, event: Event) -> list[_Json]:
-        """Return the events of the model's words, of a call, or of a step as text."""
+    def _encode_output(self, event: Event) -> list[_Json]:
+        """Return the events of the model's output, and of a step that is shown as text."""
         match event:
             case AnswerDelta() | Refused():
-                return self._say("text", event.text)
+                return self._write("text", event.text)
             case ClientCallStarted(_, call_id, name):
                 self._state.sent_calls.add(call_id)
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                return [*self._narration_before_call(), *self._start(block)]
+                return [*self._narration_as_text(), *self._start(block)]
             case ClientCallDelta(_, text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
             case ClientCallFinished():
                 return self._close()
         return self._think(self._text.render(event))
 
-    def _narration_over(self, event: Event) -> list[_Json]:
-        """Return narration as thinking if a step of the sandbox, a turn or the answer follows."""
-        text = self._narrated
-        step_shows = self._shown.thinking and isinstance(event, ToolCallStarted)
-        if not text or not (step_shows or isinstance(event, TurnStarted | AnswerDelta | Refused)):
+    def _narration_as_thinking(self, event: Event) -> list[_Json]:
+        """Return the narration as thinking if `event` is a step, a turn or the answer."""
+        text = self._narration
+        if not text:
             return []
-        self._narrated = ""
+        is_shown_step = self._context.thinking and isinstance(event, ToolCallStarted)
+        if not is_shown_step and not isinstance(event, TurnStarted | AnswerDelta | Refused):
+            return []
+        self._narration = ""
         return self._think(self._text.render(Narration(text)))
 
-    def _narration_before_call(self) -> list[_Json]:
-        said, self._narrated = self._narrated.strip(), ""
-        return self._say("text", said) if said else []
+    def _narration_as_text(self) -> list[_Json]:
+        """Return the narration before a call of the client's tools as text."""
+        text, self._narration = self._narration.strip(), ""
+        return self._write("text", text) if text else []
 
     def abandon(self) -> list[_Json]:
         """Return the events that close the open step and block of a failed run."""
@@ -197,64 +200,67 @@ class MessagesEncoder:
 
     def finish(self, result: Result) -> list[_Json]:
         """Return the events after the answer."""
-        told: list[_Json] = []
+        events: list[_Json] = []
         for block in self._code.files(result.artifacts) if self._code else ():
-            told += self._whole(block)
+            events += self._complete_block(block)
         if result.tool_calls:
-            told += self._narration_before_call()
+            events += self._narration_as_text()
         for call in result.tool_calls:
-            told += [] if call["id"] in self._state.sent_calls else self._whole(_tool_use(call))
-        end = {"type": "message_delta", "delta": self._end(result), "usage": message_usage(result)}
-        return [
-            *told,
-            *self._close(),
-            {**end, "sandbox": sandbox_object(result)},
-            {"type": "message_stop"},
-        ]
+            if call["id"] not in self._state.sent_calls:
+                events += self._complete_block(_tool_use(call))
+        message_delta = {
+            "type": "message_delta",
+            "delta": self._end(result),
+            "usage": message_usage(result),
+            "sandbox": sandbox_object(result),
+        }
+        return [*events, *self._close(), message_delta, {"type": "message_stop"}]
 
-    def _is_cut(self, call: Mapping[str, Any]) -> bool:
-        """Return True if a call was sent as written and its arguments are not complete JSON."""
+    def _is_incomplete(self, call: Mapping[str, Any]) -> bool:
+        """Return True if a call was streamed and its arguments are not complete JSON."""
         return call["id"] in self._state.sent_calls and _INVALID in _tool_use(call)["input"]
 
     def _end(self, result: Result) -> _Json:
-        reason, sequence = _stop(result, self._shown.stop_sequences)
-        if reason == "tool_use" and any(map(self._is_cut, result.tool_calls)):
-            reason = "max_tokens"  # SDKs take an incomplete object for a complete one
-        details = {"type": "refusal", "category": None, "explanation": result.refusal}
-        ended = {
+        """Return the fields of the message that are known at the end of the run."""
+        reason, sequence = _stop(result, self._context.stop_sequences)
+        if reason == "tool_use" and any(map(self._is_incomplete, result.tool_calls)):
+            reason = "max_tokens"  # SDKs accept incomplete JSON as a complete object
+        refusal = {"type": "refusal", "category": None, "explanation": result.refusal}
+        fields = {
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "stop_details": details if reason == "refusal" else None,
+            "stop_details": refusal if reason == "refusal" else None,
         }
-        if (expires := self._shown.container_expires) is None:
-            return ended
-        until = datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
-        container = {"id": result.container_id, "expires_at": until, "skills": None}
-        return {**ended, "container": container}
+        if (expires := self._context.container_expires) is None:
+            return fields
+        expires_at = datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
+        container = {"id": result.container_id, "expires_at": expires_at, "skills": None}
+        return {**fields, "container": container}
 
     # Blocks
 
     def _think(self, text: str) -> list[_Json]:
-        """Return thinking, unless it would interrupt a call."""
-        if not text or self._open == "tool_use" or not self._shown.thinking:
+        """Return the events of thinking. They must not interrupt a call."""
+        if not text or self._open == "tool_use" or not self._context.thinking:
             return []
-        return self._say("thinking", text)
+        return self._write("thinking", text)
 
-    def _say(self, kind: str, text: str) -> list[_Json]:
-        told: list[_Json] = []
+    def _write(self, kind: str, text: str) -> list[_Json]:
+        """Add text to the open block of a type, or to a new block."""
+        events: list[_Json] = []
         if self._open != kind:
-            # No `citations: null` beside a text: AI SDK 6 refuses it.
+            # A text has no `citations: null`, which AI SDK 6 refuses.
             signature = {"signature": ""} if kind == "thinking" else {}
-            told += self._start({"type": kind, kind: "", **signature})
-        return [*told, self._delta({"type": f"{kind}_delta", kind: text})]
+            events = self._start({"type": kind, kind: "", **signature})
+        return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
 
-    def _whole(self, block: _Json) -> list[_Json]:
-        """Return a complete block. The input of a tool call is sent as one JSON delta."""
+    def _complete_block(self, block: _Json) -> list[_Json]:
+        """Return the events of a complete block. The input of a call is sent as one delta."""
         if "input" not in block:
             return [*self._start(block), *self._close()]
         started = self._start({**block, "input": {}})
-        written = {"type": "input_json_delta", "partial_json": json_text(block["input"])}
-        return [*started, self._delta(written), *self._close()]
+        delta = {"type": "input_json_delta", "partial_json": json_text(block["input"])}
+        return [*started, self._delta(delta), *self._close()]
 
     def _start(self, block: _Json) -> list[_Json]:
         closed = self._close()
@@ -271,7 +277,7 @@ class MessagesEncoder:
         return [{"type": "content_block_stop", "index": self._index}] if was_open else []
 
 
-def accumulate(events: list[_Json]) -> _Json:
+def accumulate_message(events: list[_Json]) -> _Json:
     """Return the message that a client builds from the events."""
     message: _Json = {}
     pieces: dict[int, list[str]] = {}
@@ -306,23 +312,21 @@ def _fill(block: _Json, text: str) -> None:
 
 
 def message_usage(result: Result) -> _Json:
-    """Return Anthropic's usage, which counts cached tokens apart, with the proxy's in `sandbox`."""
+    """Return Anthropic's usage, which counts cached tokens separately, with `sandbox`."""
     counted = usage(result)
-    details = counted.get("completion_tokens_details")
-    thinking = tokens(details, "reasoning_tokens") if isinstance(details, Mapping) else 0
+    thinking_tokens = tokens(details(counted, "completion"), "reasoning_tokens")
     return {
         **_tokens(counted),
-        "output_tokens_details": {"thinking_tokens": thinking},
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
         "server_tool_use": None,
-        # Clients read from the last one how full the context is.
+        # Clients read the size of the context from the last iteration.
         "iterations": [{"type": "message", **_tokens(each)} for each in result.usages],
         "sandbox": counted["sandbox"],
     }
 
 
 def _tokens(counted: Mapping[str, Any]) -> _Json:
-    details = counted.get("prompt_tokens_details")
-    cached = tokens(details, "cached_tokens") if isinstance(details, Mapping) else 0
+    cached = tokens(details(counted, "prompt"), "cached_tokens")
     return {
         "input_tokens": tokens(counted, "prompt_tokens") - cached,
         "cache_creation_input_tokens": 0,
@@ -346,47 +350,46 @@ def _stop(result: Result, sequences: tuple[str, ...]) -> tuple[str, str | None]:
 
 def _tool_use(call: Mapping[str, Any]) -> _Json:
     function = call["function"]
-    given = _object(function["arguments"])
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+    arguments = _object(function["arguments"])
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
 
 
-def _object(written: Any) -> dict[str, Any]:
+def _object(arguments: Any) -> dict[str, Any]:
     """Return a call's arguments as an object, also if the model wrote invalid JSON."""
     try:
-        given = json.loads(written) if isinstance(written, str) else written
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        given = written
-    return given if isinstance(given, dict) else {_INVALID: written}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {_INVALID: arguments}
 
 
-# Steps as blocks of Anthropic's code execution (profile `items`)
+# Steps as blocks of Anthropic's code execution (`sandbox.steps` is `items`)
 
 _BASH, _EDITOR = "bash_code_execution", "text_editor_code_execution"
 _NAMES = {"execute_bash": _BASH, "str_replace_editor": _EDITOR}
 _MAX_STREAM_CHARS = 100_000
-"""Characters of a command's stdout, and of its stderr."""
+"""Maximum number of characters of a command's stdout, and of its stderr."""
 _LEFT_OUT = "\n[... the rest is left out ...]"
 _NO_EXIT_CODE = -1
-"""The return code of a command that still runs or never ran; `stderr` then has the observation."""
+"""The return code of a command without an exit code, whose `stderr` has the observation."""
 
 
 class CodeExecutionBlocks:
-    """The steps of one run as complete blocks."""
+    """Renders the steps of a run as complete blocks."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._heard = {"stdout": "", "stderr": ""}
+        self._streams = {"stdout": "", "stderr": ""}
 
     def render(self, event: Event) -> _Json | None:
         """Return the block of an event, or None."""
         match event:
             case ToolCallStarted(step, _, name, arguments) if name in _NAMES:
-                self._heard = {"stdout": "", "stderr": ""}
+                self._streams = {"stdout": "", "stderr": ""}
                 return self._use(f"{step}", _NAMES[name], dict(arguments))
             case ToolOutput(_, stream, text):
-                heard = self._heard[stream]
-                if len(heard) <= _MAX_STREAM_CHARS:
-                    self._heard[stream] = heard + text
+                if len(self._streams[stream]) <= _MAX_STREAM_CHARS:
+                    self._streams[stream] += text
             case ToolCallFinished(name="execute_bash"):
                 return self._result(f"{event.step}", _BASH, self._of_command(event))
             case ToolCallFinished(name="str_replace_editor"):
@@ -394,7 +397,8 @@ class CodeExecutionBlocks:
         return None
 
     def files(self, artifacts: Sequence[Artifact]) -> list[_Json]:
-        """Return a command that lists the produced files, and its result, where clients look."""
+        """Return a command that lists the produced files, and its result, in which clients find the
+        files."""
         if not artifacts:
             return []
         paths = "".join(f"{artifact.path}\n" for artifact in artifacts)
@@ -405,8 +409,13 @@ class CodeExecutionBlocks:
             self._result("files", _BASH, _of_bash(paths, "", 0, outputs)),
         ]
 
-    def _use(self, step: str, name: str, given: dict[str, Any]) -> _Json:
-        return {"type": "server_tool_use", "id": self._id(step), "name": name, "input": given}
+    def _use(self, step: str, name: str, arguments: dict[str, Any]) -> _Json:
+        return {
+            "type": "server_tool_use",
+            "id": self._id(step),
+            "name": name,
+            "input": arguments,
+        }
 
     def _result(self, step: str, name: str, content: _Json) -> _Json:
         return {"type": f"{name}_tool_result", "tool_use_id": self._id(step), "content": content}
@@ -415,7 +424,7 @@ class CodeExecutionBlocks:
         return f"srvtoolu_{self._run_id}_{step}"
 
     def _of_command(self, event: ToolCallFinished) -> _Json:
-        out, err = _bounded(self._heard["stdout"]), _bounded(self._heard["stderr"])
+        out, err = _bounded(self._streams["stdout"]), _bounded(self._streams["stderr"])
         if event.exit_code is None:
             return _of_bash(out, event.observation, _NO_EXIT_CODE)
         return _of_bash(out, err, event.exit_code)
@@ -432,13 +441,12 @@ def _of_bash(stdout: str, stderr: str, code: int, outputs: Sequence[_Json] = ())
 
 
 def _of_editor(observation: str) -> _Json:
-    """Return the editor's observation, which tells if the edit succeeded and shows the text."""
-    lines = {"num_lines": None, "start_line": None, "total_lines": None}
+    """Return the editor's observation, which shows the file or the result of the edit."""
     return {
         "type": f"{_EDITOR}_view_result",
         "file_type": "text",
         "content": observation,
-        **lines,
+        **dict.fromkeys(("num_lines", "start_line", "total_lines")),
     }
 
 

@@ -1,26 +1,29 @@
-"""Options of a request that every API shares, from the body's `sandbox` object and from headers.
+"""The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
-They set the deadline, what happens to the run when the client disconnects or retries, how steps and
-usage are shown, and whether documents may become files.
+`RequestOptions` has the deadlines, and what happens to the run when the client disconnects or
+retries. The functions below read how steps and usage are shown, and whether documents in long texts
+may become files.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
-from policies.steps import CHOICES, PROFILES, Steps, UsageOf, is_choice, is_profile, suited_usage
+from policies.steps import CHOICES, PROFILES, Steps, UsageOf, suited_usage
 from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
 from proxy.deprecated_settings import header as find_header
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping
 
 OnDisconnect = Literal["cancel", "detach"]
-_COUNT = re.compile(r"[0-9]{1,9}")
 OFFLOAD_HEADER = "x-sandbox-offload-documents"
-PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""The timeouts of OpenAI's SDKs: for the next byte (Python), or for the first (Node)."""
+READ_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""Headers of OpenAI's SDKs: the timeout for each byte (Python), or for the first byte (Node)."""
+_ON_DISCONNECT: tuple[OnDisconnect, ...] = get_args(OnDisconnect)
+_COUNT = re.compile(r"[0-9]{1,9}")
+_T = TypeVar("_T", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,52 +32,43 @@ class RequestOptions:
 
     deadline_s: float | None = None
     """Seconds after which the client no longer wants an answer."""
-    patience_s: float | None = None
-    """Seconds without a byte after which the client hangs up."""
+    read_timeout_s: float | None = None
+    """Seconds without a byte after which the client disconnects."""
     on_disconnect: OnDisconnect | None = None
     idempotency_key: str | None = None
     retry_count: int | None = None
-    """The number of earlier attempts, or None if the client does not send it."""
+    """The number of earlier attempts, or None if the client does not send the number."""
 
     @property
-    def hangs_up_s(self) -> float | None:
-        """Seconds after which a client that receives nothing has hung up, or None."""
-        ends = (end for end in (self.deadline_s, self.patience_s) if end is not None)
-        return min(ends, default=None)
+    def client_timeout_s(self) -> float | None:
+        """Seconds after which a client that receives nothing has disconnected, or None."""
+        timeouts = (self.deadline_s, self.read_timeout_s)
+        return min((each for each in timeouts if each is not None), default=None)
 
 
-def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
+def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
     """Return the options. `headers` have lower-case names. Raises BadRequestError."""
-    ours = body.get("sandbox") or {}
-    mapping(ours, "sandbox")
+    sandbox = body.get("sandbox") or {}
+    mapping(sandbox, "sandbox")
     deadlines = [
-        _seconds(ours.get("deadline_s"), "sandbox.deadline_s"),
+        _seconds(sandbox.get("deadline_s"), "sandbox.deadline_s"),
         _seconds(headers.get("x-sandbox-deadline"), "X-Sandbox-Deadline"),
     ]
-    # A library sends these two, not a person: an unreadable value is ignored.
-    patience = (_number(headers.get(name)) for name in PATIENCE_HEADERS)
+    # Libraries send the timeout and the count: an invalid value is ignored.
+    timeouts = (_number(headers.get(name)) for name in READ_TIMEOUT_HEADERS)
     retries = headers.get("x-stainless-retry-count", "")
     return RequestOptions(
-        deadline_s=min((found for found in deadlines if found is not None), default=None),
-        patience_s=next((found for found in patience if found is not None and found > 0), None),
-        on_disconnect=_on_disconnect(ours.get("on_disconnect"), "sandbox.on_disconnect")
-        or _on_disconnect(headers.get("x-sandbox-on-disconnect"), "X-Sandbox-On-Disconnect"),
+        deadline_s=min((each for each in deadlines if each is not None), default=None),
+        read_timeout_s=next((each for each in timeouts if each is not None and each > 0), None),
+        on_disconnect=_choice(body, headers, "on_disconnect", _ON_DISCONNECT),
         idempotency_key=headers.get("idempotency-key") or None,
         retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
     )
 
 
-def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
+def requested_steps(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
     """Return how steps are to be shown, or None. Raises BadRequestError."""
-    ours = body.get("sandbox")
-    asked, param = ours.get("steps") if isinstance(ours, dict) else None, "sandbox.steps"
-    if not asked:
-        asked, param = headers.get("x-sandbox-steps"), "X-Sandbox-Steps"
-    if not asked:
-        return None
-    if is_profile(asked):
-        return asked
-    raise _not_among(asked, PROFILES, param)
+    return _choice(body, headers, "steps", PROFILES)
 
 
 def with_new_spellings(ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,52 +92,40 @@ def _spelled_twice(error: SpelledTwiceError, param: str) -> BadRequestError:
     return BadRequestError(f"{error}.", param=param, code="invalid_value")
 
 
-def offloads_documents(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+def requested_usage(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
+    """Return which model calls the usage counts. Raises BadRequestError."""
+    return _choice(body, headers, "usage", CHOICES) or suited_usage(headers)
+
+
+def may_offload_documents(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Return True if documents in long texts may become files. Raises BadRequestError."""
-    ours = body.get("sandbox")
-    asked = with_new_spellings(ours).get("offload_documents") if isinstance(ours, dict) else None
-    if asked is not None:
-        boolean(asked, "sandbox.offload_documents")
-        return bool(asked)
+    sandbox = body.get("sandbox")
+    if isinstance(sandbox, dict):
+        value = with_new_spellings(sandbox).get("offload_documents")
+        if value is not None:
+            boolean(value, "sandbox.offload_documents")
+            return bool(value)
     switch = (header(headers, OFFLOAD_HEADER) or "on").lower()
     if switch not in ("on", "off"):
-        raise _not_among(switch, ("on", "off"), "X-Sandbox-Offload-Documents")
+        raise _invalid(switch, "X-Sandbox-Offload-Documents", "one of 'on', 'off'")
     return switch == "on"
 
 
-def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
-    """Return which model calls the usage counts. Raises BadRequestError."""
-    ours = body.get("sandbox")
-    asked, param = ours.get("usage") if isinstance(ours, dict) else None, "sandbox.usage"
-    if not asked:
-        asked, param = headers.get("x-sandbox-usage"), "X-Sandbox-Usage"
-    if not asked:
-        return suited_usage(headers)
-    if is_choice(asked):
-        return asked
-    raise _not_among(asked, CHOICES, param)
-
-
-def _not_among(asked: object, words: Iterable[str], param: str) -> BadRequestError:
-    return BadRequestError(
-        f"Invalid value {asked!r} for '{param}': one of {', '.join(map(repr, words))}.",
-        param=param,
-        code="invalid_value",
-    )
-
-
-def _on_disconnect(value: object, param: str) -> OnDisconnect | None:
-    if value is None:
+def _choice(
+    body: Mapping[str, Any], headers: Mapping[str, str], name: str, values: tuple[_T, ...]
+) -> _T | None:
+    """Return the option that the `sandbox` object or the header of that name sets, or None."""
+    sandbox = body.get("sandbox")
+    value, param = sandbox.get(name) if isinstance(sandbox, dict) else None, f"sandbox.{name}"
+    if not value:
+        header = f"X-Sandbox-{name.title().replace('_', '-')}"
+        value, param = headers.get(header.lower()), header
+    if not value:
         return None
-    if value == "cancel":
-        return "cancel"
-    if value == "detach":
-        return "detach"
-    raise BadRequestError(
-        f"Invalid value {value!r} for '{param}': 'cancel' or 'detach'.",
-        param=param,
-        code="invalid_value",
-    )
+    for known in values:
+        if value == known:
+            return known
+    raise _invalid(value, param, f"one of {', '.join(map(repr, values))}")
 
 
 def _seconds(value: object, param: str) -> float | None:
@@ -151,12 +133,14 @@ def _seconds(value: object, param: str) -> float | None:
         return None
     number = _number(value)
     if number is None or number <= 0:
-        raise BadRequestError(
-            f"Invalid value {value!r} for '{param}': a number of seconds above 0.",
-            param=param,
-            code="invalid_value",
-        )
+        raise _invalid(value, param, "a number of seconds above 0")
     return number
+
+
+def _invalid(value: object, param: str, expected: str) -> BadRequestError:
+    return BadRequestError(
+        f"Invalid value {value!r} for '{param}': {expected}.", param=param, code="invalid_value"
+    )
 
 
 def _number(value: object) -> float | None:

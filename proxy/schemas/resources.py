@@ -1,12 +1,13 @@
-"""Bodies, queries and answers of the routes that do not ask a model: files, containers,
-conversations, runs, models and capabilities. The OpenAPI description is made from these models.
+"""The request and response models of the routes that call no model: files, containers,
+conversations, runs, models and capabilities. The OpenAPI description is generated from them.
 
-`parse` validates a body, and `refusal` words what pydantic finds wrong as OpenAI does.
+`parse` validates a body; `validation_error` turns an error of pydantic into one like OpenAI's.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
@@ -22,16 +23,16 @@ from pydantic import (
 )
 
 from proxy.errors import BadRequestError
-from proxy.schemas.responses_shapes import item
+from proxy.schemas.responses_parameters import input_item
 from proxy.schemas.validation import (
     Check,
     anything,
     array,
     integer,
     missing,
-    not_among,
-    too_much,
+    too_long,
     unsupported,
+    unsupported_value,
     wrong_type,
 )
 from proxy.store.records import (
@@ -48,12 +49,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _clean(value: Any) -> Any:
-    """Replace the halves of surrogate pairs, which are no text."""
+    """Replace lone surrogates, which cannot be encoded as UTF-8."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _number(value: Any) -> Any:
-    """Return the number that digits stand for: forms and queries have strings alone."""
+    """Return an integer for a string of digits, because forms and queries have only strings."""
     is_number = isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20
     return int(value) if is_number else value
 
@@ -61,10 +62,10 @@ def _number(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_clean)]
 Name = Annotated[str, Field(max_length=512), BeforeValidator(_clean)]
 Object = Annotated[Any, WithJsonSchema({"type": "object"})]
-"""A JSON object that is passed on as it is."""
+"""A JSON object that is not changed."""
 
 
-class _Answer(BaseModel):
+class _ResponseModel(BaseModel):
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
 
@@ -77,55 +78,55 @@ _EXPECTED = {
     "dict_type": "an object",
     "model_type": "an object",
 }
-"""What the errors of pydantic about types expect."""
+"""Expected types by pydantic's error types."""
 _TOO_LONG: Mapping[str, tuple[str, str]] = {
     "Dictionary": ("object_above_max_properties", "pairs"),
     "List": ("array_above_max_length", "items"),
 }
 _WORD = re.compile(r"'([^']*)'")
 _KEY = "[key]"
-"""The last step to a key of an object, whose step follows the object's."""
+"""The last element of pydantic's location of an invalid key; the key is the element before."""
 
 
 def parse(model: type[M], value: Any) -> M:
-    """Return a body or a query as its model. Raises BadRequestError."""
+    """Validate a body or a query. Raises BadRequestError."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise refusal(error.errors(include_url=False)[0]) from error
+        raise validation_error(error.errors(include_url=False)[0]) from error
 
 
-def refusal(found: Mapping[str, Any]) -> BadRequestError:
-    """Return an error of pydantic in OpenAI's words, with the path of the field as `param`."""
-    kind, value, context = found["type"], found["input"], found.get("ctx", {})
-    param = _path(found["loc"])
+def validation_error(error: Mapping[str, Any]) -> BadRequestError:
+    """Return an error of pydantic as OpenAI's error, with the path of the field as `param`."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    param = _path(error["loc"])
     if kind == "missing":
         return missing(param)
     if kind in _EXPECTED or (kind == "literal_error" and not isinstance(value, str)):
         return wrong_type(param, _EXPECTED.get(kind, "a string"), value)
     if kind == "literal_error":
-        return not_among(value, _WORD.findall(context["expected"]), param)
+        return unsupported_value(value, _WORD.findall(context["expected"]), param)
     if kind == "string_too_long":
-        return too_much(param, "string_above_max_length", f"{context['max_length']} characters")
+        return too_long(param, "string_above_max_length", f"{context['max_length']} characters")
     if kind == "too_long":
-        code, what = _TOO_LONG[context["field_type"]]
-        return too_much(param, code, f"{context['max_length']} {what}")
+        code, noun = _TOO_LONG[context["field_type"]]
+        return too_long(param, code, f"{context['max_length']} {noun}")
     if kind in ("greater_than_equal", "less_than_equal"):
-        return _refused_by(integer(context.get("ge"), context.get("le")), value, param)
+        return _error_of(integer(context.get("ge"), context.get("le")), value, param)
     if kind == "too_short":
-        return _refused_by(array(anything, minimum=context["min_length"]), value, param)
-    return BadRequestError(f"{found['msg']}.", param=param or None, code="invalid_value")
+        return _error_of(array(anything, minimum=context["min_length"]), value, param)
+    return BadRequestError(f"{error['msg']}.", param=param or None, code="invalid_value")
 
 
-def _path(steps: Sequence[str | int]) -> str:
-    if steps and steps[-1] == _KEY:
-        steps = steps[:-2]
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+def _path(location: Sequence[str | int]) -> str:
+    if location and location[-1] == _KEY:
+        location = location[:-2]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return path.removeprefix(".")
 
 
-def _refused_by(check: Check, value: Any, param: str) -> BadRequestError:
-    """Return the error of a check that does not accept the value."""
+def _error_of(check: Check, value: Any, param: str) -> BadRequestError:
+    """Return the error that a check raises for a value."""
     try:
         check(value, param)
     except BadRequestError as error:
@@ -134,12 +135,12 @@ def _refused_by(check: Check, value: Any, param: str) -> BadRequestError:
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The error that ended a request or a run."""
 
     model_config = ConfigDict(extra="allow")
     message: str
     type: str
-    param: str | None = Field(description="The path of the field that is wrong.")
+    param: str | None = Field(description="The path of the invalid field.")
     code: str | int | None
 
 
@@ -153,26 +154,26 @@ class ErrorResponse(BaseModel):
 
 
 class ListQuery(BaseModel):
-    """The part of a list that a client asks for."""
+    """The page of a list that a client asks for."""
 
     limit: Annotated[StrictInt, Field(ge=1, le=100), BeforeValidator(_number)] = 20
     order: Literal["asc", "desc"] = Field("desc", description="By the time of creation.")
-    after: str | None = Field(None, description="The id of the last object of the part before.")
+    after: str | None = Field(None, description="The id of the last object of the previous page.")
 
     @property
     def page(self) -> PageRequest:
-        """Return the part as the store knows it."""
+        """Return the page as the store's value."""
         return PageRequest(self.limit, self.order == "desc", self.after or None)
 
 
-class _Identified(_Answer):
+class _Identified(_ResponseModel):
     id: Text
 
 
 T = TypeVar("T", bound=_Identified)
 
 
-class ListObject(_Answer, Generic[T]):
+class ListObject(_ResponseModel, Generic[T]):
     """OpenAI's list object. In an empty one `first_id` and `last_id` are empty strings."""
 
     object: Literal["list"] = "list"
@@ -183,13 +184,13 @@ class ListObject(_Answer, Generic[T]):
 
     @classmethod
     def of(cls, items: Sequence[T], has_more: bool) -> Self:
-        """Return the list of a part's objects."""
+        """Return the list object for the objects of a page."""
         first, last = (items[0].id, items[-1].id) if items else ("", "")
         return cls(data=list(items), first_id=first, last_id=last, has_more=has_more)
 
 
 def items_list(items: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:
-    """Return OpenAI's list object of items as they were sent."""
+    """Return OpenAI's list object for items, which stay unchanged."""
     return {
         "object": "list",
         "data": list(items),
@@ -209,24 +210,24 @@ class Deleted(_Identified):
 # Uploads
 
 MIN_UPLOAD_S, MAX_UPLOAD_S = 3600, 2592000
-"""The shortest and the longest time for which an upload is kept."""
+"""The shortest and the longest lifetime of an upload, in seconds."""
 _EXPIRY_FIELDS = ("anchor", "seconds")
 
 
 class UploadExpiry(BaseModel):
-    """When an upload expires."""
+    """The time at which an upload expires."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[StrictInt, Field(ge=MIN_UPLOAD_S, le=MAX_UPLOAD_S), BeforeValidator(_number)]
 
 
 def _add_file(schema: dict[str, Any]) -> None:
-    """Describe a form's file, which is written to disk while it arrives."""
+    """Add the file of a form, which is streamed to disk, to the OpenAPI description."""
     schema["properties"]["file"] = {"type": "string", "format": "binary"}
 
 
 class UploadForm(BaseModel):
-    """The form that uploads a file: its fields beside the file."""
+    """The fields of the form that uploads a file."""
 
     model_config = ConfigDict(json_schema_extra=_add_file)
     purpose: Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
@@ -235,24 +236,25 @@ class UploadForm(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, form: Mapping[str, str]) -> dict[str, Any]:
-        """SDKs send one form field for each field of `expires_after`; others send JSON."""
+        """Join the form fields of `expires_after`. SDKs send one form field for each of its fields;
+        other clients send JSON."""
         return {**form, "expires_after": _expires_after(form)}
 
 
 def _expires_after(form: Mapping[str, str]) -> Any:
-    whole = form.get("expires_after")
-    if whole is None:
-        given = {name: form.get(f"expires_after[{name}]") for name in _EXPIRY_FIELDS}
-        return {name: value for name, value in given.items() if value is not None} or None
+    text = form.get("expires_after")
+    if text is None:
+        fields = {name: form.get(f"expires_after[{name}]") for name in _EXPIRY_FIELDS}
+        return {name: value for name, value in fields.items() if value is not None} or None
     try:
-        tree = json.loads(whole)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return whole
-    return tree if isinstance(tree, dict) else whole
+        return text
+    return value if isinstance(value, dict) else text
 
 
 class FileListQuery(ListQuery):
-    """The part of the list of files."""
+    """The page of the list of files."""
 
     limit: Annotated[StrictInt, Field(ge=1, le=10_000), BeforeValidator(_number)] = 10_000
     purpose: str | None = None
@@ -272,72 +274,65 @@ class FileObject(_Identified):
 
 def file_object(upload: StoredUpload) -> FileObject:
     """Return OpenAI's file object."""
-    return FileObject(
-        id=upload.id,
-        bytes=upload.bytes,
-        created_at=upload.created_at,
-        expires_at=upload.expires_at,
-        filename=upload.filename,
-        purpose=upload.purpose,
-    )
+    return FileObject.model_validate(upload, from_attributes=True)
 
 
 # Containers
 
 
 class ContainerExpiry(BaseModel):
-    """When an unused container expires."""
+    """The time at which an unused container expires."""
 
     anchor: Literal["last_active_at"]
-    minutes: StrictInt = Field(ge=1, description="At most the server's own setting.")
+    minutes: StrictInt = Field(ge=1, description="At most the server's setting.")
 
 
 class NetworkPolicy(BaseModel):
-    """Which hosts a container may reach."""
+    """The hosts that a container may connect to."""
 
     type: Literal["disabled", "allowlist"]
     allowed_domains: list[Text] | None = Field(None, min_length=1, max_length=1000)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_domains(cls, asked: Any) -> Any:
-        """Leave the domains unread where all hosts are out of reach, and require them elsewhere."""
-        if not isinstance(asked, dict) or asked.get("type") not in ("disabled", "allowlist"):
-            return asked
-        if asked["type"] == "disabled":
+    def _check_domains(cls, policy: Any) -> Any:
+        """Require the domains of an allowlist, and ignore those of a disabled network."""
+        if not isinstance(policy, dict) or policy.get("type") not in ("disabled", "allowlist"):
+            return policy
+        if policy["type"] == "disabled":
             return {"type": "disabled"}
-        if asked.get("allowed_domains") is None:
+        if policy.get("allowed_domains") is None:
             raise wrong_type("network_policy.allowed_domains", "an array", None)
-        return asked
+        return policy
 
 
 class ContainerCreate(BaseModel):
-    """The container that a client asks for."""
+    """A container to create."""
 
     name: Name
     memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
     expires_after: ContainerExpiry | None = None
     network_policy: NetworkPolicy | None = None
     file_ids: list[Text] | None = Field(
-        None, max_length=100, description="The uploads that the container begins with."
+        None, max_length=100, description="The uploads to copy into the container."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Refuse what containers have not, and take null for an absent field."""
-        policy = asked.get("network_policy")
+    def _check_supported(cls, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Refuse unsupported fields, and drop null fields."""
+        policy = body.get("network_policy")
         secrets = policy.get("domain_secrets") if isinstance(policy, dict) else None
         for field, value in (
-            ("skills", asked.get("skills")),
+            ("skills", body.get("skills")),
             ("network_policy.domain_secrets", secrets),
         ):
             if value not in (None, []):
-                raise unsupported(field, "Containers have none here.")
-        return {name: value for name, value in asked.items() if value is not None}
+                raise unsupported(field, "Containers do not have this field here.")
+        return {name: value for name, value in body.items() if value is not None}
 
-    def wish(self, *, max_minutes: int) -> NewContainer:
-        """Return the container as the store makes it. Raises BadRequestError."""
+    def to_new_container(self, *, max_minutes: int) -> NewContainer:
+        """Return the container for the store. Raises BadRequestError."""
         minutes = self.expires_after.minutes if self.expires_after else max_minutes
         integer(1, max_minutes)(minutes, "expires_after.minutes")
         policy = self.network_policy
@@ -350,28 +345,28 @@ class ContainerCreate(BaseModel):
 
 
 class ContainerFileCreate(BaseModel):
-    """What is put into a container: an upload, or the file of a form."""
+    """A file to add to a container: an upload, or the file of a form."""
 
     model_config = ConfigDict(json_schema_extra=_add_file)
     file_id: Name | None = None
 
 
 class ContainerListQuery(ListQuery):
-    """The part of the list of containers."""
+    """The page of the list of containers."""
 
     name: str | None = None
 
 
 class ContainerFileListQuery(ListQuery):
-    """The part of the list of a container's files."""
+    """The page of the list of a container's files."""
 
     path: str | None = Field(None, description="Only files under this path.")
 
 
 class LinkQuery(BaseModel):
-    """The signature of a link, which stands for the key."""
+    """The signature of a link, which authorizes the request instead of an API key."""
 
-    exp: str = Field("", description="When the link expires.")
+    exp: str = Field("", description="The Unix time at which the link expires.")
     sig: str = Field("", description="The signature of the link.")
 
 
@@ -383,7 +378,7 @@ class ArchiveQuery(LinkQuery):
 
 
 def _only_if_given(schema: dict[str, Any]) -> None:
-    """Describe the fields that an answer leaves out as optional."""
+    """Describe the fields that a response may omit as optional."""
     schema["required"] = [
         name for name in schema["required"] if name not in ("memory_limit", "network_policy")
     ]
@@ -419,41 +414,27 @@ class ContainerFileObject(_Identified):
 
 def container_object(container: Container, zip_url: str) -> ContainerObject:
     """Return OpenAI's container object."""
-    return ContainerObject(
-        id=container.id,
-        name=container.name,
-        created_at=container.created_at,
-        last_active_at=container.last_active_at,
-        expires_after={"anchor": "last_active_at", "minutes": container.minutes},
-        memory_limit=container.memory_limit,
-        network_policy=dict(container.network_policy) if container.network_policy else None,
-        zip_url=zip_url,
+    expires_after = {"anchor": "last_active_at", "minutes": container.minutes}
+    return ContainerObject.model_validate(
+        {**asdict(container), "expires_after": expires_after, "zip_url": zip_url}
     )
 
 
 def container_file_object(file: ContainerFile, url: str) -> ContainerFileObject:
     """Return OpenAI's container file object."""
-    return ContainerFileObject(
-        id=file.id,
-        container_id=file.container_id,
-        created_at=file.created_at,
-        bytes=file.bytes,
-        path=file.path,
-        source=file.source,
-        url=url,
-    )
+    return ContainerFileObject.model_validate({**asdict(file), "url": url})
 
 
 # Conversations
 
 
 def _checked(items: list[Any]) -> list[Any]:
-    array(item)(items, "items")
+    array(input_item)(items, "items")
     return items
 
 
 Items = Annotated[list[Object], Field(max_length=20), AfterValidator(_checked)]
-"""The items that one request adds, unchanged."""
+"""The items that one request adds to a conversation."""
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64), BeforeValidator(_clean)], Name],
     Field(max_length=16),
@@ -461,19 +442,19 @@ Metadata = Annotated[
 
 
 class ConversationUpdate(BaseModel):
-    """The notes on a conversation."""
+    """Changes of a conversation."""
 
     metadata: Metadata | None = None
 
 
 class ConversationCreate(ConversationUpdate):
-    """A conversation, and the items that it begins with."""
+    """A conversation to create, with its first items."""
 
     items: Items | None = None
 
 
 class ItemsCreate(BaseModel):
-    """The items that a conversation is given."""
+    """Items to add to a conversation."""
 
     items: Items
 
@@ -488,11 +469,7 @@ class ConversationObject(_Identified):
 
 def conversation_object(conversation: Conversation) -> ConversationObject:
     """Return OpenAI's conversation object."""
-    return ConversationObject(
-        id=conversation.id,
-        created_at=conversation.created_at,
-        metadata=dict(conversation.metadata),
-    )
+    return ConversationObject.model_validate(conversation, from_attributes=True)
 
 
 class ItemObject(_Identified):
@@ -509,19 +486,19 @@ MAX_SEQUENCE = 2**53
 
 
 class StreamQuery(BaseModel):
-    """Where the stream of a response's events begins."""
+    """The first event of a stream of a response's events."""
 
     starting_after: (
         Annotated[StrictInt, Field(ge=0, le=MAX_SEQUENCE), BeforeValidator(_number)] | None
-    ) = Field(None, description="The number of the last event that is not streamed again.")
+    ) = Field(None, description="The number of the event after which the stream begins.")
 
 
 class ResponseQuery(StreamQuery):
-    """How a response is retrieved."""
+    """The query that retrieves a response."""
 
     stream: str | None = Field(None, description="`true` streams the response's events.")
     include: list[str] | None = Field(
-        None, description="What can be named here is always included."
+        None, description="Has no effect: all of these outputs are always included."
     )
 
 
@@ -536,7 +513,7 @@ class ResponseObject(_Identified):
 
 
 class RunObject(_Identified):
-    """A run: at work, with its answer, or with the error that ended it."""
+    """A run, with its completion or with the error that ended it."""
 
     object: Literal["run"] = "run"
     created_at: int
@@ -552,27 +529,27 @@ class RunObject(_Identified):
 # The server
 
 
-class Health(_Answer):
-    """The process answers."""
+class Health(_ResponseModel):
+    """The state of the server."""
 
     status: Literal["ok"] = "ok"
 
 
 class ModelObject(_Identified):
-    """A model of the backend, with all fields that the backend gives."""
+    """A model of the backend, with all fields that the backend has for the model."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class ModelList(_Answer):
+class ModelList(_ResponseModel):
     """The backend's models, each also as `<model>:plain`."""
 
     object: Literal["list"] = "list"
     data: list[ModelObject]
 
 
-class Capabilities(_Answer):
-    """What the server can do for this client."""
+class Capabilities(_ResponseModel):
+    """The capabilities of the server for this client."""
 
     object: Literal["capabilities"] = "capabilities"
     version: str
@@ -584,7 +561,7 @@ class Capabilities(_Answer):
     egress: dict[str, Any]
     files: dict[str, Any]
     responses: dict[str, Any]
-    profiles: dict[str, str] = Field(description="The profiles that the key may choose.")
+    profiles: dict[str, str] = Field(description="The profiles that the API key may use.")
     profile: str
     features: dict[str, Any]
     endpoints: list[str]

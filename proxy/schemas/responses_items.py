@@ -1,12 +1,12 @@
-"""The items of a response's output and the events that tell of their changes.
+"""The output items of a response, and the stream events about them.
 
-`Thinking`, `Message` and `ClientCalls` write the model's output. `ShellItems` and
-`CodeInterpreterItems` write the sandbox's steps as calls of OpenAI's hosted tools (profile
-`items`).
+`ReasoningItems`, `MessageItem` and `ClientCallItems` render the model's output. `ShellItems` and
+`CodeInterpreterItems` render steps as calls of OpenAI's hosted tools (`sandbox.steps` is `items`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from policies.history import step_id
@@ -20,44 +20,44 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.schemas.responses_tools import PREFIXES, call_fields
-from proxy.schemas.steps import MAX_OUTPUT_CHARS, UNFINISHED, AnswerState, command_line
+from proxy.schemas.responses_tools import ITEM_ID_PREFIXES, call_fields
+from proxy.schemas.steps import MAX_OUTPUT_CHARS, UNFINISHED_OUTPUT, AnswerState, command_line
 
 Json = dict[str, Any]
 """An event of the stream without its sequence number, an item, or a part of an item."""
 
 
-class Output:
-    """The items so far. Their ids consist of the run id and their index."""
+class OutputItems:
+    """The output items so far. An item's id consists of the run id and the item's index."""
 
     def __init__(self, run_id: str, container_id: str) -> None:
         self.run_id = run_id
         self.container_id = container_id
         self.items: list[Json] = []
 
-    def begin(self, prefix: str, item: Json) -> tuple["OutputPlace", Json]:
-        """Add an item, and return its place and the event."""
+    def begin(self, prefix: str, item: Json) -> tuple["ItemRef", Json]:
+        """Add an item, and return a reference to the item and the event."""
         index = len(self.items)
-        place = OutputPlace(index, f"{prefix}_{self.run_id}_{index}")
-        self.items.append({"id": place.id, **item})
-        return place, self._told("added", index)
+        ref = ItemRef(index, f"{prefix}_{self.run_id}_{index}")
+        self.items.append({"id": ref.id, **item})
+        return ref, self._item_event("added", index)
 
-    def end(self, place: "OutputPlace", **changes: Any) -> Json:
+    def end(self, ref: "ItemRef", **changes: Any) -> Json:
         """Complete an item, and return the event."""
-        self.items[place.index] = {**self.items[place.index], **changes}
-        return self._told("done", place.index)
+        self.items[ref.index] = {**self.items[ref.index], **changes}
+        return self._item_event("done", ref.index)
 
-    def _told(self, what: str, index: int) -> Json:
-        type = f"response.output_item.{what}"
+    def _item_event(self, change: str, index: int) -> Json:
+        type = f"response.output_item.{change}"
         return {"type": type, "output_index": index, "item": self.items[index]}
 
 
-class OutputPlace:
-    """The index and the id of an item."""
+@dataclass(frozen=True, slots=True)
+class ItemRef:
+    """A reference to an item."""
 
-    def __init__(self, index: int, id: str) -> None:
-        self.index = index
-        self.id = id
+    index: int
+    id: str
 
     def event(self, name: str, /, **fields: Any) -> Json:
         """Return an event about the item."""
@@ -69,89 +69,87 @@ class OutputPlace:
         }
 
 
-class Thinking:
-    """Reasoning items: consecutive thinking is one item, with its text in `summary`."""
+class ReasoningItems:
+    """The reasoning items. Consecutive reasoning becomes one item, with the text in `summary`."""
 
-    def __init__(self, output: Output, *, encrypted: bool) -> None:
-        """`encrypted`: whether the client asked for `encrypted_content`."""
+    def __init__(self, output: OutputItems, *, encrypted: bool) -> None:
+        """`encrypted`: True if the request includes `encrypted_content`."""
         self._output = output
-        self._place: OutputPlace | None = None
+        self._item: ItemRef | None = None
         self._text: list[str] = []
-        # Null, because the proxy does not read it when it comes back.
+        # Null, because the proxy does not read the field in a later request.
         self._fields: Json = {"encrypted_content": None} if encrypted else {}
 
-    def say(self, text: str) -> list[Json]:
+    def write(self, text: str) -> list[Json]:
         """Add text, which may be empty."""
         if not text:
             return []
-        begun: list[Json] = []
-        if self._place is None:
+        events: list[Json] = []
+        if self._item is None:
             item = {"type": "reasoning", "summary": [], **self._fields, "status": "in_progress"}
-            self._place, added = self._output.begin("rs", item)
-            begun = [added, self._part("added", "")]
+            self._item, added = self._output.begin("rs", item)
+            events = [added, self._part("added", "")]
         self._text.append(text)
-        delta = self._place.event("reasoning_summary_text.delta", summary_index=0, delta=text)
-        return [*begun, delta]
+        delta = self._item.event("reasoning_summary_text.delta", summary_index=0, delta=text)
+        return [*events, delta]
 
     def end(self) -> list[Json]:
         """End the open item, if any."""
-        place = self._place
-        if place is None:
+        item = self._item
+        if item is None:
             return []
         text = "".join(self._text)
-        done = place.event("reasoning_summary_text.done", summary_index=0, text=text)
+        done = item.event("reasoning_summary_text.done", summary_index=0, text=text)
         part = self._part("done", text)
-        self._place, self._text = None, []
+        self._item, self._text = None, []
         summary = [{"type": "summary_text", "text": text}]
-        return [done, part, self._output.end(place, summary=summary, status="completed")]
+        return [done, part, self._output.end(item, summary=summary, status="completed")]
 
-    def _part(self, what: str, text: str) -> Json:
-        assert self._place is not None
+    def _part(self, change: str, text: str) -> Json:
+        assert self._item is not None
         part = {"type": "summary_text", "text": text}
-        return self._place.event(f"reasoning_summary_part.{what}", summary_index=0, part=part)
+        return self._item.event(f"reasoning_summary_part.{change}", summary_index=0, part=part)
 
 
-class Message:
-    """The message item: the answer, or the refusal."""
+class MessageItem:
+    """A message item: narration before a tool call, the answer, or a refusal."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: OutputItems) -> None:
         self._output = output
-        self._place: OutputPlace | None = None
+        self._item: ItemRef | None = None
         self._parts: list[Json] = []
         self._pieces: list[str] = []
         """Pieces of the text of the last part."""
 
     def write(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
-        """Add text of the answer."""
         events = self._in_part("output_text")
         self._pieces.append(text)
         return [*events, self._event("output_text.delta", delta=text, logprobs=list(logprobs))]
 
     def refuse(self, text: str) -> list[Json]:
-        """Add text of the refusal."""
         events = self._in_part("refusal")
         self._pieces.append(text)
         return [*events, self._event("refusal.delta", delta=text)]
 
     def end(self, annotations: Sequence[Json], logprobs: Sequence[Json], status: str) -> list[Json]:
         """End the message, which is empty if nothing was written."""
-        opening = [] if self._place else self._in_part("output_text")
-        assert self._place is not None
+        opening = [] if self._item else self._in_part("output_text")
+        assert self._item is not None
         cited = [] if self._is("refusal") else self._cite(annotations, logprobs)
         done = self._end_part()
         return [
             *opening,
             *cited,
             *done,
-            self._output.end(self._place, content=self._parts, status=status),
+            self._output.end(self._item, content=self._parts, status=status),
         ]
 
     def _in_part(self, kind: str) -> list[Json]:
-        """Open a part of a type, unless it is open."""
+        """Open a part of a type unless the last part has that type."""
         events: list[Json] = []
-        if self._place is None:
+        if self._item is None:
             item = {"type": "message", "role": "assistant", "content": [], "status": "in_progress"}
-            self._place, added = self._output.begin("msg", item)
+            self._item, added = self._output.begin("msg", item)
             events.append(added)
         elif self._is(kind):
             return []
@@ -183,8 +181,8 @@ class Message:
         return [done, self._event("content_part.done", part=part)]
 
     def _event(self, name: str, /, **fields: Any) -> Json:
-        assert self._place is not None
-        return self._place.event(name, content_index=len(self._parts) - 1, **fields)
+        assert self._item is not None
+        return self._item.event(name, content_index=len(self._parts) - 1, **fields)
 
 
 def _empty_part(kind: str) -> Json:
@@ -193,57 +191,64 @@ def _empty_part(kind: str) -> Json:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-class ClientCall:
-    """A call of a function or custom tool of the client's, while the model writes it."""
+class ClientCallItem:
+    """The item of a call of a client's function or custom tool, written piece by piece."""
 
-    def __init__(self, output: Output, call_id: str, tool: Mapping[str, Any]) -> None:
+    def __init__(self, output: OutputItems, call_id: str, tool: Mapping[str, Any]) -> None:
         """`tool` is the tool as the request has it."""
         self._output = output
         is_custom = tool["type"] == "custom"
-        kind, prefix = ("custom_tool_call", "ctc") if is_custom else ("function_call", "fc")
+        kind = "custom_tool_call" if is_custom else "function_call"
         self._events = "custom_tool_call_input" if is_custom else "function_call_arguments"
         self._field = "input" if is_custom else "arguments"
-        self._named = {} if is_custom else {"name": tool["name"]}
-        within = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
-        item = {"type": kind, "call_id": call_id, **within, "name": tool["name"], self._field: ""}
-        self._place, self.added = output.begin(prefix, {**item, "status": "in_progress"})
+        self._done_fields = {} if is_custom else {"name": tool["name"]}
+        namespace = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
+        item = {
+            "type": kind,
+            "call_id": call_id,
+            **namespace,
+            "name": tool["name"],
+            self._field: "",
+        }
+        self._item, self.added = output.begin(
+            ITEM_ID_PREFIXES[kind], {**item, "status": "in_progress"}
+        )
         self._pieces: list[str] = []
 
     def write(self, text: str) -> list[Json]:
-        """Add a piece of the input."""
         self._pieces.append(text)
-        return [self._place.event(f"{self._events}.delta", delta=text)]
+        return [self._item.event(f"{self._events}.delta", delta=text)]
 
     def end(self) -> list[Json]:
-        """End the complete call."""
         written = {self._field: "".join(self._pieces)}
-        done = self._place.event(f"{self._events}.done", **self._named, **written)
-        return [done, self._output.end(self._place, **written, status="completed")]
+        done = self._item.event(f"{self._events}.done", **self._done_fields, **written)
+        return [done, self._output.end(self._item, **written, status="completed")]
 
     def abandon(self) -> list[Json]:
         """End an incomplete call."""
         written = {self._field: "".join(self._pieces)}
-        return [self._output.end(self._place, **written, status="incomplete")]
+        return [self._output.end(self._item, **written, status="incomplete")]
 
 
-class ClientCalls:
-    """The calls of the client's tools, streamed if their input is one text, else complete."""
+class ClientCallItems:
+    """The calls of the client's tools. Calls of functions and custom tools are streamed; calls of
+    OpenAI's tools are sent complete."""
 
     def __init__(
-        self, output: Output, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
+        self, output: OutputItems, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
     ) -> None:
         """`tools` are the client's tools by the name of their function."""
         self._output = output
         self._tools = tools
         self._state = state
-        self._open: dict[int, ClientCall] = {}
+        self._open: dict[int, ClientCallItem] = {}
 
     def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
         """Return the events of a piece of a call."""
         match event:
-            case ClientCallStarted(index, call_id, name) if self._is_text(name):
+            case ClientCallStarted(index, call_id, name) if self._is_streamed(name):
                 self._state.sent_calls.add(call_id)
-                self._open[index] = call = ClientCall(self._output, call_id, self._tools[name])
+                self._open[index] = call = ClientCallItem(self._output, call_id, self._tools[name])
                 return [call.added]
             case ClientCallDelta(index, text) if index in self._open:
                 return self._open[index].write(text)
@@ -253,47 +258,49 @@ class ClientCalls:
 
     def abandon(self) -> list[Json]:
         """End the calls that are still open."""
-        left, self._open = self._open, {}
-        return [told for call in left.values() for told in call.abandon()]
+        calls, self._open = self._open, {}
+        return [event for call in calls.values() for event in call.abandon()]
 
-    def whole(self, call: Mapping[str, Any]) -> list[Json]:
-        """Return the events of a complete call, none if it was streamed."""
+    def complete(self, call: Mapping[str, Any]) -> list[Json]:
+        """Return the events of a complete call, or an empty list if the call was streamed."""
         if call["id"] in self._state.sent_calls:
             return []
-        made = call[call["type"]]
-        name, written = made["name"], made["input" if call["type"] == "custom" else "arguments"]
-        tool = self._tools[name]
-        if self._is_text(name):
-            item = ClientCall(self._output, call["id"], tool)
-            return [item.added, *item.write(written), *item.end()]
-        fields = {"call_id": call["id"], **call_fields(tool["type"], written)}
-        begun = {"type": f"{tool['type']}_call", "status": "in_progress", **fields}
-        place, added = self._output.begin(PREFIXES[tool["type"]], begun)
-        return [added, self._output.end(place, status="completed")]
+        function = call[call["type"]]
+        arguments = function["input" if call["type"] == "custom" else "arguments"]
+        tool = self._tools[function["name"]]
+        if self._is_streamed(function["name"]):
+            item = ClientCallItem(self._output, call["id"], tool)
+            return [item.added, *item.write(arguments), *item.end()]
+        kind = f"{tool['type']}_call"
+        fields = {"call_id": call["id"], **call_fields(tool["type"], arguments)}
+        ref, added = self._output.begin(
+            ITEM_ID_PREFIXES[kind], {"type": kind, "status": "in_progress", **fields}
+        )
+        return [added, self._output.end(ref, status="completed")]
 
-    def _is_text(self, name: str) -> bool:
-        return self._tools[name]["type"] not in PREFIXES
+    def _is_streamed(self, name: str) -> bool:
+        return self._tools[name]["type"] in ("function", "custom")
 
 
 # Steps as items of hosted tools
 
 
-class _Streams:
+class _CommandOutput:
     """The output of one command, up to MAX_OUTPUT_CHARS."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._left = MAX_OUTPUT_CHARS
 
-    def take(self, stream: str, text: str) -> str:
-        """Add a piece, and return the part of it that is kept."""
+    def add(self, stream: str, text: str) -> str:
+        """Add a piece, and return the part of the piece below the limit."""
         kept = text[: self._left]
         self._left -= len(kept)
         self._pieces[stream].append(kept)
         return kept
 
-    def written(self, observation: str) -> dict[str, str]:
-        """Return the output by stream; if there is none, the observation as stdout."""
+    def by_stream(self, observation: str) -> dict[str, str]:
+        """Return the output by stream, or the observation as stdout if there is no output."""
         found = {stream: "".join(pieces) for stream, pieces in self._pieces.items()}
         return found if any(found.values()) else {"stdout": observation, "stderr": ""}
 
@@ -301,31 +308,33 @@ class _Streams:
 class HostedToolItems(ABC):
     """Renders the steps of a run as items of a hosted tool."""
 
-    def __init__(self, output: Output, state: AnswerState) -> None:
+    def __init__(self, output: OutputItems, state: AnswerState) -> None:
         self._output = output
         self._state = state
-        self._streams = _Streams()
+        self._command_output = _CommandOutput()
         """The output of the open step."""
 
     def render(self, event: Event) -> list[Json]:
-        """Return the events that the client sees of an event of the run."""
+        """Return the stream events for an event of the run."""
         match event:
             case ToolCallStarted() if is_shown(event.name):
-                self._streams = _Streams()
+                self._command_output = _CommandOutput()
                 return self._begin(event)
             case ToolOutput(step, stream, text) if step == self._state.open_step:
-                kept = self._streams.take(stream, text)
+                kept = self._command_output.add(stream, text)
                 return self._write(stream, kept) if kept else []
             case ToolCallFinished() if event.step == self._state.open_step:
-                written = self._streams.written(event.observation)
-                return self._end(written, _outcome(event), "completed")
+                streams = self._command_output.by_stream(event.observation)
+                return self._end(streams, _outcome(event), "completed")
         return []
 
     def abandon(self) -> list[Json]:
         """Return the events that end the open step of a failed run."""
         if self._state.open_step is None:
             return []
-        return self._end(self._streams.written(UNFINISHED), {"type": "timeout"}, "incomplete")
+        return self._end(
+            self._command_output.by_stream(UNFINISHED_OUTPUT), {"type": "timeout"}, "incomplete"
+        )
 
     @abstractmethod
     def _begin(self, event: ToolCallStarted) -> list[Json]: ...
@@ -334,14 +343,14 @@ class HostedToolItems(ABC):
     def _write(self, stream: str, text: str) -> list[Json]: ...
 
     @abstractmethod
-    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
+    def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
 
 
 class ShellItems(HostedToolItems):
     """Each step as a `shell_call` and a `shell_call_output`."""
 
-    _place: OutputPlace
-    """The place of the open step's output."""
+    _item: ItemRef
+    """The `shell_call_output` of the open step."""
 
     def _begin(self, event: ToolCallStarted) -> list[Json]:
         command, call_id = _command(event), step_id(self._output.run_id, event.step)
@@ -355,7 +364,7 @@ class ShellItems(HostedToolItems):
             },
             "status": "in_progress",
         }
-        place, added = self._output.begin("sh", item)
+        ref, added = self._output.begin("sh", item)
         result: Json = {
             "type": "shell_call_output",
             "call_id": call_id,
@@ -363,38 +372,37 @@ class ShellItems(HostedToolItems):
             "max_output_length": None,
             "status": "in_progress",
         }
-        at = {"output_index": place.index, "command_index": 0}
+        at = {"output_index": ref.index, "command_index": 0}
         events = [
             added,
             {"type": "response.shell_call_command.added", **at, "command": ""},
             {"type": "response.shell_call_command.delta", **at, "delta": command},
             {"type": "response.shell_call_command.done", **at, "command": command},
-            self._output.end(place, action=_action(command), status="completed"),
+            self._output.end(ref, action=_action(command), status="completed"),
         ]
-        self._place, begun = self._output.begin("sho", result)
-        return [*events, begun]
+        self._item, output_added = self._output.begin("sho", result)
+        return [*events, output_added]
 
     def _write(self, stream: str, text: str) -> list[Json]:
         delta = {stream: text}
-        return [self._place.event("shell_call_output_content.delta", command_index=0, delta=delta)]
+        return [self._item.event("shell_call_output_content.delta", command_index=0, delta=delta)]
 
-    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
-        content = [{**written, "outcome": outcome}]
+    def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+        content = [{**streams, "outcome": outcome}]
         return [
-            self._place.event("shell_call_output_content.done", command_index=0, output=content),
-            self._output.end(self._place, output=content, status=status),
+            self._item.event("shell_call_output_content.done", command_index=0, output=content),
+            self._output.end(self._item, output=content, status=status),
         ]
 
 
 class CodeInterpreterItems(HostedToolItems):
     """Each step as a `code_interpreter_call`."""
 
-    _place: OutputPlace
-    """The place of the open step."""
+    _item: ItemRef
     _code: str
 
-    def __init__(self, output: Output, state: AnswerState, *, with_outputs: bool) -> None:
-        """`with_outputs`: whether the client asked for the outputs of the calls."""
+    def __init__(self, output: OutputItems, state: AnswerState, *, with_outputs: bool) -> None:
+        """`with_outputs`: True if the request includes the outputs of the calls."""
         super().__init__(output, state)
         self._with_outputs = with_outputs
 
@@ -407,29 +415,29 @@ class CodeInterpreterItems(HostedToolItems):
             "outputs": None,
             "status": "in_progress",
         }
-        self._place, added = self._output.begin("ci", item)
+        self._item, added = self._output.begin("ci", item)
         return [
             added,
-            self._place.event("code_interpreter_call.in_progress"),
-            self._place.event("code_interpreter_call_code.delta", delta=self._code),
-            self._place.event("code_interpreter_call_code.done", code=self._code),
-            self._place.event("code_interpreter_call.interpreting"),
+            self._item.event("code_interpreter_call.in_progress"),
+            self._item.event("code_interpreter_call_code.delta", delta=self._code),
+            self._item.event("code_interpreter_call_code.done", code=self._code),
+            self._item.event("code_interpreter_call.interpreting"),
         ]
 
     def _write(self, stream: str, text: str) -> list[Json]:
-        return []  # a call gets its outputs when it ends
+        return []  # OpenAI has no event for a piece of output
 
-    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+    def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
         outputs = None
         if self._with_outputs:
-            outputs = [{"type": "logs", "logs": "".join(written.values())}]
-        ended = [self._place.event("code_interpreter_call.completed")]
-        item = self._output.end(self._place, code=self._code, outputs=outputs, status=status)
-        return [*ended, item] if status == "completed" else [item]
+            outputs = [{"type": "logs", "logs": "".join(streams.values())}]
+        completed = [self._item.event("code_interpreter_call.completed")]
+        item = self._output.end(self._item, code=self._code, outputs=outputs, status=status)
+        return [*completed, item] if status == "completed" else [item]
 
 
 def _command(event: ToolCallStarted) -> str:
-    """Return a step as a person would type it."""
+    """Return a step as a shell command, or as the tool's name and its main arguments."""
     arguments: Mapping[str, Any] = event.arguments
     if event.name == "execute_bash" and "job_id" not in arguments:
         return str(arguments.get("command") or "")
@@ -441,7 +449,7 @@ def _action(command: str) -> Json:
 
 
 def _outcome(event: ToolCallFinished) -> Json:
-    """Return one of OpenAI's two outcomes: the exit of the command, or a timeout."""
+    """Return OpenAI's outcome of a command: its exit, or a timeout."""
     if event.exit_code is not None:
         return {"type": "exit", "exit_code": event.exit_code}
     return {"type": "exit", "exit_code": 0} if event.output_lines is None else {"type": "timeout"}

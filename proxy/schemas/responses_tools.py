@@ -1,8 +1,8 @@
-"""The tools of /v1/responses: functions for the chat completion, and the sandbox.
+"""The tools of a Responses request: functions for the chat completion, and the sandbox.
 
 The client's own tools (functions, custom tools, namespaces) and those of OpenAI's tools that the
-client runs (shell, apply_patch, tool_search) become functions; calls of the latter go back in
-OpenAI's own form. The shell and the code interpreter that a server runs stand for the sandbox.
+client runs (shell, apply_patch, tool_search) become functions. Calls of OpenAI's tools are returned
+as OpenAI's items. A hosted tool (shell, code interpreter) enables the sandbox.
 """
 
 import json
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.schemas.responses_shapes import LEFT_OUT
+from proxy.schemas.responses_parameters import UNAVAILABLE_TOOL_TYPES
 
 Tool = Mapping[str, Any]
 Item = Mapping[str, Any]
 
 # OpenAI's tools that the client runs: shell, local_shell, apply_patch, tool_search
 
-SEARCH = "tool_search"
+TOOL_SEARCH = "tool_search"
 _ELSEWHERE = "the user's own computer, which is not the sandbox"
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _STRINGS = {"type": "array", "items": _STRING}
@@ -30,9 +30,9 @@ _DIFF = (
 _OPERATIONS = ("create_file", "update_file", "delete_file")
 
 
-def _function(words: str, required: str, **properties: Tool) -> Tool:
+def _function(description: str, required: str, **properties: Tool) -> Tool:
     parameters = {"type": "object", "properties": properties, "required": required.split()}
-    return {"description": words, "parameters": parameters}
+    return {"description": description, "parameters": parameters}
 
 
 _TOOLS: Mapping[str, Tool] = {
@@ -58,53 +58,65 @@ _TOOLS: Mapping[str, Tool] = {
         path=_STRING,
         diff={**_STRING, "description": _DIFF},
     ),
-    SEARCH: _function("Finds further tools.", ""),
+    TOOL_SEARCH: _function("Finds further tools.", ""),
 }
-PREFIXES: Mapping[str, str] = {
-    "shell": "shc",
-    "local_shell": "lsh",
-    "apply_patch": "apc",
-    SEARCH: "tsc",
+ITEM_ID_PREFIXES: Mapping[str, str] = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "shell_call": "shc",
+    "shell_call_output": "shco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
 }
-"""Prefixes of the ids of their calls, other than those of the sandbox's steps."""
+"""Prefixes of item ids by the item's type. The items of steps have other prefixes."""
 
 
 def run_by_client(tool: Tool) -> bool:
-    """Return True if the client runs a tool. A shell or a search may also be the server's."""
+    """Return True if the client runs one of OpenAI's tools. A shell or a search may be hosted."""
     if tool["type"] == "shell":
         return (tool.get("environment") or {}).get("type") == "local"
-    if tool["type"] == SEARCH:
+    if tool["type"] == TOOL_SEARCH:
         return tool.get("execution") == "client"
     return tool["type"] in _TOOLS
 
 
 def as_function(tool: Tool) -> Tool:
     """Return the tool with the name, description and parameters of a function."""
-    asked = {name: value for name, value in tool.items() if value is not None}
-    return {**_TOOLS[tool["type"]], **asked, "name": tool["type"]}
+    present = {name: value for name, value in tool.items() if value is not None}
+    return {**_TOOLS[tool["type"]], **present, "name": tool["type"]}
 
 
 def call_fields(kind: str, arguments: str) -> dict[str, Any]:
-    """Return the fields of a call item. Fields that the model left out get a value."""
-    given = _read(arguments)
+    """Return the fields of a call item. A field that the model omitted gets a default."""
+    parsed = _parse_object(arguments)
     match kind:
         case "shell":
-            limits = {name: _whole(given.get(name)) for name in ("timeout_ms", "max_output_length")}
-            action = {"commands": _texts(given.get("commands")), **limits}
+            action = {
+                "commands": _texts(parsed.get("commands")),
+                "timeout_ms": _integer(parsed.get("timeout_ms")),
+                "max_output_length": _integer(parsed.get("max_output_length")),
+            }
             return {"action": action, "environment": {"type": "local"}}
         case "local_shell":
-            return {"action": _program(given)}
+            return {"action": _program(parsed)}
         case "apply_patch":
-            return {"operation": _operation(given)}
-    return {"execution": "client", "arguments": given}
+            return {"operation": _operation(parsed)}
+    return {"execution": "client", "arguments": parsed}
 
 
 def call_arguments(item: Item) -> str:
-    """Return the arguments of a call item as the model wrote them."""
-    given = item.get("action") or item.get("operation") or item.get("arguments") or {}
-    if isinstance(given, str):
-        return given
-    return json.dumps({name: value for name, value in given.items() if value is not None})
+    """Return the arguments of a call item of one of OpenAI's tools as JSON."""
+    arguments = item.get("action") or item.get("operation") or item.get("arguments") or {}
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps({name: value for name, value in arguments.items() if value is not None})
 
 
 def result_text(item: Item) -> str:
@@ -115,30 +127,32 @@ def result_text(item: Item) -> str:
     return output if isinstance(output, str) else json.dumps(output)
 
 
-def _program(given: Item) -> dict[str, Any]:
+def _program(arguments: Item) -> dict[str, Any]:
     """Return the action of a local_shell call, without null fields, which the AI SDK refuses."""
-    timeout_ms, place = _whole(given.get("timeout_ms")), given.get("working_directory")
+    timeout_ms = _integer(arguments.get("timeout_ms"))
+    directory = arguments.get("working_directory")
     return {
         "type": "exec",
-        "command": _texts(given.get("command")),
-        "env": _variables(given.get("env")),
+        "command": _texts(arguments.get("command")),
+        "env": _variables(arguments.get("env")),
         **({} if timeout_ms is None else {"timeout_ms": timeout_ms}),
-        **({"working_directory": place} if isinstance(place, str) else {}),
+        **({"working_directory": directory} if isinstance(directory, str) else {}),
     }
 
 
-def _operation(given: Item) -> dict[str, str]:
-    kind = given.get("type") if given.get("type") in _OPERATIONS else "update_file"
-    named = {"type": str(kind), "path": str(given.get("path") or "")}
-    return named if kind == "delete_file" else {**named, "diff": str(given.get("diff") or "")}
+def _operation(arguments: Item) -> dict[str, str]:
+    kind = arguments.get("type") if arguments.get("type") in _OPERATIONS else "update_file"
+    named = {"type": str(kind), "path": str(arguments.get("path") or "")}
+    return named if kind == "delete_file" else {**named, "diff": str(arguments.get("diff") or "")}
 
 
-def _read(arguments: str) -> Mapping[str, Any]:
+def _parse_object(arguments: str) -> Mapping[str, Any]:
+    """Return the JSON object that a model wrote, or an empty one for invalid JSON."""
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
-    return given if isinstance(given, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _texts(value: Any) -> list[str]:
@@ -147,7 +161,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -166,15 +180,15 @@ def function_name(named: Mapping[str, Any]) -> str:
     return f"{namespace}__{name}" if namespace else str(name)
 
 
-def own_tools(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Return the checked tools that the client runs, by the name of their function. The last one of
-    a name wins: a search may find a tool that is there already."""
-    return {function_name(tool): tool for offered in tools for tool in _client_tools(offered)}
+def client_tools_by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Return the checked tools that the client runs, by the name of their function. The last tool
+    of a name wins: a search may find a tool that the request has too."""
+    return {function_name(tool): tool for entry in tools for tool in _expand(entry)}
 
 
 def loaded_tools(items: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Return the tools that items of the input add."""
-    adding = ("additional_tools", f"{SEARCH}_output")
+    """Return the tools that input items add to those of the request."""
+    adding = ("additional_tools", f"{TOOL_SEARCH}_output")
     return [tool for item in items if item.get("type") in adding for tool in item["tools"]]
 
 
@@ -184,7 +198,10 @@ def chat_tool(tool: Tool) -> dict[str, Any]:
     if tool["type"] == "custom":
         custom = _fields(named, "name", "description")
         match tool.get("format"):
-            case {"type": "grammar", **grammar}:  # a chat completion nests it one level deeper
+            case {
+                "type": "grammar",
+                **grammar,
+            }:  # chat completions nest it deeper
                 custom["format"] = {"type": "grammar", "grammar": grammar}
         return {"type": "custom", "custom": custom}
     function = _fields(named, "name", "description", "parameters", "strict")
@@ -197,20 +214,21 @@ def _fields(tool: Tool, *names: str) -> dict[str, Any]:
 
 def search_result(tools: Iterable[Tool]) -> str:
     """Return the text that tells the model which tools a search has found."""
-    names = own_tools(tools)
+    names = client_tools_by_name(tools)
     if not names:
         return "No tools were found."
     return "These tools can be called from now on: " + ", ".join(names)
 
 
-def written_arguments(call: Mapping[str, Any]) -> str:
+def function_arguments(call: Mapping[str, Any]) -> str:
     """Return the arguments of a call item of a function or custom tool as the model wrote them."""
     if call["type"] == "custom_tool_call":
         return json.dumps({"input": call["input"]})
     return str(call["arguments"])
 
 
-def _client_tools(tool: Tool) -> Iterator[Tool]:
+def _expand(tool: Tool) -> Iterator[Tool]:
+    """Yield the tools that the client runs of an entry of `tools`: of a namespace its tools."""
     match tool["type"]:
         case "function" | "custom":
             yield tool
@@ -221,7 +239,7 @@ def _client_tools(tool: Tool) -> Iterator[Tool]:
             for each in tool["tools"]:
                 description = f"{about}{each.get('description') or ''}".strip()
                 yield {**each, "namespace": tool["name"], "description": description}
-                about = ""  # once is enough: it holds for all tools of the namespace
+                about = ""  # only the first tool repeats the description of the namespace
 
 
 # The tools of a request
@@ -230,101 +248,103 @@ HostedTool = Literal["shell", "code_interpreter"]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
-    """The tools of a request."""
+class ResponsesToolSet:
+    """The tools of a request, with those that its input loads."""
 
     functions: Sequence[Mapping[str, Any]] = ()
     """The client's tools as tools of a chat completion."""
-    own: Mapping[str, Tool] = field(default_factory=dict)
+    client_tools: Mapping[str, Tool] = field(default_factory=dict)
     """The client's tools as the request has them, by the name of their function."""
-    shows: HostedTool | None = None
+    step_item_tool: HostedTool | None = None
     """The hosted tool as whose calls steps may be shown."""
-    has_computer: bool = False
-    """Whether the request has a hosted tool."""
+    has_hosted_tool: bool = False
     container_id: str | None = None
     files: Sequence[tuple[str, str]] = ()
-    """Uploads that the sandbox begins with: the path in the request, and the file id."""
-    networks: Sequence[tuple[str, str]] = ()
-    """Network policies: the path in the request, and the type."""
-    left_out: Sequence[str] = ()
+    """Uploads to copy into the sandbox: the path in the request, and the file id."""
+    network_policies: Sequence[tuple[str, str]] = ()
+    """The path in the request and the type of each network policy."""
+    unavailable: Sequence[str] = ()
     """The types of tools that are not available."""
 
 
-def asked_tools(tools: Sequence[Tool], more: Sequence[Tool] = ()) -> AskedTools:
-    """Return the checked tools of a request and the tools that its input adds (`more`)."""
-    own = own_tools([*tools, *more])
-    containers = [each for n, tool in enumerate(tools) if (each := _container(tool, n))]
-    shown = [_shown_as(tool) for tool in tools]
-    return AskedTools(
-        functions=[chat_tool(tool) for tool in own.values()],
-        own=own,
-        shows=next((name for name in shown if name), None),
-        has_computer=any(map(_is_computer, tools)),
-        container_id=next((id for _, at in containers if (id := at.get("container_id"))), None),
+def read_tools(tools: Sequence[Tool], loaded: Sequence[Tool] = ()) -> ResponsesToolSet:
+    """Return the checked tools of a request, and those that its input items loaded."""
+    client_tools = client_tools_by_name([*tools, *loaded])
+    containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
+    container_ids = [container.get("container_id") for _, container in containers]
+    step_item_tools = map(_step_item_tool, tools)
+    types = {tool["type"] for tool in [*tools, *loaded]}
+    return ResponsesToolSet(
+        functions=[chat_tool(tool) for tool in client_tools.values()],
+        client_tools=client_tools,
+        step_item_tool=next(filter(None, step_item_tools), None),
+        has_hosted_tool=any(map(_is_hosted, tools)),
+        container_id=next(filter(None, container_ids), None),
         files=[
             (f"{param}.file_ids[{n}]", file_id)
-            for param, at in containers
-            for n, file_id in enumerate(at.get("file_ids") or [])
+            for param, container in containers
+            for n, file_id in enumerate(container.get("file_ids") or [])
         ],
-        networks=[
-            (f"{param}.network_policy", at["network_policy"]["type"])
-            for param, at in containers
-            if at.get("network_policy")
+        network_policies=[
+            (f"{param}.network_policy", container["network_policy"]["type"])
+            for param, container in containers
+            if container.get("network_policy")
         ],
-        left_out=sorted({tool["type"] for tool in [*tools, *more]}.intersection(LEFT_OUT)),
+        unavailable=sorted(types.intersection(UNAVAILABLE_TOOL_TYPES)),
     )
 
 
-def tool_first(choice: Any, tools: AskedTools) -> bool:
-    """Return True if the run must begin with a tool call, which may be one of the sandbox's."""
+def starts_with_tool(choice: Any, tools: ResponsesToolSet) -> bool:
+    """Return True if the run must begin with a tool call, also of a tool of the sandbox."""
     match choice:
         case {"type": "shell" | "code_interpreter" as kind}:
-            return not _is_own(kind, tools)
-    return choice == "required" and tools.has_computer
+            return not _is_client_tool(kind, tools)
+    return choice == "required" and tools.has_hosted_tool
 
 
-def chat_choice(choice: Any, tools: AskedTools) -> Any:
+def chat_choice(choice: Any, tools: ResponsesToolSet) -> Any:
     """Return the `tool_choice` of the chat completion."""
-    if tool_first(choice, tools):
+    if starts_with_tool(choice, tools):
         return None
     match choice:
         case {"type": "function" | "custom"}:
-            return _named(choice)
+            return _function_choice(choice)
         case {"type": "shell" | "local_shell" | "apply_patch" as kind}:
-            return _named({"name": kind})
+            return _function_choice({"name": kind})
         case {"type": "allowed_tools"}:
-            return _allowed(choice, tools)
+            return _allowed_tools(choice, tools)
     return choice
 
 
-def _allowed(choice: Tool, tools: AskedTools) -> Any:
+def _allowed_tools(choice: Tool, tools: ResponsesToolSet) -> Any:
     """Return the allowed tools of the chat completion. The sandbox is always allowed."""
-    entries = choice.get("tools") or []
-    named = [each for entry in entries for each in _all(entry, tools)]
-    hosted = any(not _all(entry, tools) for entry in entries)
-    mode = "auto" if hosted else choice.get("mode") or "auto"
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    entries = [_functions_of(entry, tools) for entry in choice.get("tools") or []]
+    mode = choice.get("mode") or "auto" if all(entries) else "auto"  # an empty entry: hosted
+    allowed = {"mode": mode, "tools": [function for entry in entries for function in entry]}
+    return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
-def _all(entry: Tool, tools: AskedTools) -> list[dict[str, Any]]:
-    """Return the client's tool that an entry names, or all tools of a namespace."""
+def _functions_of(entry: Tool, tools: ResponsesToolSet) -> list[dict[str, Any]]:
+    """Return the client's tool that an entry of the allowed tools names, all tools of a namespace,
+    or an empty list for a hosted tool."""
     match entry:
         case {"type": "function" | "custom"}:
-            return [_named(entry)]
+            return [_function_choice(entry)]
         case {"type": "namespace", "name": namespace}:
-            within = (tool for tool in tools.own.values() if tool.get("namespace") == namespace)
-            return [_named(tool) for tool in within]
-        case {"type": str(kind)} if _is_own(kind, tools):
-            return [_named({"name": kind})]
+            client_tools = tools.client_tools.values()
+            within = (tool for tool in client_tools if tool.get("namespace") == namespace)
+            return list(map(_function_choice, within))
+        case {"type": str(kind)} if _is_client_tool(kind, tools):
+            return [_function_choice({"name": kind})]
     return []
 
 
-def _is_own(kind: str, tools: AskedTools) -> bool:
+def _is_client_tool(kind: str, tools: ResponsesToolSet) -> bool:
     """Return True if the client runs the tool of that type."""
-    return kind in tools.own and tools.own[kind]["type"] == kind
+    return kind in tools.client_tools and tools.client_tools[kind]["type"] == kind
 
 
-def _named(tool: Tool) -> dict[str, Any]:
+def _function_choice(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(tool)}}
 
 
@@ -340,13 +360,13 @@ def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, A
     return None
 
 
-def _is_computer(tool: Tool) -> bool:
+def _is_hosted(tool: Tool) -> bool:
     return tool["type"] in ("shell", "code_interpreter") and not run_by_client(tool)
 
 
-def _shown_as(tool: Mapping[str, Any]) -> HostedTool | None:
-    """Return the hosted tool as whose calls steps are shown. A shell without an environment is
-    none: its clients would run the calls themselves."""
+def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:
+    """Return the hosted tool as whose calls steps may be shown. A shell without an environment is
+    not such a tool: its clients would run the calls themselves."""
     if tool["type"] == "code_interpreter":
         return "code_interpreter"
-    return "shell" if _is_computer(tool) and tool.get("environment") else None
+    return "shell" if _is_hosted(tool) and tool.get("environment") else None

@@ -1,44 +1,47 @@
-"""What the answers of every API contain: usage, the `sandbox` object, files, links, JSON text."""
+"""The parts that the responses of all APIs share: usage, the `sandbox` object, files, links."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from functools import reduce
+from typing import Any, Literal
 
 from policies.capabilities import Capability
 from policies.file_names import shown_name
 from proxy.agent.result import Artifact, Result, add
 
-MAX_LEFT_OUT = 100
-"""How many produced files are named of those that the answer does not contain."""
-_LARGEST = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
-"""Counts of which parallel runs share the largest instead of their sum."""
+MAX_SKIPPED_FILES = 100
+"""Maximum number of skipped files that the `sandbox` object lists."""
+_MAXIMA = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
+"""Counts of which the maximum over parallel runs is reported, not the sum."""
 
 
 def usage(result: Result) -> dict[str, Any]:
-    """Return OpenAI's usage summed over the choices, with the proxy's own in `sandbox`."""
-    counted: dict[str, Any] = {
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-        "total_tokens": 0,
-    }
-    stats = result.stats.counts()
-    largest = {key: stats[key] for key in _LARGEST}
-    for each in (result, *result.others):
-        counted = add(counted, each.usage)
-    for other in result.others:
-        more = other.stats.counts()
-        stats = add(stats, more)
-        largest = {key: max(largest[key], more[key]) for key in _LARGEST}
-    if any(each.stats.cost_usd is None for each in (result, *result.others)):
+    """Return OpenAI's usage summed over the choices. `sandbox` has the statistics of the runs."""
+    choices = (result, *result.others)
+    counted: dict[str, Any] = dict.fromkeys(
+        ("prompt_tokens", "completion_tokens", "total_tokens"), 0
+    )
+    for choice in choices:
+        counted = add(counted, choice.usage)
+    counts = [choice.stats.counts() for choice in choices]
+    stats = reduce(add, counts)
+    stats |= {key: max(each[key] for each in counts) for key in _MAXIMA}
+    if any(choice.stats.cost_usd is None for choice in choices):
         stats["cost_usd"] = None
-    known = {key: value for key, value in {**stats, **largest}.items() if value is not None}
+    known = {key: value for key, value in stats.items() if value is not None}
     return {**counted, "sandbox": _sandbox_usage(known)}
 
 
+def details(counted: Mapping[str, Any], tokens: Literal["prompt", "completion"]) -> dict[str, Any]:
+    """Return the details of a usage's prompt or completion tokens, or an empty dict."""
+    found = counted.get(f"{tokens}_tokens_details")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
 def sandbox_object(result: Result) -> dict[str, Any]:
-    """Return the `sandbox` object of an answer: how the run ended, and the files it produced."""
-    shown: dict[str, Any] = {
+    """Return the `sandbox` object of a response: the end of the run, and the produced files."""
+    sandbox: dict[str, Any] = {
         "v": 1,
         "run_id": result.run_id,
         "container_id": result.container_id,
@@ -48,19 +51,19 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         "files": [_file_object(artifact) for artifact in result.artifacts],
     }
     if result.origin == "restored":
-        shown["restored"] = True
+        sandbox["restored"] = True
     if result.segments > 1:
-        shown["segments"] = result.segments
-        shown["compactions"] = [asdict(each) for each in result.compactions]
+        sandbox["segments"] = result.segments
+        sandbox["compactions"] = [asdict(each) for each in result.compactions]
     if result.warnings:
-        shown["warnings"] = [asdict(warning) for warning in result.warnings]
+        sandbox["warnings"] = [asdict(warning) for warning in result.warnings]
     if result.skipped_files:
-        shown["files_left_out_count"] = len(result.skipped_files)
-        shown["files_left_out"] = [
+        sandbox["files_left_out_count"] = len(result.skipped_files)
+        sandbox["files_left_out"] = [
             {**asdict(file), "path": _printable(file.path)}
-            for file in result.skipped_files[:MAX_LEFT_OUT]
+            for file in result.skipped_files[:MAX_SKIPPED_FILES]
         ]
-    return shown
+    return sandbox
 
 
 def _file_object(artifact: Artifact) -> dict[str, Any]:
@@ -75,14 +78,13 @@ def _file_object(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def annotations(result: Result, before: int = 0) -> list[dict[str, Any]]:
-    """Return a `url_citation` for each file, at its link in the answer, else at the answer's end.
+def url_citations(result: Result, before: int = 0) -> list[dict[str, Any]]:
+    """Return a `url_citation` of each file, at the file's link in the answer or at the end.
 
-    `before` is the number of characters that the content has before the answer.
+    `before` is the number of characters of the message's content before the answer.
     """
     found = []
-    for artifact in result.artifacts:
-        start, end = place(result.answer, artifact.url)
+    for artifact, start, end in linked_artifacts(result):
         citation = {
             "url": artifact.url,
             "title": filename(artifact),
@@ -94,7 +96,7 @@ def annotations(result: Result, before: int = 0) -> list[dict[str, Any]]:
 
 
 def images(result: Result) -> list[dict[str, Any]]:
-    """Return the pictures that are small enough to be inside the message."""
+    """Return the produced images that are small enough to be part of the message."""
     urls = [artifact.data_url for artifact in result.artifacts if artifact.data_url]
     return [
         {"type": "image_url", "index": index, "image_url": {"url": url}}
@@ -102,8 +104,15 @@ def images(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def place(answer: str, url: str) -> tuple[int, int]:
-    """Return where a link's text stands in an answer, else the bare URL, else the answer's end."""
+def linked_artifacts(result: Result) -> Iterator[tuple[Artifact, int, int]]:
+    """Yield each produced file with the start and the end of its link in the answer."""
+    for artifact in result.artifacts:
+        yield artifact, *_link_span(result.answer, artifact.url)
+
+
+def _link_span(answer: str, url: str) -> tuple[int, int]:
+    """Return the position of the link's text in the answer. Without a Markdown link it is the
+    position of the bare URL; without the URL, the end of the answer."""
     at = answer.find(url)
     if at < 0:
         return len(answer), len(answer)
@@ -114,7 +123,7 @@ def place(answer: str, url: str) -> tuple[int, int]:
 
 
 def filename(artifact: Artifact) -> str:
-    """Return the name under which the user sees a file."""
+    """Return the name that the user sees of a file."""
     return _printable(artifact.filename or shown_name(artifact.path))
 
 
@@ -123,21 +132,21 @@ def _printable(path: str) -> str:
 
 
 def _sandbox_usage(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `usage.sandbox`: the fields of a Tally, or of several added up, and ratios of them.
+    """Return `usage.sandbox`: the fields of a RunStats or the sums of several, and ratios of them.
 
-    All are whole numbers, because LangChain adds up the numbers in usages and warns of other types.
+    All numbers are integers, because LangChain sums the numbers of usages and warns of other types.
     """
     renamed = ("capability_turns", "cost_usd")
-    told = {name: value for name, value in stats.items() if name not in renamed}
+    shown = {name: value for name, value in stats.items() if name not in renamed}
     if (cost := stats.get("cost_usd")) is not None:
-        told["cost_microusd"] = round(1_000_000 * cost)
+        shown["cost_microusd"] = round(1_000_000 * cost)
     turns = {str(each): stats["capability_turns"].get(each, 0) for each in Capability}
     capabilities = {
         name: {"turns": count, "permille": _permille(count, stats["turns"])}
         for name, count in turns.items()
     }
     env_permille = _permille(stats["env_tokens"], stats["trajectory_tokens"])
-    return {**told, "env_permille": env_permille, "capabilities": capabilities}
+    return {**shown, "env_permille": env_permille, "capabilities": capabilities}
 
 
 def _permille(part: int, whole: int) -> int:
@@ -145,5 +154,5 @@ def _permille(part: int, whole: int) -> int:
 
 
 def json_text(value: Any) -> str:
-    """Return ASCII JSON on one line, without lone surrogates, which some parsers refuse."""
+    """Return ASCII JSON on one line. Lone surrogates, which some parsers refuse, are replaced."""
     return json.dumps(json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")))

@@ -1,10 +1,9 @@
-"""The state of an answer that is being encoded, and the steps of a run as clients are shown them.
+"""The steps of a run as clients see them, and the state of an answer that is being sent.
 
-`AnswerState` records what was sent of an answer. There is one renderer for each way in which
-clients can ask for steps (`sandbox.steps`): `StepTextRenderer` for text among the thinking
-(`reasoning`), `StepEventRenderer` for JSON objects of server-sent events (`events`), and
-`StepCardRenderer` for the cards of Open WebUI (`items`). The encoders in chat_response,
-messages_response and responses_response use them.
+There is one renderer for each value of `sandbox.steps`: `StepTextRenderer` renders steps as text in
+the reasoning (`reasoning`), `StepEventRenderer` as JSON objects of server-sent events (`events`),
+and `StepCardRenderer` as cards of Open WebUI (`items`). The encoders of all APIs use the renderers
+and an `AnswerState`.
 """
 
 import re
@@ -36,56 +35,54 @@ from proxy.schemas.result_objects import json_text
 
 
 class AnswerState:
-    """What a client was sent of an answer, as far as it decides what may follow.
+    """The part of an answer that was sent, where it decides what may be sent next.
 
-    An encoder calls `update` with each event of the run after it has encoded the event.
+    An encoder calls `update` with each event of the run after encoding the event.
     """
 
     def __init__(self) -> None:
         self.answer_began = False
-        """True if text of the answer was sent. Thinking is withheld then: clients would show it in
-        the wrong place."""
+        """True if text of the answer was sent. No reasoning is sent after it, because clients would
+        show the reasoning in the wrong place."""
         self.open_step: int | None = None
-        """The step that has begun and has no result yet."""
+        """The step that has no result yet, or None."""
         self.sent_calls = set[str]()
-        """The ids of the client's calls that were sent as the model wrote them."""
+        """The ids of the client's calls that were streamed while the model wrote them."""
 
     def update(self, event: Event) -> None:
-        """Record an event."""
         match event:
             case AnswerDelta() | Refused():
                 self.answer_began = True
             case AnswerRestarted():
-                self.answer_began = False  # what was sent was narration: steps follow it
+                self.answer_began = False  # the text was narration: steps may follow
             case ToolCallStarted() if is_shown(event.name):
                 self.open_step = event.step
             case ToolCallFinished() if event.step == self.open_step:
                 self.open_step = None
 
 
-# Text among the thinking
+# Text in the reasoning
 
 MAX_COMMAND_CHARS = 2000
 FENCE = "````"
-"""Encloses a step, because clients render thinking as Markdown, which would take a shell's output
-for headings and formulas. It is longer than the fences that programs usually print."""
+"""Encloses a step, because clients render reasoning as Markdown and would show parts of a command's
+output as headings and formulas. Programs usually print shorter fences."""
 _LIKE_FENCE = re.compile(rf"(^|\r)(?=[ \t]*{FENCE})", re.MULTILINE)
 _INDENT = " " * 4
-"""Goes before a fence in the output: with this indentation it does not end the block."""
+"""The indentation that keeps a fence in the output from ending the block."""
 
 
 class StepTextRenderer:
-    """Renders the thinking of a run, with its steps if the profile is `reasoning`."""
+    """Renders the reasoning of a run, with its steps if `steps` is `reasoning`."""
 
     def __init__(self, steps: Steps, state: AnswerState) -> None:
         self._shows_steps = steps == "reasoning"
         self._state = state
         self._at_line_start = True
-        self._output = _OutputDigest()
-        """The output of the open step."""
+        self._output = _OutputDigest()  # of the open step
 
     def render(self, event: Event) -> str:
-        """Return the text that an event adds, mostly empty."""
+        """Return the text of an event. For most events it is empty."""
         if isinstance(event, ReasoningDelta):
             return self._sendable(event.text)
         return self._sendable(self._step(event)) if self._shows_steps else ""
@@ -99,27 +96,27 @@ class StepTextRenderer:
         match event:
             case ToolCallStarted(_, _, name, arguments) if is_shown(name):
                 self._output = _OutputDigest()
-                begin = f"{FENCE}console\n{_inside(command_line(name, arguments))}\n"
-                return begin if self._at_line_start else f"\n{begin}"
+                opening = f"{FENCE}console\n{_escape_fences(command_line(name, arguments))}\n"
+                return opening if self._at_line_start else f"\n{opening}"
             case StepsOmitted(steps):
                 return f"[the first {steps} steps are not kept]\n"
             case ToolOutput(step, stream, text) if step == self._state.open_step:
-                return _inside(self._output.take(stream, text))
+                return _escape_fences(self._output.add(stream, text))
             case ToolCallFinished() if event.step == self._state.open_step:
                 rest = self._output.end(event.observation)
-                ended = outcome(event.exit_code, event.duration_s, event.output_lines)
-                return f"{_inside(rest)}{ended}\n{FENCE}\n"
+                last_line = outcome(event.exit_code, event.duration_s, event.output_lines)
+                return f"{_escape_fences(rest)}{last_line}\n{FENCE}\n"
         return ""
 
     def _sendable(self, text: str) -> str:
-        """Return the text without halves of surrogate pairs, or "" if the answer has begun."""
+        """Return the text without lone surrogates, or "" if the answer has begun."""
         if text:
             self._at_line_start = text.endswith("\n")
         return "" if self._state.answer_began else text.encode(errors="replace").decode()
 
 
-def extension(event: Event, run_id: str) -> dict[str, Any] | None:
-    """Return the `sandbox` object of a chunk that carries a step's text."""
+def step_extension(event: Event, run_id: str) -> dict[str, Any] | None:
+    """Return the `sandbox` object of the chunk with a step's text, or None."""
     match event:
         case ToolCallStarted(step, _, name, _):
             return {"v": 1, "run_id": run_id, "step": step, "kind": "tool_start", "tool": name}
@@ -132,7 +129,7 @@ def extension(event: Event, run_id: str) -> dict[str, Any] | None:
 
 
 def command_line(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a tool call as a line that a person can read."""
+    """Return a tool call as a readable line."""
     if name == "execute_bash":
         job = f"[job {_short(arguments['job_id'])}] " if "job_id" in arguments else ""
         return f"$ {job}{_short(arguments.get('command'))}"
@@ -140,9 +137,9 @@ def command_line(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name} {_short(shown)}".strip()
 
 
-def _inside(text: str) -> str:
-    """Return whole lines, changed so that none of them ends the block."""
-    return _LIKE_FENCE.sub(rf"\1{_INDENT}", text) if FENCE in text else text
+def _escape_fences(lines: str) -> str:
+    """Indent the fences in complete lines, so that none of them ends the block."""
+    return _LIKE_FENCE.sub(rf"\1{_INDENT}", lines) if FENCE in lines else lines
 
 
 def _short(value: object) -> str:
@@ -153,29 +150,29 @@ def _short(value: object) -> str:
 HEAD_LINES, HEAD_CHARS = 20, 2000
 TAIL_LINES, TAIL_CHARS = 10, 1000
 _MAX_LINE_CHARS = 4000
-"""Characters that are kept of an incomplete line."""
+"""Maximum number of characters of an incomplete line."""
 
 
 class _OutputDigest:
-    """Shortens the output of one command to its first lines, as they come, and its last lines."""
+    """Shortens the output of one command to its first lines and its last lines."""
 
     def __init__(self) -> None:
         self._unfinished: dict[str, str] = {}
         self._lines_left = HEAD_LINES
         self._chars_left = HEAD_CHARS
-        self._kept_back: list[str] = []
+        self._withheld: list[str] = []
         self._is_long = False
 
-    def take(self, stream: str, text: str) -> str:
-        """Return the lines of the beginning that this piece completes."""
+    def add(self, stream: str, text: str) -> str:
+        """Add a piece of output. Return the first lines of the output that the piece completes."""
         *lines, unfinished = (self._unfinished.get(stream, "") + text).split("\n")
         self._unfinished[stream] = unfinished[-_MAX_LINE_CHARS:]
         return "".join(map(self._shown, lines))
 
     def end(self, observation: str) -> str:
-        """Return the rest of a short output, else the last lines of the observation."""
-        left = [text for text in self._unfinished.values() if text]
-        rest = "".join([*map(self._shown, left), *self._kept_back])
+        """Return the rest of a short output, or the last lines of a long observation."""
+        unfinished = [text for text in self._unfinished.values() if text]
+        rest = "".join([*map(self._shown, unfinished), *self._withheld])
         if not self._is_long:
             return rest
         tail = "\n".join(observation.split("\n")[-TAIL_LINES:])[-TAIL_CHARS:]
@@ -183,26 +180,26 @@ class _OutputDigest:
 
     def _shown(self, line: str) -> str:
         line = readable(line) + "\n"
-        if not self._kept_back and self._lines_left and len(line) <= self._chars_left:
+        if not self._withheld and self._lines_left and len(line) <= self._chars_left:
             self._lines_left -= 1
             self._chars_left -= len(line)
             return line
-        self._keep_back(line)
+        self._withhold(line)
         return ""
 
-    def _keep_back(self, line: str) -> None:
+    def _withhold(self, line: str) -> None:
         if self._is_long:
             return
-        self._kept_back.append(line)
-        chars = sum(map(len, self._kept_back))
-        self._is_long = len(self._kept_back) > TAIL_LINES or chars > TAIL_CHARS
+        self._withheld.append(line)
+        chars = sum(map(len, self._withheld))
+        self._is_long = len(self._withheld) > TAIL_LINES or chars > TAIL_CHARS
 
 
 # Server-sent events
 
 EVENT_NAME = "sandbox.step"
 MAX_OUTPUT_CHARS = 100_000
-"""Characters of one command's output. The observation at its end is always complete."""
+"""Maximum number of characters of one command's output. The observation is not shortened."""
 
 
 class StepEventRenderer:
@@ -214,22 +211,16 @@ class StepEventRenderer:
 
     def render(self, event: Event) -> dict[str, Any] | None:
         """Return the JSON object of an event, or None."""
-        match event:
-            case ToolCallStarted() | ToolOutput() | ToolCallFinished():
-                told = self._step(event)
-            case _:
-                told = _beside_steps(event)
-        return {"v": 1, "run_id": self._run_id, **told} if told else None
+        fields = self._fields(event)
+        return {"v": 1, "run_id": self._run_id, **fields} if fields else None
 
-    def _step(
-        self, event: ToolCallStarted | ToolOutput | ToolCallFinished
-    ) -> dict[str, Any] | None:
+    def _fields(self, event: Event) -> dict[str, Any] | None:
         match event:
             case ToolOutput(step, stream, text):
                 kept = text[: self._output_left]
                 self._output_left -= len(kept)
-                told = {"kind": "tool_output", "step": step, "stream": stream, "text": kept}
-                return told if kept else None
+                fields = {"kind": "tool_output", "step": step, "stream": stream, "text": kept}
+                return fields if kept else None
             case ToolCallStarted(step, _, name, arguments) if is_shown(name):
                 self._output_left = MAX_OUTPUT_CHARS
                 return {
@@ -247,18 +238,19 @@ class StepEventRenderer:
                     "ms": round(event.duration_s * 1000),
                     "observation": event.observation,
                 }
-        return None
+        return _run_fields(event)
 
 
-def _beside_steps(event: Event) -> dict[str, Any] | None:
+def _run_fields(event: Event) -> dict[str, Any] | None:
+    """Return the fields of an event that belongs to no step, or None."""
     match event:
         case RunStarted():
             return {"kind": "run_started"}
         case StepsOmitted(steps):
             return {"kind": "steps_omitted", "steps": steps}
         case EgressDecided(decision):
-            fields = ("verdict", "host", "port", "reason", "bytes_up", "bytes_down")
-            return {"kind": "egress", **{name: getattr(decision, name) for name in fields}}
+            names = ("verdict", "host", "port", "reason", "bytes_up", "bytes_down")
+            return {"kind": "egress", **{name: getattr(decision, name) for name in names}}
         case RuleMatched():
             return {"kind": "rule", **asdict(event)}
         case FileProduced(file_id, path, size):
@@ -270,80 +262,80 @@ def _beside_steps(event: Event) -> dict[str, Any] | None:
 
 # Open WebUI's tool cards, status line and files
 #
-# Each is a set of keys beside `choices` in a chunk with an empty delta, so that other clients
-# ignore it. Open WebUI reads `event` as its own, `type` and `item` as those of /v1/responses.
+# Each is a set of top-level fields of a chunk with an empty delta, which other clients ignore. Open
+# WebUI reads `event` as an event of its own, and `type` and `item` as in a stream of /v1/responses.
 
-Keys = dict[str, Any]
+ChunkFields = dict[str, Any]
 MAX_STATUS_CHARS = 100
 _CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
-"""The bounds of a result in a card, which Open WebUI sends back with every turn."""
-UNFINISHED = "It was not finished."
+"""The limits of a result in a card. Open WebUI sends the result back with every turn."""
+UNFINISHED_OUTPUT = "It was not finished."
 
 
 class StepCardRenderer:
-    """Renders the steps of a run as cards, numbered as Open WebUI numbers its items."""
+    """Renders the steps of a run as cards, with the item numbers that Open WebUI expects."""
 
     def __init__(self, run_id: str, state: AnswerState) -> None:
         self._run_id = run_id
         self._state = state
-        self._last = ""
-        """What the last item is: "reasoning", "message" or "card"."""
+        self._last_kind = ""
+        """The kind of the last item: "reasoning", "message" or "card"."""
         self._index = -1
         self._command = ""
-        """The open step as a line."""
+        """The open step as one line."""
         self._pieces = 0
-        """Pieces of output of the open step."""
+        """The number of pieces of output of the open step."""
         self._steps = 0
 
-    def render(self, event: Event) -> list[Keys]:
-        """Return the keys of each frame that an event makes."""
+    def render(self, event: Event) -> list[ChunkFields]:
+        """Return the chunk fields of an event, for one or more chunks."""
         match event:
             case ReasoningDelta(text) if text and not self._state.answer_began:
-                self._follow("reasoning")
+                self._count_item("reasoning")
             case AnswerDelta():
-                self._follow("message")
+                self._count_item("message")
             case ToolCallStarted() if is_shown(event.name):
                 return self._begin(event)
             case ToolOutput(step, _, text) if step == self._state.open_step:
                 return self._write(text)
             case ToolCallFinished() if event.step == self._state.open_step:
-                ended = _status(f"Ran: {self._command}", done=False)
-                return [self._result(event.step, event.observation), ended]
+                status = _status(f"Ran: {self._command}", done=False)
+                return [self._result(event.step, event.observation), status]
         return []
 
-    def abandon(self) -> list[Keys]:
-        """Return the frames that close the open card and the status line of a failed run.
+    def abandon(self) -> list[ChunkFields]:
+        """Return the chunk fields that close the open card and the status line of a failed run.
 
-        A card has to get a result: Open WebUI would run a call without one itself.
+        Every card needs a result, because Open WebUI itself runs calls without a result.
         """
         step = self._state.open_step
-        pending = [] if step is None else [self._result(step, UNFINISHED, "incomplete")]
+        pending = [] if step is None else [self._result(step, UNFINISHED_OUTPUT, "incomplete")]
         if not self._steps:
             return pending
         return [*pending, _status(f"Stopped after {_count(self._steps, 'step')}", done=True)]
 
-    def finish(self, result: Result) -> list[Keys]:
-        """Return the frames of the files that are not in the message, and of the last status."""
+    def finish(self, result: Result) -> list[ChunkFields]:
+        """Return the chunk fields of files that are not in the message, and of the last status."""
         files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
         frames = [{"event": {"type": "files", "data": {"files": files}}}] if files else []
         if self._steps:
-            told = [_count(self._steps, "step")]
-            told += [_count(len(result.artifacts), "file")] if result.artifacts else []
-            frames.append(_status(", ".join(told), done=True))
+            counts = [_count(self._steps, "step")]
+            counts += [_count(len(result.artifacts), "file")] if result.artifacts else []
+            frames.append(_status(", ".join(counts), done=True))
         return frames
 
-    def _follow(self, kind: str) -> None:
-        """Count items as Open WebUI does, which makes one item of consecutive text of a kind."""
-        if kind != self._last:
+    def _count_item(self, kind: str) -> None:
+        """Count an item as Open WebUI does: consecutive text of one kind is one item."""
+        if kind != self._last_kind:
             self._index += 1
-            self._last = kind
+            self._last_kind = kind
 
-    def _begin(self, event: ToolCallStarted) -> list[Keys]:
+    def _begin(self, event: ToolCallStarted) -> list[ChunkFields]:
         self._steps += 1
         self._pieces = 0
         self._command = _line(command_line(event.name, event.arguments).removeprefix("$ "))
         self._index += 1
-        self._last = "card"
+        self._last_kind = "card"
         call = {
             "type": "function_call",
             "id": f"fc_{self._run_id}_{event.step}",
@@ -352,16 +344,16 @@ class StepCardRenderer:
             "arguments": json_text(dict(event.arguments)),
             "status": "completed",
         }
-        begun = {**call, "arguments": "", "status": "in_progress"}
+        started = {**call, "arguments": "", "status": "in_progress"}
         return [
             _status(f"Running: {self._command}", done=False),
-            {"type": "response.output_item.added", "output_index": self._index, "item": begun},
+            {"type": "response.output_item.added", "output_index": self._index, "item": started},
             {"type": "response.output_item.done", "output_index": self._index, "item": call},
         ]
 
-    def _write(self, text: str) -> list[Keys]:
-        """Return a status with the output's last line for pieces 1, 2, 4, 8 and so on: Open WebUI
-        stores every status that it gets."""
+    def _write(self, text: str) -> list[ChunkFields]:
+        """Return a status with the last line of output for pieces 1, 2, 4, 8 and so on: Open WebUI
+        stores every status."""
         self._pieces += 1
         if self._pieces & (self._pieces - 1):
             return []
@@ -370,7 +362,7 @@ class StepCardRenderer:
             return []
         return [_status(f"Running: {self._command} - {_line(lines[-1])}", done=False)]
 
-    def _result(self, step: int, text: str, status: str = "completed") -> Keys:
+    def _result(self, step: int, text: str, status: str = "completed") -> ChunkFields:
         self._index += 1
         item = {
             "type": "function_call_output",
@@ -382,7 +374,7 @@ class StepCardRenderer:
         return {"type": "response.output_item.added", "output_index": self._index, "item": item}
 
 
-def _status(description: str, *, done: bool) -> Keys:
+def _status(description: str, *, done: bool) -> ChunkFields:
     data = {"action": "sandbox", "description": description, "done": done}
     return {"event": {"type": "status", "data": data}}
 
@@ -397,7 +389,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _file(artifact: Artifact) -> Keys:
+def _file(artifact: Artifact) -> ChunkFields:
     kind = "image" if artifact.mime_type.startswith("image/") else "file"
     shown = {"type": kind, "url": artifact.url, "name": artifact.path.rpartition("/")[2]}
     return {**shown, "size": artifact.bytes} if kind == "file" else shown

@@ -1,18 +1,18 @@
-"""Checks that request bodies of every API are made of, and the errors that they raise.
+"""The checks from which the request schemas of every API are built, and the errors they raise.
 
-A check is a function that raises BadRequestError, in OpenAI's words, for a value of the wrong type
-or outside its bounds. The tables of chat_parameters, responses_shapes and messages_request combine
-them.
+A check is a function that raises BadRequestError, with OpenAI's error text and code, for a value of
+the wrong type or out of bounds. chat_parameters, responses_parameters and messages_request combine
+checks into tables of fields.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from proxy.errors import BadRequestError
 
 Check = Callable[[Any, str], None]
-"""Takes a value and its path in the request, such as `messages[0].role`, for the error."""
+"""Takes a value and its path in the request, such as `messages[0].role`."""
 
 _NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
@@ -25,23 +25,20 @@ _NAMES: tuple[tuple[type, str], ...] = (
 
 
 def anything(value: Any, param: str) -> None:
-    """Accept any value: the code that reads it checks it, or the backend does."""
+    """Accept any value. The backend checks the field, or nothing reads it."""
 
 
 def boolean(value: Any, param: str) -> None:
-    """Accept true and false."""
     if not isinstance(value, bool):
         raise wrong_type(param, "a boolean", value)
 
 
 def text(value: Any, param: str) -> None:
-    """Accept a string."""
     if not isinstance(value, str):
         raise wrong_type(param, "a string", value)
 
 
 def mapping(value: Any, param: str) -> None:
-    """Accept any object."""
     if not isinstance(value, dict):
         raise wrong_type(param, "an object", value)
 
@@ -73,30 +70,31 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
 
 
 def one_of(*values: str) -> Check:
-    """Return a check for one of a few words."""
+    """Return a check for one of these strings."""
 
     def check(value: Any, param: str) -> None:
         text(value, param)
         if value not in values:
-            raise not_among(value, values, param)
+            raise unsupported_value(value, values, param)
 
     return check
 
 
-def union(words: str, *kinds: type, checks: Mapping[type, Check] | None = None) -> Check:
-    """Return a check for a value of one of several types, and for the value by its type."""
+def union(expected: str, *types: type, checks: Mapping[type, Check] | None = None) -> Check:
+    """Return a check for a value of one of several types. `expected` describes the types in the
+    error; `checks` are further checks for values of a type."""
 
     def check(value: Any, param: str) -> None:
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise wrong_type(param, f"one of {words}", value)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise wrong_type(param, f"one of {expected}", value)
         if further := (checks or {}).get(type(value)):
             further(value, param)
 
     return check
 
 
-def array(of: Check, *, minimum: int = 0) -> Check:
-    """Return a check for a list and each of its items."""
+def array(check_item: Check, *, minimum: int = 0) -> Check:
+    """Return a check for a list of at least `minimum` items."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, list):
@@ -109,73 +107,74 @@ def array(of: Check, *, minimum: int = 0) -> Check:
                 code="empty_array",
             )
         for index, item in enumerate(value):
-            of(item, f"{param}[{index}]")
+            check_item(item, f"{param}[{index}]")
 
     return check
 
 
-def text_or_parts(of: Check, *, minimum: int = 0) -> Check:
-    """Return a check for content: a string, or a list of parts."""
-    parts = array(of, minimum=minimum)
+def text_or_parts(check_part: Check, *, minimum: int = 0) -> Check:
+    """Return a check for a message's content: a string, or a list of parts."""
+    parts = array(check_part, minimum=minimum)
     return union("a string or array of objects", str, list, checks={list: parts})
 
 
-def text_or_object(of: Check, words: Check = anything) -> Check:
-    """Return a check for an object, or a string that stands for one."""
-    return union("a string or an object", str, dict, checks={str: words, dict: of})
-
-
-def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Check:
-    """Return a check for an object with these fields. Other fields are accepted unread; null is a
-    value for a required field only."""
-
-    def check(value: Any, param: str) -> None:
-        mapping(value, param)
-        for name in required:
-            require(value, name, f"{param}.{name}")
-        for name, of in known.items():
-            if name in required or value.get(name) is not None:
-                of(value[name], f"{param}.{name}")
-
-    return check
+def text_or_object(check_object: Check, check_text: Check = anything) -> Check:
+    """Return a check for an object, or for a string in its place."""
+    checks: Mapping[type, Check] = {str: check_text, dict: check_object}
+    return union("a string or an object", str, dict, checks=checks)
 
 
 def object_with(
-    required: Mapping[str, Check], optional: Mapping[str, Check] | None = None
+    required: Mapping[str, Check] | None = None, optional: Mapping[str, Check] | None = None
 ) -> Check:
-    """Return a check for an object, as `fields` does, from its required and its optional fields."""
-    return fields({**required, **(optional or {})}, required=required)
-
-
-def discriminated(kinds: Mapping[str, Check], others: Check | None = None) -> Check:
-    """Return a check that picks the check for an object by its `type`. A type that is not among
-    `kinds` is refused unless `others` is given."""
+    """Return a check for an object with these fields. Other fields are not checked. Null is
+    accepted for an optional field."""
+    needed = required or {}
+    known = {**needed, **(optional or {})}
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
-        require(value, "type", f"{param}.type")
-        text(value["type"], f"{param}.type")
-        of = kinds.get(value["type"], others)
-        if of is None:
-            raise not_among(value["type"], kinds, f"{param}.type")
-        of(value, param)
+        for name in needed:
+            require(value, name, f"{param}.{name}")
+        for name, check_field in known.items():
+            if name in needed or value.get(name) is not None:
+                check_field(value[name], f"{param}.{name}")
 
     return check
 
 
-def values(of: Check) -> Check:
-    """Return a check for an object whose values all pass one check."""
+def discriminated(
+    kinds: Mapping[str, Check], others: Check | None = None, *, tag: str = "type"
+) -> Check:
+    """Return a check for an object that picks a check from `kinds` by the field `tag`. `others`
+    checks an object of another kind; without `others` such an object is refused."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        require(value, tag, f"{param}.{tag}")
+        kind = value[tag]
+        text(kind, f"{param}.{tag}")
+        check_kind = kinds.get(kind, others)
+        if check_kind is None:
+            raise unsupported_value(kind, kinds, f"{param}.{tag}")
+        check_kind(value, param)
+
+    return check
+
+
+def values(check_value: Check) -> Check:
+    """Return a check for an object whose values all pass `check_value`."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
         for name, item in value.items():
-            of(item, f"{param}.{name}")
+            check_value(item, f"{param}.{name}")
 
     return check
 
 
 def require(value: Mapping[str, Any], name: str, param: str) -> None:
-    """Raise BadRequestError if an object lacks a field; `param` is the path of the field."""
+    """Raise BadRequestError if an object lacks a field. `param` is the path of the field."""
     if name not in value:
         raise missing(param)
 
@@ -198,12 +197,12 @@ def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
     )
 
 
-def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestError:
-    """Return the error for a word that is not supported."""
-    words = [f"'{word}'" for word in supported]
-    listed = " and ".join(words)
-    if len(words) > 2:
-        listed = f"{', '.join(words[:-1])}, and {words[-1]}"
+def unsupported_value(value: str, supported: Iterable[str], param: str) -> BadRequestError:
+    """Return the error for a string that is not among the supported values."""
+    quoted = [f"'{each}'" for each in supported]
+    listed = " and ".join(quoted)
+    if len(quoted) > 2:
+        listed = f"{', '.join(quoted[:-1])}, and {quoted[-1]}"
     return BadRequestError(
         f"Invalid value: '{value}'. Supported values are: {listed}.",
         param=param,
@@ -211,21 +210,21 @@ def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestErr
     )
 
 
-def unsupported(param: str, words: str) -> BadRequestError:
-    """Return the error for a parameter of OpenAI's that this server does not have."""
+def unsupported(param: str, hint: str) -> BadRequestError:
+    """Return the error for a parameter that this server does not support."""
     return BadRequestError(
-        f"Unsupported parameter: '{param}'. {words}", param=param, code="unsupported_parameter"
+        f"Unsupported parameter: '{param}'. {hint}", param=param, code="unsupported_parameter"
     )
 
 
-def not_together(words: str, param: str) -> BadRequestError:
-    """Return the error for a field that another field rules out."""
-    return BadRequestError(words, param=param, code="invalid_parameter_combination")
+def invalid_combination(message: str, param: str) -> BadRequestError:
+    """Return the error for a field that is not allowed beside another field."""
+    return BadRequestError(message, param=param, code="invalid_parameter_combination")
 
 
-def too_much(param: str, code: str, most: str) -> BadRequestError:
-    """Return the error for a value that is too long; `most` names the bound."""
-    return BadRequestError(f"Invalid '{param}': more than {most}.", param=param, code=code)
+def too_long(param: str, code: str, limit: str) -> BadRequestError:
+    """Return the error for a value above a limit, such as "16 pairs"."""
+    return BadRequestError(f"Invalid '{param}': more than {limit}.", param=param, code=code)
 
 
 def _within(
@@ -246,7 +245,7 @@ def _within(
 
 
 def request_body(body: object, **required: Check) -> dict[str, Any]:
-    """Return a request body that is an object with these fields. Raises BadRequestError."""
+    """Return the body if it is an object with these fields. Raises BadRequestError."""
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
     for name, check in required.items():

@@ -16,7 +16,7 @@ from policies.profile import Profile
 from proxy.models.scripted import text_reply
 from proxy.profiles import Profiles
 from proxy.schemas.chat_parameters import OPENAI
-from proxy.schemas.responses_shapes import FIELDS
+from proxy.schemas.responses_parameters import FIELDS
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import house, one_key
 

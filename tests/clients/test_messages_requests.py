@@ -11,7 +11,7 @@ import pytest
 
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.schemas.messages_response import accumulate
+from proxy.schemas.messages_response import accumulate_message
 from sandbox_runtime.errors import SandboxUnavailableError
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
 from tests.fakes.backend import Held, Refusal, scripted_backend
@@ -132,7 +132,7 @@ async def test_what_is_said_beside_a_call_of_the_clients_stands_before_it(
     ]
     async with asking(script, tmp_path) as client:
         response = await client.ask(stream=stream, tools=[WARMTH], thinking={"type": thinking})
-    message = accumulate(events(response)) if stream else response.json()
+    message = accumulate_message(events(response)) if stream else response.json()
     *thoughts, said_beside, use = message["content"]
     assert (said_beside, use["type"]) == ({"type": "text", "text": "Now Bonn."}, "tool_use")
     words = "".join(block["thinking"] for block in thoughts)

@@ -12,7 +12,7 @@ from policies.profile import Profile
 from policies.redaction import Redaction
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from proxy.schemas.messages_response import accumulate
+from proxy.schemas.messages_response import accumulate_message
 from tests.clients import chat, messages, responses
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.open_webui import OpenWebUI
@@ -222,7 +222,9 @@ async def test_messages_narration_is_told_with_the_answer_as_one_message_next_ti
 ) -> None:
     asked = {**messages.ASKED, "tools": [messages.COMPUTER], "sandbox": {"steps": "items"}}
     async with messages.asking([TOLD, SUBMIT, text_reply("Bye.")], tmp_path) as client:
-        streamed = accumulate(messages.events(await client.ask(**{**asked, "stream": True})))
+        streamed = accumulate_message(
+            messages.events(await client.ask(**{**asked, "stream": True}))
+        )
         thanks = {"role": "user", "content": "Thanks."}
         said = {"role": "assistant", "content": streamed["content"]}
         await client.message(**{**asked, "messages": [*asked["messages"], said, thanks]})

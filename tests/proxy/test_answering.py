@@ -19,7 +19,7 @@ from proxy.app import routed
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
-from proxy.schemas.chat_response import StreamedCompletion, head
+from proxy.schemas.chat_response import CompletionStreamEncoder, completion_head
 from proxy.schemas.request_options import RequestOptions
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
@@ -27,11 +27,11 @@ from tests.fakes.server import join
 STEPS: Steps = "off"
 
 
-class BrokenEncoder(StreamedCompletion):
+class BrokenEncoder(CompletionStreamEncoder):
     """An encoder that fails at the answer."""
 
     def __init__(self) -> None:
-        super().__init__(head("r1", 0, "m"), "r1", STEPS, wants_usage=False)
+        super().__init__(completion_head("r1", 0, "m"), "r1", STEPS, include_usage=False)
 
     def event(self, event: Event) -> str:
         if isinstance(event, AnswerDelta):

@@ -13,7 +13,7 @@ from proxy.api.response_recorder import ResponseRecorder
 from proxy.errors import RunCancelledError
 from proxy.runs.frame_log import FrameLog
 from proxy.schemas.responses_response import ResponseContext
-from proxy.schemas.responses_tools import AskedTools
+from proxy.schemas.responses_tools import ResponsesToolSet
 from proxy.store.conversations import ResponseQuota
 from proxy.store.database import Database
 from proxy.store.records import StoredResponse
@@ -51,7 +51,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 async def begun(shelf: ResponseRepository, *, background: bool = True) -> ResponseRecorder:
     asked = ResponseContext(
-        {**BODY, "background": background}, "1", 0, "cntr_1", "reasoning", AskedTools()
+        {**BODY, "background": background}, "1", 0, "cntr_1", "reasoning", ResponsesToolSet()
     )
     kept = ResponseRecorder(shelf, "me", asked)
     stored = StoredResponse("resp_1", "cntr_1", "1", kept.begun, worker="somebody")

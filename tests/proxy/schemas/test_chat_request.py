@@ -1,4 +1,4 @@
-"""What we read of a request, what we refuse, and that everything else travels on."""
+"""Parsing of chat completion requests."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from proxy.errors import BadRequestError
 from proxy.schemas.chat_request import (
     check_messages,
     choice_count,
+    includes_usage,
     parse_chat,
-    wants_usage,
-    with_ids,
+    with_tool_call_ids,
 )
 from proxy.schemas.validation import request_body, text
 
@@ -82,11 +82,11 @@ def tool(name: object) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {}}}
 
 
-def test_a_bare_request_asks_for_nothing_but_its_messages() -> None:
+def test_request_without_parameters_has_only_messages() -> None:
     assert parsed() == (ChatRequest(MESSAGES, client_tools=[]), Params())
 
 
-def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
+def test_each_parameter_is_sent_with_the_calls_of_its_scope() -> None:
     token_limits = {"max_tokens": 5, "max_completion_tokens": 6}
     tools = [tool("lookup")]
     request, params = parsed(
@@ -113,14 +113,14 @@ def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
     )
 
 
-def test_a_null_shapes_no_answer_and_sets_no_limit() -> None:
+def test_null_parameters_have_no_effect() -> None:
     nulls = {"response_format": None, "stop": None, "max_tokens": None, "tools": None, "n": None}
     request, params = parsed(**nulls, stream=None, stream_options=None)
     assert params == Params()
     assert (request.client_tools, request.stream) == ([], False)
 
 
-def test_defaults_that_clients_send_along_ask_for_no_call_of_their_own() -> None:
+def test_values_without_effect_need_no_separate_answer_call() -> None:
     idle = {"response_format": {"type": "text"}, "skip_special_tokens": True, "stop": [], "n": 1}
     assert params_of(**idle, logprobs=False, top_logprobs=0).final == {}
     assert params_of(**idle, echo=False, min_tokens=3).final == {"min_tokens": 3}
@@ -139,13 +139,13 @@ def test_defaults_that_clients_send_along_ask_for_no_call_of_their_own() -> None
         ),
     ],
 )
-def test_the_former_names_of_a_grammar_are_translated(
+def test_guided_fields_become_structured_outputs(
     guided: dict[str, Any], structured: dict[str, Any]
 ) -> None:
     assert params_of(**guided).final == {**guided, "structured_outputs": structured}
 
 
-def test_a_grammar_under_its_own_name_stands() -> None:
+def test_structured_outputs_are_preferred_to_guided_fields() -> None:
     given = {"structured_outputs": {"regex": "b"}, "guided_regex": "a"}
     assert params_of(**given).final == given
 
@@ -175,13 +175,13 @@ def test_a_grammar_under_its_own_name_stands() -> None:
         ({"structured_outputs": {"json": "{"}}, None),
     ],
 )
-def test_the_form_that_can_be_checked_is_known(
+def test_answer_form_is_read_from_the_format_parameters(
     fields: dict[str, Any], form: AnswerForm | None
 ) -> None:
     assert request_of(**fields).answer_form == form
 
 
-def test_functions_are_told_to_the_model_as_tools() -> None:
+def test_functions_become_tools() -> None:
     function = {"name": "lookup", "parameters": {"type": "object"}}
     request, params = parsed(functions=[function], function_call={"name": "lookup"})
     assert (request.client_tools, request.tool_choice, request.parallel_tool_calls) == (
@@ -192,7 +192,7 @@ def test_functions_are_told_to_the_model_as_tools() -> None:
     assert (request.legacy_state is None, params.base) == (False, {})
 
 
-def test_calls_and_results_of_functions_become_those_of_tools() -> None:
+def test_function_calls_and_results_become_tool_calls_and_results() -> None:
     call = {"name": "lookup", "arguments": '{"a": 1}'}
     lonely = {"role": "function", "name": "other", "content": "?"}
     messages = [
@@ -211,7 +211,7 @@ def test_calls_and_results_of_functions_become_those_of_tools() -> None:
     ]
 
 
-def test_each_message_is_read_as_often_however_many_calls_of_functions_there_are() -> None:
+def test_conversion_of_function_calls_reads_each_message_a_constant_number_of_times() -> None:
     def reads(turns: int) -> int:
         seen = []
 
@@ -222,18 +222,18 @@ def test_each_message_is_read_as_often_however_many_calls_of_functions_there_are
 
         call = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
         turn = (call, {"role": "function", "name": "f", "content": "7"})
-        with_ids([Message(each) for _ in range(turns) for each in turn])
+        with_tool_call_ids([Message(each) for _ in range(turns) for each in turn])
         return len(seen)
 
     assert reads(30) - reads(20) == reads(20) - reads(10)
 
 
 @pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"n": None}, 1), ({"n": 3}, 3)])
-def test_the_answers_that_are_asked_for_are_counted(fields: dict[str, Any], count: int) -> None:
+def test_choice_count_defaults_to_one(fields: dict[str, Any], count: int) -> None:
     assert choice_count(fields, 3) == count
 
 
-def test_more_answers_than_allowed_are_refused() -> None:
+def test_choice_count_above_the_limit_is_refused() -> None:
     with pytest.raises(BadRequestError) as raised:
         choice_count({"n": 4}, 3)
     error = raised.value
@@ -243,7 +243,7 @@ def test_more_answers_than_allowed_are_refused() -> None:
     )
 
 
-def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
+def test_parallel_tool_calls_is_dropped_without_client_tools() -> None:
     request, params = parsed(parallel_tool_calls=True)
     assert (request.parallel_tool_calls, params.base) == (None, {})
 
@@ -262,7 +262,7 @@ def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
         ({"stop": ["a"]}, True),
     ],
 )
-def test_links_are_put_only_where_the_form_of_the_answer_is_free(
+def test_links_are_rewritten_only_in_answers_without_a_format(
     fields: dict[str, Any], rewritten: bool
 ) -> None:
     assert request_of(**fields).rewrite_links is rewritten
@@ -284,9 +284,7 @@ def test_links_are_put_only_where_the_form_of_the_answer_is_free(
         ({"model": "m", "messages": ["Hi"]}, "messages[0]", "invalid_type"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(
-    body: object, param: str | None, code: str | None
-) -> None:
+def test_invalid_body_is_refused(body: object, param: str | None, code: str | None) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_messages(request_body(body, model=text))
     error = raised.value
@@ -332,7 +330,7 @@ def test_a_body_that_is_no_request_is_refused(
         ),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(
+def test_invalid_value_is_refused_with_param_and_code(
     fields: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
@@ -340,7 +338,7 @@ def test_a_wrong_value_is_refused_by_its_name(
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
 
 
-def test_the_message_says_what_was_expected_and_what_came() -> None:
+def test_type_error_names_expected_and_actual_type() -> None:
     with pytest.raises(BadRequestError) as raised:
         request_of(stream="yes")
     assert raised.value.body() == {
@@ -363,11 +361,11 @@ def test_the_message_says_what_was_expected_and_what_came() -> None:
         ({"stream_options": {"include_usage": True}}, True),
     ],
 )
-def test_usage_is_sent_to_streams_that_ask_for_it(options: dict[str, Any], wanted: bool) -> None:
-    assert wants_usage(options) is wanted
+def test_include_usage_is_read_from_stream_options(options: dict[str, Any], wanted: bool) -> None:
+    assert includes_usage(options) is wanted
 
 
-def test_a_call_that_is_required_is_one_of_the_clients_tools() -> None:
+def test_required_tool_choice_means_a_client_tool() -> None:
     made = request_of(tools=[tool("a")], tool_choice="required")
     assert (made.must_call, made.tool_choice) == (True, None)
     made = request_of(tool_choice="required")
@@ -375,12 +373,12 @@ def test_a_call_that_is_required_is_one_of_the_clients_tools() -> None:
 
 
 @pytest.mark.parametrize(("mode", "must_call"), [("auto", False), ("required", True)])
-def test_of_allowed_tools_the_model_is_told_alone(mode: str, must_call: bool) -> None:
+def test_model_sees_only_allowed_tools(mode: str, must_call: bool) -> None:
     named = {"type": "function", "function": {"name": "b"}}
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
     made = request_of(tools=[tool("a"), tool("b")], tool_choice=choice)
     assert (made.client_tools, made.must_call) == ([tool("b")], must_call)
 
 
-def test_a_tool_may_have_the_name_of_one_of_ours() -> None:
+def test_client_tool_may_have_the_name_of_a_sandbox_tool() -> None:
     assert request_of(tools=[tool("submit")]).client_tools == [tool("submit")]

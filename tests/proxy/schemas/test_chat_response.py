@@ -1,4 +1,4 @@
-"""Chat completions as the client sees them, to the last field."""
+"""Every field of chat completions and their streams."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Compaction, Result
 from proxy.errors import BackendError
-from proxy.schemas.chat_response import StreamedCompletion, WholeCompletion, head
+from proxy.schemas.chat_response import CompletionBuilder, CompletionStreamEncoder, completion_head
 from tests.fakes.results import SPENT, SPENT_TOLD
 
 URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
@@ -124,14 +124,14 @@ NOTHING = replace(RESULT, answer="42", artifacts=[], skipped_files=[], response=
 
 
 def whole(result: Result, reasoning: str = "") -> dict[str, Any]:
-    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "off")
+    builder = CompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "off")
     builder.event(ReasoningDelta(reasoning))
     made = builder.finish(result)
     json.dumps(made).encode()
     return made
 
 
-def test_a_completion_with_everything() -> None:
+def test_completion_with_all_fields() -> None:
     assert whole(RESULT, "$ ls\n") == {
         "id": "chatcmpl-r1",
         "object": "chat.completion",
@@ -159,7 +159,7 @@ def test_a_completion_with_everything() -> None:
     }
 
 
-def test_a_completion_with_nothing_has_what_is_required() -> None:
+def test_empty_completion_has_the_required_fields() -> None:
     made = whole(NOTHING)
     assert made["choices"] == [
         {
@@ -181,14 +181,14 @@ def test_a_completion_with_nothing_has_what_is_required() -> None:
     }
 
 
-def test_the_clients_calls_stand_in_the_place_of_content() -> None:
+def test_completion_with_client_calls_has_null_content() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="tool_calls")
     choice = whole(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
     assert choice["message"]["tool_calls"] == [CALL]
 
 
-def test_log_probabilities_come_back() -> None:
+def test_completion_has_logprobs() -> None:
     token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
     made = whole(replace(NOTHING, choice={"logprobs": {"content": [token]}}))
     assert made["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
@@ -206,7 +206,7 @@ def test_log_probabilities_come_back() -> None:
         ("", ""),
     ],
 )
-def test_an_annotation_points_at_the_links_label(answer: str, pointed_at: str) -> None:
+def test_annotation_spans_the_link_text(answer: str, pointed_at: str) -> None:
     result = replace(NOTHING, answer=answer, artifacts=[PICTURE])
     [annotation] = whole(result)["choices"][0]["message"]["annotations"]
     at = annotation["url_citation"]
@@ -221,12 +221,14 @@ def frames(*events: Event, steps: Any = "reasoning") -> list[list[dict[str, Any]
     return [data(encoder.event(event)) for event in events]
 
 
-def stream(steps: Any = "reasoning", *, wants_usage: bool = False) -> StreamedCompletion:
-    return StreamedCompletion(head("r1", 7, 'q"3'), "r1", steps, wants_usage=wants_usage)
+def stream(steps: Any = "reasoning", *, include_usage: bool = False) -> CompletionStreamEncoder:
+    return CompletionStreamEncoder(
+        completion_head("r1", 7, 'q"3'), "r1", steps, include_usage=include_usage
+    )
 
 
 def data(frames: str) -> list[dict[str, Any]]:
-    """The JSON objects of server-sent events."""
+    """Return the JSON objects of server-sent events."""
     lines = [line.removeprefix("data: ") for line in frames.split("\n") if line[:5] == "data:"]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
@@ -258,11 +260,11 @@ FINISHED = ToolCallFinished(
 )
 
 
-def test_the_first_chunk_says_who_speaks() -> None:
+def test_first_chunk_has_the_role() -> None:
     assert data(stream().begin()) == [chunk({"role": "assistant", "content": ""})]
 
 
-def test_a_step_is_told_as_it_happens() -> None:
+def test_step_is_streamed_as_reasoning() -> None:
     start = {"v": 1, "run_id": "r1", "step": 1, "kind": "tool_start", "tool": "execute_bash"}
     output = {"v": 1, "step": 1, "kind": "tool_output"}
     end = {"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": 1240}
@@ -281,7 +283,7 @@ def test_a_step_is_told_as_it_happens() -> None:
     ]
 
 
-def test_the_answer_comes_as_content_with_its_log_probabilities() -> None:
+def test_answer_is_streamed_as_content_with_logprobs() -> None:
     choice = {"index": 0, "delta": {"content": "2"}, "finish_reason": None}
     assert frames(AnswerDelta("4"), AnswerDelta("2", {"content": []})) == [
         [chunk({"content": "4"})],
@@ -290,7 +292,7 @@ def test_the_answer_comes_as_content_with_its_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("steps", ["off", "reasoning", "items"])
-def test_other_events_have_no_frame(steps: str) -> None:
+def test_run_events_have_no_frame(steps: str) -> None:
     others = [
         RunStarted("r1"),
         TurnStarted(1),
@@ -300,7 +302,7 @@ def test_other_events_have_no_frame(steps: str) -> None:
     assert frames(*others, steps=steps) == [[], [], [], []]
 
 
-def test_without_steps_only_the_models_own_thinking_shows() -> None:
+def test_steps_off_streams_only_the_models_reasoning() -> None:
     assert frames(ReasoningDelta("Hm."), STARTED, FINISHED, AnswerDelta("42"), steps="off") == [
         [thinking("Hm.")],
         [],
@@ -313,31 +315,31 @@ GONE = BackendError("gone")
 
 
 @pytest.mark.parametrize("steps", ["off", "reasoning", "items", "events"])
-def test_a_run_that_fails_between_steps_ends_in_its_error_alone(steps: str) -> None:
+def test_failure_between_steps_streams_only_the_error(steps: str) -> None:
     encoder = stream(steps)
     encoder.event(ReasoningDelta("Hm."))
     assert data(encoder.fail(GONE)) == [GONE.body()]
 
 
-def test_a_step_that_a_failing_run_leaves_open_is_said_not_to_be_finished() -> None:
+def test_failure_closes_the_open_step() -> None:
     encoder = stream()
     encoder.event(STARTED)
     assert data(encoder.fail(GONE)) == [thinking("[not finished]\n````\n"), GONE.body()]
 
 
-def test_the_end_is_the_pictures_then_the_finish_reason_with_the_files() -> None:
+def test_stream_ends_with_images_then_finish_reason_and_files() -> None:
     assert data(stream().finish(RESULT)) == [
         chunk({"images": IMAGES}),
         chunk({"annotations": ANNOTATIONS}, "stop", sandbox=SANDBOX),
     ]
 
 
-def test_a_run_without_files_ends_in_one_empty_delta() -> None:
+def test_stream_without_files_ends_with_one_empty_delta() -> None:
     [last] = data(stream().finish(NOTHING))
     assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
 
 
-def test_the_clients_calls_are_numbered_anew() -> None:
+def test_client_calls_are_numbered_from_zero() -> None:
     second = {**CALL, "id": "c2", "index": 5}
     result = replace(NOTHING, answer="", tool_calls=[CALL, second], finish_reason="tool_calls")
     calls, last = data(stream().finish(result))
@@ -345,8 +347,8 @@ def test_the_clients_calls_are_numbered_anew() -> None:
     assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_the_usage_chunk_has_no_choices() -> None:
-    *_, last = data(stream(wants_usage=True).finish(RESULT))
+def test_usage_chunk_has_no_choices() -> None:
+    *_, last = data(stream(include_usage=True).finish(RESULT))
     assert last == {
         "id": "chatcmpl-r1",
         "object": "chat.completion.chunk",
@@ -357,8 +359,8 @@ def test_the_usage_chunk_has_no_choices() -> None:
     }
 
 
-def test_every_chunk_is_one_line_of_ascii() -> None:
-    encoder = stream(wants_usage=True)
+def test_chunks_are_single_ascii_lines() -> None:
+    encoder = stream(include_usage=True)
     made = [encoder.begin()]
     made += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
     *frames, end = "".join([*made, encoder.finish(RESULT)]).split("\n\n")
@@ -366,7 +368,7 @@ def test_every_chunk_is_one_line_of_ascii() -> None:
     assert all(frame.isascii() and "\n" not in frame for frame in frames)
 
 
-def test_a_history_that_was_shortened_is_told_of() -> None:
+def test_sandbox_object_lists_compactions() -> None:
     assert "segments" not in whole(RESULT)["sandbox"]
     made = replace(RESULT, segments=2, compactions=[Compaction("stubs", "nearly full", 90, 50)])
     shown = whole(made)["sandbox"]

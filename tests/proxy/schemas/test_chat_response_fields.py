@@ -1,4 +1,4 @@
-"""What a completion has beside its answer: refusals, functions, warnings, further choices."""
+"""Fields of completions besides the answer: refusals, functions, warnings, further choices."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from policies.steps import PROFILES, Steps
 from proxy.agent.events import AnswerDelta, ChoiceEvent, ReasoningDelta, Refused, ToolOutput
 from proxy.agent.result import RunWarning
-from proxy.schemas.chat_response import WholeCompletion, head
+from proxy.schemas.chat_response import CompletionBuilder, completion_head
 from proxy.schemas.result_objects import usage
 from tests.proxy.schemas.test_chat_response import (
     CALL,
@@ -23,7 +23,7 @@ from tests.proxy.schemas.test_chat_response import (
 )
 
 
-def test_what_the_backend_says_in_fields_of_its_own_comes_back() -> None:
+def test_completion_keeps_the_backends_own_fields() -> None:
     choice = {"index": 3, "logprobs": None, "stop_reason": 7, "token_ids": [1], "other": None}
     response = {"id": "x", "model": "y", "prompt_token_ids": [2], "kv_transfer_params": None}
     made = whole(replace(NOTHING, choice=choice, response=response))
@@ -39,12 +39,12 @@ def test_what_the_backend_says_in_fields_of_its_own_comes_back() -> None:
     assert (made["prompt_token_ids"], "kv_transfer_params" in made) == ([2], False)
 
 
-def test_a_refusal_stands_in_the_place_of_content() -> None:
+def test_completion_with_refusal_has_null_content() -> None:
     message = whole(replace(NOTHING, answer="", refusal="No."))["choices"][0]["message"]
     assert (message["content"], message["refusal"]) == (None, "No.")
 
 
-def test_a_call_of_a_function_is_one() -> None:
+def test_function_call_is_returned_as_function_call() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
     choice = whole(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
@@ -52,16 +52,16 @@ def test_a_call_of_a_function_is_one() -> None:
     assert "tool_calls" not in choice["message"]
 
 
-def test_what_the_reader_must_know_is_in_the_warnings() -> None:
+def test_sandbox_object_has_the_warnings() -> None:
     result = replace(NOTHING, warnings=[RunWarning("response_format_violated", "It is not JSON.")])
     assert whole(result)["sandbox"]["warnings"] == [
         {"code": "response_format_violated", "message": "It is not JSON."}
     ]
 
 
-def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> None:
+def test_usage_is_summed_over_choices() -> None:
     other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
-    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "reasoning")
+    builder = CompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "reasoning")
     builder.event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
     made = builder.finish(replace(RESULT, others=[other]))
     first, second = made["choices"]
@@ -73,18 +73,18 @@ def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> No
     assert (stats["llm_calls"], stats["wall_ms"], stats["context_tokens"]) == (4, 1200, 18)
 
 
-def test_a_call_of_a_function_is_streamed_as_one() -> None:
+def test_function_call_is_streamed_as_function_call() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
     made, last = data(stream().finish(result))
     assert made == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
     assert last["choices"][0]["finish_reason"] == "function_call"
 
 
-def test_a_refusal_is_streamed_as_one() -> None:
+def test_refusal_is_streamed_as_refusal() -> None:
     assert frames(Refused("No.")) == [[chunk({"refusal": "No."})]]
 
 
-def test_further_choices_are_streamed_under_their_numbers() -> None:
+def test_choices_are_streamed_with_their_index() -> None:
     encoder = stream()
     events = [AnswerDelta("a"), ChoiceEvent(2, AnswerDelta("c")), ChoiceEvent(2, AnswerDelta("d"))]
     made = [made["choices"][0] for each in events for made in data(encoder.event(each))]
@@ -102,8 +102,8 @@ def test_further_choices_are_streamed_under_their_numbers() -> None:
     ]
 
 
-def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
-    whole = WholeCompletion(head("r1", 7, "m"), "r1", "reasoning")
+def test_each_choice_has_its_own_reasoning() -> None:
+    whole = CompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
     for event in (ReasoningDelta("a"), ChoiceEvent(1, ReasoningDelta("b")), ReasoningDelta("c")):
         whole.event(event)
     made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
@@ -112,10 +112,10 @@ def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("steps", PROFILES)
-def test_an_answer_in_one_piece_has_the_thinking_of_the_stream(steps: Steps) -> None:
+def test_completion_has_the_reasoning_of_the_stream(steps: Steps) -> None:
     output = ToolOutput(1, "stdout", "a\n")
     events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
-    builder = WholeCompletion(head("r1", 7, "m"), "r1", steps)
+    builder = CompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)
     for event in events:
         builder.event(event)
     message = builder.finish(NOTHING)["choices"][0]["message"]
@@ -124,10 +124,10 @@ def test_an_answer_in_one_piece_has_the_thinking_of_the_stream(steps: Steps) -> 
 
 
 @pytest.mark.parametrize(
-    ("costs", "told"), [((0.5, 0.25), 750_000), ((0.5, None), None), ((None, 0.5), None)]
+    ("costs", "expected"), [((0.5, 0.25), 750_000), ((0.5, None), None), ((None, 0.5), None)]
 )
-def test_the_cost_of_all_choices_is_told_where_that_of_each_is_known(
-    costs: tuple[float | None, float | None], told: int | None
+def test_cost_is_reported_only_if_known_for_every_choice(
+    costs: tuple[float | None, float | None], expected: int | None
 ) -> None:
     one, two = (replace(NOTHING, stats=replace(NOTHING.stats, cost_usd=cost)) for cost in costs)
-    assert usage(replace(one, others=[two]))["sandbox"].get("cost_microusd") == told
+    assert usage(replace(one, others=[two]))["sandbox"].get("cost_microusd") == expected

@@ -1,4 +1,4 @@
-"""The place of a request in its conversation."""
+"""Resolution of the session of a request."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ def waits_in(goes_on: ResumePoint | None) -> SuspendedRun:
     return SuspendedRun(messages=[USER], ours_from=1, calls=[], as_text=False, goes_on=goes_on)
 
 
-def test_a_request_alone_leaves_nothing_but_where_it_waits_for_its_client() -> None:
+def test_request_without_session_only_has_a_place_to_suspend() -> None:
     session = Session("me", container_id("me", "r1"))
     assert of({}) == SessionPlan(session, suspend_as=State(session, "r1"))
 
 
-def test_a_chat_goes_on_from_what_its_messages_show() -> None:
+def test_chat_resumes_from_the_state_of_its_messages() -> None:
     first = of(CHAT)
     second = of(CHAT, run_id="r2", messages=[USER, {"role": "assistant", "content": "x"}, MORE])
     assert first.save_as
@@ -35,7 +35,7 @@ def test_a_chat_goes_on_from_what_its_messages_show() -> None:
     assert second.container_id == first.container_id == container_named("me", "chat 1")
 
 
-def test_a_session_goes_on_from_where_it_stands_by_its_name_or_its_containers() -> None:
+def test_session_resumes_by_name_or_by_container_id() -> None:
     by_name = of({}, sandbox={"session": "mine"})
     by_container = of({}, sandbox={"container_id": by_name.container_id})
     assert by_name == by_container
@@ -43,11 +43,11 @@ def test_a_session_goes_on_from_where_it_stands_by_its_name_or_its_containers() 
     assert by_name.save_as == State(Session("me", by_name.container_id), "r1")
 
 
-def test_two_owners_of_one_name_have_two_conversations() -> None:
+def test_owners_do_not_share_sessions_of_one_name() -> None:
     assert container_named("me", "chat 1") != container_named("you", "chat 1")
 
 
-def test_a_run_that_waited_goes_on_in_its_own_workspace() -> None:
+def test_suspended_run_resumes_in_its_own_workspace() -> None:
     before = of({})
     waiting = waits_in(ResumePoint(before.session, ["r1"]))
     after = of({}, waiting, "r2")
@@ -55,7 +55,7 @@ def test_a_run_that_waited_goes_on_in_its_own_workspace() -> None:
     assert (after.save_as, after.suspend_as) == (None, State(before.session, "r2"))
 
 
-def test_a_run_that_waited_in_a_chat_stays_in_it() -> None:
+def test_suspended_run_of_a_chat_stays_in_the_session_of_the_chat() -> None:
     before = of(CHAT)
     assert before.save_as
     waiting = waits_in(ResumePoint(before.save_as.session, [before.save_as.name]))
@@ -73,12 +73,12 @@ def kept(
     waiting: SuspendedRun | None = None,
     **body: Any,
 ) -> SessionPlan:
-    """The place of a request that others may go on from by its name."""
-    said = {"messages": [USER], **body}
-    return resolve_session("me", "r2", headers, said, waiting, follows=follows, is_kept=True)
+    """Return the session plan of a request whose response is stored."""
+    body = {"messages": [USER], **body}
+    return resolve_session("me", "r2", headers, body, waiting, follows=follows, is_kept=True)
 
 
-def test_a_request_that_others_go_on_from_leaves_its_files_under_its_name() -> None:
+def test_stored_request_saves_its_files_under_its_run_id() -> None:
     session = Session("me", container_id("me", "r2"))
     assert kept({}).save_as == State(session, "r2")
     assert kept({}).resume_from is None
@@ -86,7 +86,7 @@ def test_a_request_that_others_go_on_from_leaves_its_files_under_its_name() -> N
     assert kept({}, None, waiting).save_as == State(Session("me", "cntr_1"), "r2")
 
 
-def test_what_a_request_says_it_follows_comes_before_its_chat_and_after_its_container() -> None:
+def test_followed_response_has_priority_over_chat_but_not_over_session() -> None:
     follows = ResumePoint(Session("me", "cntr_1"), ["r1"], anew=True)
     for headers in ({}, CHAT):
         assert kept(headers, follows).resume_from == follows

@@ -1,4 +1,4 @@
-"""Files written as text inside JSON."""
+"""Decoding of files in strings of a request."""
 
 import base64
 import random
@@ -17,7 +17,7 @@ def content(data: InlineData) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 196_607, 196_608, 196_609, 1_000_001])
-def test_any_size_comes_out_as_it_went_in(size: int) -> None:
+def test_inline_data_of_any_size_is_decoded(size: int) -> None:
     written = random.Random(size).randbytes(size)
     text = base64.b64encode(written).decode()
     for spelling in (text, text.rstrip("="), base64.encodebytes(written).decode()):
@@ -28,7 +28,7 @@ def test_any_size_comes_out_as_it_went_in(size: int) -> None:
 @pytest.mark.parametrize(
     "text", ["?", "YWJj=", "YQ", "YQ===", "Y=Q=", "YQ==YQ==", "Y", "YWJjZ", "a-_b", "é", "\x00AAA"]
 )
-def test_what_is_no_base64_is_refused(text: str) -> None:
+def test_invalid_base64_is_refused(text: str) -> None:
     if text == "YQ":  # without its padding, as many write it
         assert content(bare(text)) == b"a"
         return
@@ -36,7 +36,7 @@ def test_what_is_no_base64_is_refused(text: str) -> None:
         bare(text).measure()
 
 
-def test_padding_in_the_middle_is_refused_wherever_it_is_read() -> None:
+def test_padding_in_the_middle_is_refused_at_piece_borders() -> None:
     padded = "A" * ((1 << 18) - 1) + "="
     assert bare(padded).measure() == (1 << 18) // 4 * 3 - 1
     with pytest.raises(ValueError, match="it "):
@@ -53,11 +53,11 @@ def test_padding_in_the_middle_is_refused_wherever_it_is_read() -> None:
         ("data:;base64,YSxi", "text/plain", b"a,b"),
     ],
 )
-def test_a_data_url_is_read(url: str, mime_type: str, written: bytes) -> None:
+def test_data_url_is_decoded(url: str, mime_type: str, written: bytes) -> None:
     data = data_url(url)
     assert (data.mime_type, data.measure(), content(data)) == (mime_type, len(written), written)
 
 
-def test_a_data_url_without_data_is_refused() -> None:
+def test_data_url_without_data_is_refused() -> None:
     with pytest.raises(ValueError, match="no comma"):
         data_url("data:text/csv;base64")

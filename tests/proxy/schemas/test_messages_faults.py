@@ -1,4 +1,4 @@
-"""Anthropic's requests that are refused, and the words for it."""
+"""Errors of invalid requests to Anthropic's API."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
 def fault(**body: Any) -> str:
     with pytest.raises(BadRequestError) as caught:
         as_chat({"model": "m", "max_tokens": 10, "messages": HELLO, **body})
-    told: str = error_body(caught.value, "req_1")["error"]["message"]
-    return told
+    message: str = error_body(caught.value, "req_1")["error"]["message"]
+    return message
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "beginning"),
     [
         ({"max_tokens": 0}, "Invalid 'max_tokens': integer below minimum value."),
         ({"temperature": 1.5}, "Invalid 'temperature': decimal above maximum value."),
@@ -57,7 +57,7 @@ def fault(**body: Any) -> str:
         ({"tools": [{"type": "computer_toolset_20260801"}]}, "tools.0.type: The server tool"),
         (
             {"tools": [{**WARMTH, "allowed_callers": ["code"]}]},
-            "tools.0.allowed_callers: A tool that only code",
+            "tools.0.allowed_callers: Tools that only code",
         ),
         (
             {"tool_choice": {"type": "tool", "name": "a"}},
@@ -73,11 +73,11 @@ def fault(**body: Any) -> str:
         ),
     ],
 )
-def test_a_bad_request_is_refused_in_words_that_name_the_place(body: Any, words: str) -> None:
-    assert fault(**body).startswith(words)
+def test_invalid_request_error_names_the_path(body: Any, beginning: str) -> None:
+    assert fault(**body).startswith(beginning)
 
 
-def test_of_a_thread_all_messages_are_asked_for_as_sdks_understand_it() -> None:
+def test_continued_thread_is_refused_with_404() -> None:
     body = {"model": "m", "max_tokens": 9, "messages": HELLO}
     assert as_chat({**body, "thread": {"type": "create"}}).chat == as_chat(body).chat
     with pytest.raises(ProxyError) as caught:
@@ -87,7 +87,7 @@ def test_of_a_thread_all_messages_are_asked_for_as_sdks_understand_it() -> None:
     assert error["details"] == {"error_code": "thread_not_found"}
 
 
-def test_max_tokens_is_needed_for_an_answer_but_not_for_a_count() -> None:
+def test_max_tokens_is_required_except_for_token_counts() -> None:
     body = {"model": "m", "messages": HELLO}
     with pytest.raises(BadRequestError) as caught:
         as_chat(body)

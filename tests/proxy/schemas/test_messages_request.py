@@ -1,4 +1,4 @@
-"""Anthropic's requests as chat completions."""
+"""Translation of Anthropic's requests into chat completions."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.history import UNANSWERED
-from proxy.schemas.messages_request import as_chat, as_chat_to_count, to_be_counted
+from proxy.schemas.messages_request import as_chat, as_chat_to_count, count_tokens_body
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 10}
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
@@ -14,20 +14,20 @@ WARMTH_USE = {"type": "tool_use", "id": "toolu_1", "name": "warmth", "input": {}
 
 
 def chat(**body: Any) -> Any:
-    asked = {**ASKED, "messages": [{"role": "user", "content": "Hello."}], **body}
-    return as_chat(asked).chat
+    request = {**ASKED, "messages": [{"role": "user", "content": "Hello."}], **body}
+    return as_chat(request).chat
 
 
-def told(*content: Any, role: str = "user") -> Any:
-    """What a message with this content becomes, between others that stay."""
-    said = {"role": role, "content": list(content)}
+def translated(*content: Any, role: str = "user") -> Any:
+    """Return the chat messages for a message with these blocks."""
+    message = {"role": role, "content": list(content)}
     other = {"role": "assistant" if role == "user" else "user", "content": "?"}
     last = [other] if role == "assistant" else []
-    found = chat(messages=[other, said, *last])["messages"]
+    found = chat(messages=[other, message, *last])["messages"]
     return found[1:-1] if last else found[1:]
 
 
-def test_a_plain_request_becomes_the_same_chat_completion() -> None:
+def test_request_without_parameters_becomes_a_chat_completion() -> None:
     assert chat(system="Be brief.", temperature=0.5, top_p=0.9, top_k=4, stream=True) == {
         **ASKED,
         "messages": [
@@ -41,7 +41,7 @@ def test_a_plain_request_becomes_the_same_chat_completion() -> None:
     }
 
 
-def test_parameters_go_by_their_other_names_and_unknown_ones_are_carried() -> None:
+def test_parameters_are_renamed_and_unknown_parameters_kept() -> None:
     schema = {"type": "object"}
     found = chat(
         stop_sequences=["Two"],
@@ -63,7 +63,7 @@ def test_parameters_go_by_their_other_names_and_unknown_ones_are_carried() -> No
     }
 
 
-def test_what_only_anthropics_servers_can_use_is_left_out() -> None:
+def test_fields_for_anthropics_servers_are_dropped() -> None:
     found = chat(
         cache_control={"type": "ephemeral"},
         context_management={"edits": []},
@@ -76,12 +76,12 @@ def test_what_only_anthropics_servers_can_use_is_left_out() -> None:
     assert set(found) == {"model", "max_tokens", "messages"}
 
 
-def test_system_blocks_are_one_text() -> None:
+def test_system_blocks_are_joined() -> None:
     blocks = [{"type": "text", "text": "A", "cache_control": {}}, {"type": "text", "text": "B"}]
     assert chat(system=blocks)["messages"][0] == {"role": "system", "content": "A\n\nB"}
 
 
-def test_what_claude_code_tells_of_its_bill_keeps_no_chat_from_the_cache_of_others() -> None:
+def test_billing_header_of_claude_code_is_dropped() -> None:
     bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.db9;"}
     found = chat(system=[bill, {"type": "text", "text": "A"}])
     assert found["messages"][0] == {"role": "system", "content": "A"}
@@ -130,9 +130,9 @@ def test_what_claude_code_tells_of_its_bill_keeps_no_chat_from_the_cache_of_othe
         ),
     ],
 )
-def test_a_file_becomes_the_part_that_chat_completions_have_for_it(block: Any, part: Any) -> None:
-    words = {"type": "text", "text": "Look."}
-    assert told(block, words) == [{"role": "user", "content": [part, words]}]
+def test_file_blocks_become_parts(block: Any, part: Any) -> None:
+    text = {"type": "text", "text": "Look."}
+    assert translated(block, text) == [{"role": "user", "content": [part, text]}]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_a_file_becomes_the_part_that_chat_completions_have_for_it(block: Any, p
         ),
     ],
 )
-def test_what_consists_of_words_stays_words(block: Any, text: str) -> None:
-    assert told(block) == [{"role": "user", "content": text}]
+def test_text_blocks_become_text(block: Any, text: str) -> None:
+    assert translated(block) == [{"role": "user", "content": text}]
 
 
-def test_calls_and_results_of_the_clients_tools_are_told_as_such() -> None:
+def test_client_tool_calls_and_results_are_translated() -> None:
     use = {"type": "tool_use", "id": "call_1", "name": "warmth", "input": {"city": "Bonn"}}
     call = {"name": "warmth", "arguments": '{"city": "Bonn"}'}
-    assert told({"type": "text", "text": "I ask."}, use, role="assistant") == [
+    assert translated({"type": "text", "text": "I ask."}, use, role="assistant") == [
         {
             "role": "assistant",
             "content": "I ask.",
@@ -182,18 +182,18 @@ def test_calls_and_results_of_the_clients_tools_are_told_as_such() -> None:
     failed = {"type": "tool_result", "tool_use_id": "call_1", "is_error": True, "content": "no"}
     blocks = [{"type": "text", "text": "21"}, {"type": "tool_reference", "tool_name": "x"}]
     done = {"type": "tool_result", "tool_use_id": "call_2", "content": blocks}
-    assert told({"type": "text", "text": "And?"}, failed, done) == [
+    assert translated({"type": "text", "text": "And?"}, failed, done) == [
         {"role": "tool", "tool_call_id": "call_1", "content": "The tool failed: no"},
         {"role": "tool", "tool_call_id": "call_2", "content": "21\n[Tool: x]"},
         {"role": "user", "content": "And?"},
     ]
 
 
-def test_a_picture_that_a_tool_gave_follows_its_result() -> None:
+def test_image_of_a_tool_result_follows_in_a_user_message() -> None:
     source = {"type": "url", "url": "https://a/b.png"}
     blocks = [{"type": "text", "text": "Here."}, {"type": "image", "source": source}]
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": blocks}
-    assert told(result) == [
+    assert translated(result) == [
         {
             "role": "tool",
             "tool_call_id": "call_1",
@@ -209,7 +209,7 @@ def test_a_picture_that_a_tool_gave_follows_its_result() -> None:
     ]
 
 
-def test_thinking_and_what_servers_did_is_taken_out_of_what_comes_back() -> None:
+def test_thinking_and_server_tool_calls_are_dropped() -> None:
     blocks: list[Any] = [
         {"type": "thinking", "thinking": "$ ls", "signature": ""},
         {"type": "redacted_thinking", "data": "x"},
@@ -219,20 +219,22 @@ def test_thinking_and_what_servers_did_is_taken_out_of_what_comes_back() -> None
         {"type": "bash_code_execution_tool_result", "tool_use_id": "srvtoolu_1"},
         {"type": "text", "text": "Done."},
     ]
-    assert told(*blocks, role="assistant") == [
+    assert translated(*blocks, role="assistant") == [
         {"role": "assistant", "content": "I look. Now.\n\nDone."}
     ]
-    assert told(*blocks[:2], role="assistant") == [{"role": "assistant", "content": UNANSWERED}]
+    assert translated(*blocks[:2], role="assistant") == [
+        {"role": "assistant", "content": UNANSWERED}
+    ]
 
 
-def test_a_summary_of_what_was_before_is_told() -> None:
+def test_compaction_block_becomes_text() -> None:
     blocks = [{"type": "compaction", "content": "They met."}, {"type": "text", "text": "Go on."}]
-    assert told(*blocks, role="assistant") == [
+    assert translated(*blocks, role="assistant") == [
         {"role": "assistant", "content": "They met.\n\nGo on."}
     ]
 
 
-def test_only_the_first_message_is_the_systems() -> None:
+def test_later_system_messages_become_user_text() -> None:
     turns: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "A"},
@@ -249,14 +251,14 @@ def test_only_the_first_message_is_the_systems() -> None:
     assert later == {"role": "user", "content": "[From the system:]\nIt is later."}
 
 
-def test_a_begun_answer_is_to_be_continued() -> None:
+def test_last_assistant_message_is_continued() -> None:
     turns = [{"role": "user", "content": "As JSON."}, {"role": "assistant", "content": "{"}]
     found = chat(messages=turns)
     assert found["messages"] == turns
     assert (found["continue_final_message"], found["add_generation_prompt"]) == (True, False)
 
 
-def test_turns_of_one_side_are_one_turn() -> None:
+def test_consecutive_user_messages_are_joined() -> None:
     turns = [{"role": "user", "content": "A"}, {"role": "user", "content": "B"}]
     assert chat(messages=turns)["messages"] == [{"role": "user", "content": "A\n\nB"}]
 
@@ -276,20 +278,20 @@ def test_turns_of_one_side_are_one_turn() -> None:
         ),
     ],
 )
-def test_the_choice_of_tools_is_told(choice: Any, chosen: Any) -> None:
+def test_tool_choice_is_translated(choice: Any, chosen: Any) -> None:
     found = chat(tools=[WARMTH], tool_choice=choice)
     assert {key: found.get(key) for key in chosen} == chosen
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "code_execution"}])
-def test_a_run_may_have_to_begin_with_the_computer(choice: Any) -> None:
+def test_choice_of_code_execution_starts_with_a_tool(choice: Any) -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
-    asked = {**ASKED, "messages": [{"role": "user", "content": "Hello."}]}
-    found = as_chat({**asked, "tools": [computer], "tool_choice": choice})
-    assert (found.tool_first, found.chat["tool_choice"]) == (True, None)
+    request = {**ASKED, "messages": [{"role": "user", "content": "Hello."}]}
+    found = as_chat({**request, "tools": [computer], "tool_choice": choice})
+    assert (found.starts_with_tool, found.chat["tool_choice"]) == (True, None)
 
 
-def test_a_tool_of_the_clients_keeps_its_schema_and_examples() -> None:
+def test_client_tool_keeps_schema_and_examples() -> None:
     tool = {**WARMTH, "description": "D", "strict": True, "input_examples": [{"city": "Bonn"}]}
     (found,) = chat(tools=[tool])["tools"]
     parameters = {"type": "object", "examples": [{"city": "Bonn"}]}
@@ -298,7 +300,7 @@ def test_a_tool_of_the_clients_keeps_its_schema_and_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "words"),
+    ("tool", "expected_texts"),
     [
         ({"type": "bash_20250124", "name": "bash"}, ["command", "restart"]),
         (
@@ -318,20 +320,18 @@ def test_a_tool_of_the_clients_keeps_its_schema_and_examples() -> None:
         ),
     ],
 )
-def test_tools_that_anthropics_models_know_are_described_to_others(
-    tool: Any, words: list[str]
-) -> None:
+def test_anthropics_client_tools_get_a_schema(tool: Any, expected_texts: list[str]) -> None:
     (found,) = chat(tools=[tool])["tools"]
     assert found["function"]["name"] == tool["name"]
-    assert all(word in json.dumps(found) for word in words)
+    assert all(word in json.dumps(found) for word in expected_texts)
 
 
-def test_a_container_goes_on_as_one_that_is_named_here() -> None:
+def test_container_becomes_sandbox_container_id() -> None:
     assert chat(container="cntr_1")["sandbox"] == {"container_id": "cntr_1"}
     assert chat(container={"id": "cntr_1"})["sandbox"] == {"container_id": "cntr_1"}
 
 
-def test_what_is_counted_has_the_tools_with_their_schemas() -> None:
+def test_token_count_body_has_tools_with_schemas() -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     bash = {"type": "bash_20250124", "name": "bash"}
     body = {
@@ -340,7 +340,7 @@ def test_what_is_counted_has_the_tools_with_their_schemas() -> None:
         "tools": [computer, WARMTH, bash],
         "sandbox": {},
     }
-    counted = to_be_counted(body, as_chat_to_count(body))
+    counted = count_tokens_body(body, as_chat_to_count(body))
     assert set(counted) == {"model", "messages", "tools"}
     assert [tool["name"] for tool in counted["tools"]] == ["warmth", "bash"]
     assert all("input_schema" in tool for tool in counted["tools"])

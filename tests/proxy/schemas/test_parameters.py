@@ -1,4 +1,4 @@
-"""Every field that OpenAI, vLLM or SGLang know: known here, and refused as OpenAI refuses it."""
+"""Checks of the fields that OpenAI, vLLM and SGLang know, and their errors."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.openapi.description import described, field_names
 HELLO = {"role": "user", "content": "Hello."}
 
 
-def said(**fields: Any) -> dict[str, Any]:
+def message(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", **fields}]}
 
 
@@ -24,7 +24,7 @@ def called(**fields: Any) -> dict[str, Any]:
 
 
 @described
-def test_no_field_of_openais_description_is_unknown() -> None:
+def test_every_field_of_openais_description_is_known() -> None:
     assert set(OPENAI) == field_names("CreateChatCompletionRequest")
 
 
@@ -104,27 +104,27 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"messages": []}, "messages", "empty_array"),
         ({"messages": ["Hi"]}, "messages[0]", "invalid_type"),
         ({"messages": [HELLO, {}]}, "messages[1].role", "missing_required_parameter"),
-        (said(role=7), "messages[0].role", "invalid_type"),
-        (said(role=None), "messages[0].role", "invalid_type"),
-        (said(content=7), "messages[0].content", "invalid_type"),
-        (said(content=[7]), "messages[0].content[0]", "invalid_type"),
+        (message(role=7), "messages[0].role", "invalid_type"),
+        (message(role=None), "messages[0].role", "invalid_type"),
+        (message(content=7), "messages[0].content", "invalid_type"),
+        (message(content=[7]), "messages[0].content[0]", "invalid_type"),
         (
-            said(content=[{"type": "text"}]),
+            message(content=[{"type": "text"}]),
             "messages[0].content[0].text",
             "missing_required_parameter",
         ),
         (
-            said(content=["a", {"type": "image_url", "image_url": {"url": 7}}]),
+            message(content=["a", {"type": "image_url", "image_url": {"url": 7}}]),
             "messages[0].content[1].image_url.url",
             "invalid_type",
         ),
-        (said(tool_calls={}), "messages[0].tool_calls", "invalid_type"),
+        (message(tool_calls={}), "messages[0].tool_calls", "invalid_type"),
         (
-            said(tool_calls=[{"function": {"name": 7}}]),
+            message(tool_calls=[{"function": {"name": 7}}]),
             "messages[0].tool_calls[0].function.name",
             "invalid_type",
         ),
-        (said(tool_call_id=7), "messages[0].tool_call_id", "invalid_type"),
+        (message(tool_call_id=7), "messages[0].tool_call_id", "invalid_type"),
         ({"tools": {}}, "tools", "invalid_type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
         ({"tools": [{"type": "custom"}]}, "tools[0].custom", "missing_required_parameter"),
@@ -139,7 +139,7 @@ def test_no_field_of_openais_description_is_unknown() -> None:
             "missing_required_parameter",
         ),
         (
-            said(tool_calls=[{"type": "custom", "custom": {"name": "a"}}]),
+            message(tool_calls=[{"type": "custom", "custom": {"name": "a"}}]),
             "messages[0].tool_calls[0].custom.input",
             "missing_required_parameter",
         ),
@@ -193,7 +193,7 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"sandbox": []}, "sandbox", "invalid_type"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(
+def test_invalid_value_is_refused_with_param_and_code(
     body: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
@@ -231,13 +231,13 @@ def test_a_wrong_value_is_refused_by_its_name(
             " empty array instead.",
         ),
         (
-            said(content=7),
+            message(content=7),
             "Invalid type for 'messages[0].content': expected one of a string or array of objects,"
             " but got an integer instead.",
         ),
     ],
 )
-def test_it_is_refused_in_openais_words(body: dict[str, Any], message: str) -> None:
+def test_error_messages_are_openais(body: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_parameters(body)
     assert raised.value.message == message
@@ -250,13 +250,15 @@ def test_it_is_refused_in_openais_words(body: dict[str, Any], message: str) -> N
         {"temperature": 0, "top_p": 1, "n": 128, "seed": -(2**63), "stop": list("abcdef")},
         {"reasoning_effort": 0.5, "top_k": "20", "priority": None, "x_unheard_of": {"a": [1]}},
         {"logit_bias": {"7": -99.5}},
-        said(role="latest_reminder", content=None),
-        said(role="tool", tool_call_id="c", content=[{"type": "text", "text": "a"}]),
-        said(content=["bare", {"text": "without a type"}, {"type": "video_url", "video_url": 7}]),
-        said(content=[{"type": "image_url", "image_url": "https://host/a.png"}]),
-        said(content=[{"type": "file", "file": {"file_id": "file-1"}}]),
-        said(role="assistant", tool_calls=[{"function": {"name": "a", "arguments": {"b": 1}}}]),
-        said(reasoning_content="hm", x_unknown=[1]),
+        message(role="latest_reminder", content=None),
+        message(role="tool", tool_call_id="c", content=[{"type": "text", "text": "a"}]),
+        message(
+            content=["bare", {"text": "without a type"}, {"type": "video_url", "video_url": 7}]
+        ),
+        message(content=[{"type": "image_url", "image_url": "https://host/a.png"}]),
+        message(content=[{"type": "file", "file": {"file_id": "file-1"}}]),
+        message(role="assistant", tool_calls=[{"function": {"name": "a", "arguments": {"b": 1}}}]),
+        message(reasoning_content="hm", x_unknown=[1]),
         form(type="structural_tag", structures=[], triggers=[]),
         form(type="json_object", schema={"type": "nonsense"}),
         called(name="a.b", parameters=None, defer_loading=True),
@@ -264,12 +266,12 @@ def test_it_is_refused_in_openais_words(body: dict[str, Any], message: str) -> N
         {"structured_outputs": {"regex": "["}},
     ],
 )
-def test_what_some_backend_takes_is_carried(body: dict[str, Any]) -> None:
+def test_values_that_a_backend_accepts_pass(body: dict[str, Any]) -> None:
     check_parameters(body)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_none_is_refused(value: float) -> None:
+def test_non_finite_number_is_refused(value: float) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_parameters({"temperature": value})
     assert raised.value.param == "temperature"
@@ -283,5 +285,5 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
         ("prompt_logprobs", 0),
     ],
 )
-def test_false_and_zero_shape_the_answer_where_they_are_no_default(name: str, value: int) -> None:
+def test_false_and_zero_have_an_effect_unless_they_are_defaults(name: str, value: int) -> None:
     assert has_effect(name, value)

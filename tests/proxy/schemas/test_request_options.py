@@ -1,15 +1,15 @@
-"""How a request wants to be served, read from its body and headers."""
+"""Request options in the body and in headers."""
 
 from typing import Any
 
 import pytest
 
 from proxy.errors import BadRequestError
-from proxy.schemas.request_options import RequestOptions, read_terms
+from proxy.schemas.request_options import RequestOptions, read_request_options
 
 
 @pytest.mark.parametrize(
-    ("ours", "headers", "terms"),
+    ("sandbox", "headers", "options"),
     [
         (None, {}, RequestOptions()),
         ({"steps": "off"}, {"x-sandbox-steps": "off"}, RequestOptions()),
@@ -28,43 +28,45 @@ from proxy.schemas.request_options import RequestOptions, read_terms
         (
             {},
             {"x-stainless-retry-count": "2", "x-stainless-read-timeout": "600"},
-            RequestOptions(retry_count=2, patience_s=600),
+            RequestOptions(retry_count=2, read_timeout_s=600),
         ),
-        ({}, {"x-stainless-timeout": "600"}, RequestOptions(patience_s=600)),
+        ({}, {"x-stainless-timeout": "600"}, RequestOptions(read_timeout_s=600)),
     ],
 )
-def test_each_is_read(ours: Any, headers: dict[str, str], terms: RequestOptions) -> None:
-    assert read_terms({"sandbox": ours}, headers) == terms
+def test_options_are_read_from_body_and_headers(
+    sandbox: Any, headers: dict[str, str], options: RequestOptions
+) -> None:
+    assert read_request_options({"sandbox": sandbox}, headers) == options
 
 
 @pytest.mark.parametrize("word", ["", "never", "nan", "inf", "-1", "0"])
-def test_what_a_library_says_and_nobody_understands_is_left_alone(word: str) -> None:
-    assert read_terms({}, {"x-stainless-read-timeout": word}) == RequestOptions()
+def test_invalid_read_timeout_is_ignored(word: str) -> None:
+    assert read_request_options({}, {"x-stainless-read-timeout": word}) == RequestOptions()
 
 
 @pytest.mark.parametrize("word", ["", "one", "-1", "1.5", "٣"])
-def test_a_retry_count_that_is_none_is_left_alone(word: str) -> None:
-    assert read_terms({}, {"x-stainless-retry-count": word}) == RequestOptions()
+def test_invalid_retry_count_is_ignored(word: str) -> None:
+    assert read_request_options({}, {"x-stainless-retry-count": word}) == RequestOptions()
 
 
 @pytest.mark.parametrize("value", ["", "soon", 0, -1, True, "nan", "inf", [], 10**400])
-def test_a_deadline_must_be_a_time(value: Any) -> None:
+def test_invalid_deadline_is_refused(value: Any) -> None:
     with pytest.raises(BadRequestError) as caught:
-        read_terms({"sandbox": {"deadline_s": value}}, {})
+        read_request_options({"sandbox": {"deadline_s": value}}, {})
     assert (caught.value.param, caught.value.code) == ("sandbox.deadline_s", "invalid_value")
 
 
 @pytest.mark.parametrize(
-    ("terms", "hangs_up_s"),
+    ("options", "client_timeout_s"),
     [
         (RequestOptions(), None),
         (RequestOptions(deadline_s=90), 90),
-        (RequestOptions(patience_s=600), 600),
-        (RequestOptions(deadline_s=90, patience_s=600), 90),
-        (RequestOptions(deadline_s=900, patience_s=600), 600),
+        (RequestOptions(read_timeout_s=600), 600),
+        (RequestOptions(deadline_s=90, read_timeout_s=600), 90),
+        (RequestOptions(deadline_s=900, read_timeout_s=600), 600),
     ],
 )
-def test_who_hears_nothing_hangs_up_at_the_nearer_end(
-    terms: RequestOptions, hangs_up_s: float | None
+def test_client_timeout_is_the_earlier_of_deadline_and_read_timeout(
+    options: RequestOptions, client_timeout_s: float | None
 ) -> None:
-    assert terms.hangs_up_s == hangs_up_s
+    assert options.client_timeout_s == client_timeout_s

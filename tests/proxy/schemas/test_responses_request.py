@@ -1,12 +1,12 @@
-"""What is asked of /v1/responses: every field known, refused in its own words, told as a chat."""
+"""Checks of /v1/responses requests, and their translation into chat completions."""
 
 from typing import Any
 
 import pytest
 
 from proxy.errors import BadRequestError, NotFoundError
+from proxy.schemas.responses_parameters import FIELDS
 from proxy.schemas.responses_request import as_chat, input_items
-from proxy.schemas.responses_shapes import FIELDS
 from proxy.schemas.validation import request_body, text
 from tests.openapi.description import described, field_names
 
@@ -30,11 +30,11 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 
 @described
-def test_no_field_of_openais_description_is_unknown() -> None:
+def test_every_field_of_openais_description_is_known() -> None:
     assert field_names("CreateResponse") - set(FIELDS) == set()
 
 
-def test_what_only_openai_has_a_use_for_is_not_sent_on() -> None:
+def test_fields_for_openais_servers_are_dropped() -> None:
     given: dict[str, Any] = {"background_options": {}, "access_programs": {}, "image": {}}
     assert set(chat(**given)) == set(chat())
 
@@ -152,7 +152,7 @@ def test_what_only_openai_has_a_use_for_is_not_sent_on() -> None:
         ({"n": 2}, "n", "unsupported_parameter"),
     ],
 )
-def test_a_bad_value_is_refused_as_openai_refuses_it(
+def test_invalid_value_is_refused_with_openais_param_and_code(
     body: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as caught:
@@ -162,13 +162,13 @@ def test_a_bad_value_is_refused_as_openai_refuses_it(
 
 
 @pytest.mark.parametrize(("body", "param"), [([], None), ({"input": "x"}, "model")])
-def test_a_body_must_be_an_object_that_names_a_model(body: Any, param: str | None) -> None:
+def test_body_must_be_an_object_with_a_model(body: Any, param: str | None) -> None:
     with pytest.raises(BadRequestError) as caught:
         request_body(body, model=text)
     assert caught.value.param == param
 
 
-def test_an_item_that_is_not_there_is_not_found() -> None:
+def test_reference_to_unknown_item_is_not_found() -> None:
     with pytest.raises(NotFoundError, match=r"Item with id 'msg_1' not found\."):
         chat(input=[{"type": "item_reference", "id": "msg_1"}])
 
@@ -223,25 +223,25 @@ def test_an_item_that_is_not_there_is_not_found() -> None:
         ),
     ],
 )
-def test_input_is_told_as_a_chat(given: Any, messages: list[Any]) -> None:
+def test_input_items_become_chat_messages(given: Any, messages: list[Any]) -> None:
     assert chat(input=given)["messages"] == messages
 
 
 @pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
-def test_a_call_may_have_an_empty_id(kind: str) -> None:
+def test_empty_call_id_is_kept(kind: str) -> None:
     item = {"type": kind, "call_id": "", "output": "42"}
     assert chat(input=[item])["messages"] == [{"role": "tool", "tool_call_id": "", "content": "42"}]
 
 
-def test_instructions_and_system_messages_are_one() -> None:
-    said = [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]
-    assert chat(instructions="a", input=said)["messages"] == [
+def test_instructions_and_system_messages_are_joined() -> None:
+    given = [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]
+    assert chat(instructions="a", input=given)["messages"] == [
         {"role": "system", "content": "a\n\nb"},
         {"role": "user", "content": "c"},
     ]
 
 
-def test_what_has_another_name_in_a_chat_gets_it_and_the_rest_is_carried() -> None:
+def test_parameters_are_renamed_and_others_kept() -> None:
     schema = {"type": "object"}
     body = chat(
         text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}},
@@ -272,7 +272,7 @@ def test_what_has_another_name_in_a_chat_gets_it_and_the_rest_is_carried() -> No
 
 
 @pytest.mark.parametrize(
-    ("choice", "tools", "told"),
+    ("choice", "tools", "expected"),
     [
         ("required", [{"type": "function", "name": "f"}], "required"),
         (
@@ -292,16 +292,18 @@ def test_what_has_another_name_in_a_chat_gets_it_and_the_rest_is_carried() -> No
         ),
     ],
 )
-def test_a_choice_of_tools_is_told_as_a_chats(choice: Any, tools: Any, told: Any) -> None:
-    assert chat(tools=tools, tool_choice=choice)["tool_choice"] == told
+def test_tool_choice_becomes_that_of_chat_completions(
+    choice: Any, tools: Any, expected: Any
+) -> None:
+    assert chat(tools=tools, tool_choice=choice)["tool_choice"] == expected
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "shell"}])
-def test_a_choice_of_the_computer_has_the_run_begin_with_a_tool(choice: Any) -> None:
+def test_choice_of_a_hosted_tool_starts_with_a_tool(choice: Any) -> None:
     tools = [{"type": "shell"}, {"type": "function", "name": "shell"}]
-    asked = as_chat({"model": "m", "input": "Hello.", "tools": tools, "tool_choice": choice})
-    assert asked.tool_first
-    assert "tool_choice" not in asked.chat
+    translation = as_chat({"model": "m", "input": "Hello.", "tools": tools, "tool_choice": choice})
+    assert translation.starts_with_tool
+    assert "tool_choice" not in translation.chat
 
 
 @pytest.mark.parametrize(
@@ -314,13 +316,13 @@ def test_a_choice_of_the_computer_has_the_run_begin_with_a_tool(choice: Any) -> 
         },
     ],
 )
-def test_a_container_is_the_conversations(hosted: dict[str, Any]) -> None:
+def test_container_of_a_hosted_tool_becomes_sandbox_container_id(hosted: dict[str, Any]) -> None:
     assert chat(tools=[hosted])["sandbox"] == {"container_id": "cntr_1"}
 
 
-def test_files_of_a_container_lie_in_it_and_errors_name_them_where_they_stood() -> None:
+def test_errors_name_the_paths_of_the_request() -> None:
     container = {"type": "auto", "file_ids": ["file-1", "file-2"]}
-    asked = as_chat(
+    translation = as_chat(
         {
             "model": "m",
             "input": [{"role": "user", "content": "?"}],
@@ -329,19 +331,21 @@ def test_files_of_a_container_lie_in_it_and_errors_name_them_where_they_stood() 
             "tools": [{"type": "code_interpreter", "container": container}],
         }
     )
-    assert asked.chat["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
+    assert translation.chat["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
     outputs = as_chat({"model": "m", "input": [CALLED, {**RESULT, "output": [PICTURE]}]})
-    assert outputs.names["messages[1].content"] == "input[1].output"
-    for place, own in [
+    assert outputs.param_paths["messages[1].content"] == "input[1].output"
+    for chat_path, path in [
         ("sandbox.file_ids[2]", "tools[0].container.file_ids[1]"),
         ("messages[1].content[0].file_data", "input[0].content[0].file_data"),
         ("max_completion_tokens", "max_output_tokens"),
     ]:
-        error = asked.in_own_words(BadRequestError(f"Invalid '{place}'.", param=place))
-        assert (error.param, error.message) == (own, f"Invalid '{own}'.")
+        error = translation.restore_param(
+            BadRequestError(f"Invalid '{chat_path}'.", param=chat_path)
+        )
+        assert (error.param, error.message) == (path, f"Invalid '{path}'.")
 
 
-def test_input_is_kept_as_items_with_ids() -> None:
+def test_input_items_get_ids() -> None:
     assert input_items("Hello.", "1") == [
         {
             "status": "completed",

@@ -1,4 +1,4 @@
-"""Steps as Open WebUI's cards: what it makes of the frames, and the frames themselves."""
+"""Steps as Open WebUI's cards: the frames, and their effect in Open WebUI."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact
 from proxy.errors import BackendError
-from proxy.schemas.chat_response import StreamedCompletion, head
+from proxy.schemas.chat_response import CompletionStreamEncoder, completion_head
 from tests.fakes.open_webui import OpenWebUI
 from tests.fakes.results import SUBMITTED
 from tests.proxy.schemas.test_chat_response import data
@@ -57,10 +57,12 @@ def finished(step: int, observation: str = "Exit code: 0") -> ToolCallFinished:
 
 
 class Stream:
-    """The frames of a run, read by Open WebUI."""
+    """The frames of a run, and a model of Open WebUI that has read the frames."""
 
     def __init__(self, *events: Event) -> None:
-        self.encoder = StreamedCompletion(head("r1", 7, "m"), "r1", "items", wants_usage=False)
+        self.encoder = CompletionStreamEncoder(
+            completion_head("r1", 7, "m"), "r1", "items", include_usage=False
+        )
         self.reader = OpenWebUI()
         self.frames: list[dict[str, Any]] = []
         for event in events:
@@ -85,7 +87,7 @@ def status(description: str, *, done: bool = False) -> dict[str, Any]:
     return {"event": {"type": "status", "data": data}}
 
 
-def test_the_frames_of_a_step_are_those_of_the_wire() -> None:
+def test_frames_of_a_card() -> None:
     stream = Stream(ReasoningDelta("Hm."), started(1), finished(1, "Exit code: 0\n[stdout]\na"))
     item = {
         "type": "function_call",
@@ -116,7 +118,7 @@ def test_the_frames_of_a_step_are_those_of_the_wire() -> None:
     )
 
 
-def test_cards_and_thoughts_stand_in_the_order_in_which_they_came() -> None:
+def test_cards_and_reasoning_keep_their_order() -> None:
     stream = Stream(
         ReasoningDelta("First"),
         ReasoningDelta(" this."),
@@ -145,7 +147,7 @@ def test_cards_and_thoughts_stand_in_the_order_in_which_they_came() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_a_run_does_each_card_has_its_own_result_below_it(seed: int) -> None:
+def test_each_card_is_followed_by_its_result(seed: int) -> None:
     rng = random.Random(seed)
     events: list[Event] = []
     for step in range(1, rng.randint(2, 12)):
@@ -161,7 +163,7 @@ def test_whatever_a_run_does_each_card_has_its_own_result_below_it(seed: int) ->
     assert [items[n]["call_id"] for n in cards] == [items[n]["call_id"] for n in results]
 
 
-def test_cards_after_an_answer_that_was_none_stand_below_it() -> None:
+def test_cards_after_narration_follow_the_narration() -> None:
     stream = Stream(
         AnswerDelta("I think so."),
         ReasoningDelta("not shown"),
@@ -177,7 +179,7 @@ def test_cards_after_an_answer_that_was_none_stand_below_it() -> None:
     ]
 
 
-def test_handing_in_the_answer_is_no_card() -> None:
+def test_submit_has_no_card() -> None:
     submit = replace(finished(1), name="submit")
     stream = Stream(started(1, "submit", answer="42"), submit, AnswerDelta("42"))
     stream.add(stream.encoder.finish(RESULT))
@@ -185,7 +187,7 @@ def test_handing_in_the_answer_is_no_card() -> None:
     assert stream.beside == []
 
 
-def test_the_status_line_shows_the_last_line_of_ever_longer_output() -> None:
+def test_status_line_shows_the_last_line_of_output() -> None:
     pieces = [ToolOutput(1, "stdout", f"{n}\n\x1b[1mline {n}\x1b[0m\n") for n in range(1, 101)]
     stream = Stream(started(1, command="make\nall"), *pieces, finished(1))
     assert stream.reader.statuses == [
@@ -195,41 +197,41 @@ def test_the_status_line_shows_the_last_line_of_ever_longer_output() -> None:
     ]
 
 
-def test_silence_and_a_step_that_is_over_change_no_status() -> None:
+def test_blank_and_late_output_do_not_change_the_status() -> None:
     blank, late = ToolOutput(1, "stdout", " \n\n"), ToolOutput(1, "stdout", "late\n")
     stream = Stream(started(1), blank, finished(1), late)
     assert stream.reader.statuses == [("Running: ls -la", False), ("Ran: ls -la", False)]
 
 
-def test_the_end_tells_of_files_and_closes_the_status_line() -> None:
+def test_end_lists_files_and_closes_the_status_line() -> None:
     stream = Stream(started(1), finished(1), started(2), finished(2))
     stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE, TABLE, HUGE])))
     assert stream.reader.statuses[-1] == ("2 steps, 3 files", True)
-    # The picture that travels inside the message is shown from there.
+    # The small image is part of the message.
     assert stream.reader.files == [
         {"type": "file", "url": "https://host/2", "name": "t.csv", "size": 7},
         {"type": "image", "url": "https://host/3", "name": "huge.png"},
     ]
     assert stream.frames[-1]["choices"][0]["finish_reason"] == "stop"
     assert [frame["choices"][0]["finish_reason"] for frame in stream.frames[:-1]] == [None] * 13
-    # It would ask a stranger for the icon of each link.
+    # Open WebUI would ask Google for the icon of each link.
     assert "annotations" not in stream.frames[-1]["choices"][0]["delta"]
 
 
-def test_one_of_each_is_told_in_the_singular() -> None:
+def test_single_step_and_file_are_counted_in_the_singular() -> None:
     stream = Stream(started(1), finished(1))
     stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE])))
     assert (stream.reader.statuses[-1], stream.reader.files) == (("1 step, 1 file", True), [])
 
 
-def test_an_answer_without_steps_has_no_status_line() -> None:
+def test_answer_without_steps_has_no_status_line() -> None:
     stream = Stream(AnswerDelta("Hello."))
     stream.add(stream.encoder.finish(RESULT))
     assert stream.beside == []
 
 
-def test_where_a_run_fails_no_card_stays_open() -> None:
-    """Open WebUI would run the tool itself, which it does not have, and ask again and again."""
+def test_failed_run_leaves_no_card_open() -> None:
+    """Open WebUI would run a call without a result itself and repeat the request."""
     stream = Stream(ReasoningDelta("Hm."), started(1))
     assert stream.reader.to_run == ["execute_bash"]
     stream.add(stream.encoder.fail(BackendError("gone")))
@@ -242,7 +244,7 @@ def test_where_a_run_fails_no_card_stays_open() -> None:
     assert stream.reader.error == BackendError("gone").body()["error"]
 
 
-def test_a_long_result_is_cut_in_the_middle() -> None:
+def test_long_result_is_cut_in_the_middle() -> None:
     stream = Stream(started(1), finished(1, "a" * 30_000 + "z" * 30_000))
     text = stream.reader.items[-1]["output"][0]["text"]
     assert len(text) < 10_100
@@ -250,7 +252,7 @@ def test_a_long_result_is_cut_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "\u2028", "数", "\n", '"'])
-def test_frames_are_lines_of_ascii_without_halves_of_surrogate_pairs(text: str) -> None:
+def test_frames_are_ascii_lines_without_lone_surrogates(text: str) -> None:
     encoder = Stream().encoder
     made = [
         encoder.event(started(1, command=text, path=text)),

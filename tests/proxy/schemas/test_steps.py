@@ -1,4 +1,4 @@
-"""Steps as text: what a person sees of the work."""
+"""Steps as text in the reasoning."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,12 +24,12 @@ from proxy.schemas.steps import (
     TAIL_LINES,
     AnswerState,
     StepTextRenderer,
-    extension,
+    step_extension,
 )
 
 
 class StepText:
-    """The text of a run's events, one after the other."""
+    """Renders the events of a run as text."""
 
     def __init__(self, steps: Steps) -> None:
         self._state = AnswerState()
@@ -76,11 +76,11 @@ def finished(
         ("nonsense", {"x": 1}, "nonsense\n"),
     ],
 )
-def test_a_call_is_one_short_line(name: str, arguments: dict[str, Any], shown: str) -> None:
+def test_tool_call_is_shown_as_one_line(name: str, arguments: dict[str, Any], shown: str) -> None:
     assert StepText("reasoning").of(started(name, arguments)) == f"````console\n{shown}"
 
 
-def test_a_long_command_is_cut() -> None:
+def test_long_command_is_cut() -> None:
     shown = StepText("reasoning").of(started("execute_bash", {"command": "x" * 100_000}))
     assert shown == "````console\n$ " + "x" * MAX_COMMAND_CHARS + " ...\n"
 
@@ -94,14 +94,14 @@ def test_a_long_command_is_cut() -> None:
         (finished(None, None), "[0.0 s]\n"),
     ],
 )
-def test_an_outcome_is_one_short_line(event: ToolCallFinished, shown: str) -> None:
+def test_outcome_is_shown_as_one_line(event: ToolCallFinished, shown: str) -> None:
     text = StepText("reasoning")
     text.of(started("t", {}))
     assert text.of(event) == f"{shown}````\n"
 
 
 def shown_of(output: list[str], observation: str = "") -> str:
-    """What is shown of a command's output, between the call and the outcome."""
+    """Return the shown output of a command, between the call and the outcome."""
     text = StepText("reasoning")
     text.of(started("execute_bash", {"command": "c"}))
     pieces = [text.of(ToolOutput(2, "stdout", piece)) for piece in output]
@@ -109,7 +109,7 @@ def shown_of(output: list[str], observation: str = "") -> str:
     return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n````\n")])
 
 
-def test_lines_are_shown_as_they_are_completed() -> None:
+def test_output_lines_are_shown_when_complete() -> None:
     text = StepText("reasoning")
     text.of(started("execute_bash", {"command": "c"}))
     heard = [
@@ -126,16 +126,16 @@ def test_lines_are_shown_as_they_are_completed() -> None:
     ]
 
 
-def test_output_is_shown_as_a_terminal_leaves_it() -> None:
+def test_terminal_control_sequences_are_applied_to_output() -> None:
     assert shown_of(["\x1b[31mred", "\x1b[0m\n 10%\r", " 90%\rdone\n"]) == "red\ndone\n"
 
 
-def test_an_output_just_too_long_is_shown_whole_in_the_end() -> None:
+def test_output_slightly_above_the_limit_is_shown_completely() -> None:
     lines = [f"{n}\n" for n in range(HEAD_LINES + TAIL_LINES)]
     assert shown_of(lines) == "".join(lines)
 
 
-def test_of_a_long_output_the_beginning_and_the_end_are_shown() -> None:
+def test_long_output_is_shortened_to_its_beginning_and_end() -> None:
     lines = [f"{n}" for n in range(1000)]
     expected = [*lines[:HEAD_LINES], OUTPUT_LEFT_OUT, *lines[-TAIL_LINES:], ""]
     pieces = [f"{line}\n" for line in lines[:200]]  # the sandbox sends only so much as it comes
@@ -143,12 +143,12 @@ def test_of_a_long_output_the_beginning_and_the_end_are_shown() -> None:
 
 
 @pytest.mark.parametrize("piece", ["x" * 999, "x" * 999 + "\n", "\n", "\r", "x\r" * 500])
-def test_however_much_there_is_what_is_shown_is_bounded(piece: str) -> None:
+def test_shown_output_is_bounded(piece: str) -> None:
     shown = shown_of([piece] * 1000, "y" * 30_000)
     assert len(shown) <= HEAD_CHARS + len(OUTPUT_LEFT_OUT) + TAIL_CHARS + 2
 
 
-def test_a_step_begins_on_a_line_of_its_own() -> None:
+def test_step_begins_on_a_new_line() -> None:
     text = StepText("reasoning")
     step = [started("nonsense", {}), finished(None, None)]
     events: list[Event] = [
@@ -164,7 +164,7 @@ def test_a_step_begins_on_a_line_of_its_own() -> None:
 
 
 def blocks_of(text: str) -> list[tuple[str, str]]:
-    """What a reader of Markdown takes the text for."""
+    """Return the type and the content of each Markdown block of a text."""
     tokens = MarkdownIt().parse(text)
     return [(token.type, token.content) for token in tokens if token.content]
 
@@ -173,9 +173,7 @@ def blocks_of(text: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "fence", ["```", "````", "   `````  ", "\t````", "````console", "~~~~", "```\r````\ra"]
 )
-def test_whatever_a_step_prints_a_reader_of_markdown_sees_one_block(
-    fence: str, before: str
-) -> None:
+def test_fences_in_output_do_not_split_the_markdown_block(fence: str, before: str) -> None:
     text = StepText("reasoning")
     command = f"cat <<E\n{fence}\n# $x$\nE"
     events: list[Event] = [
@@ -193,50 +191,50 @@ def test_whatever_a_step_prints_a_reader_of_markdown_sees_one_block(
     assert step.endswith("\n[exit 0, 0.0 s, 3 lines]\n")
 
 
-def test_what_would_end_the_block_is_moved_to_the_right() -> None:
+def test_fences_in_output_are_indented() -> None:
     assert shown_of(["a\n````\n", "  `````\nb````\n```\n````"]) == (
         "a\n    ````\n      `````\nb````\n```\n    ````\n"
     )
 
 
-def test_the_end_of_a_long_output_does_not_end_the_block_either() -> None:
+def test_fences_in_the_tail_of_long_output_are_indented() -> None:
     assert shown_of(["x\n"] * 100, "y\n````\nz").endswith(f"{OUTPUT_LEFT_OUT}\ny\n    ````\nz\n")
 
 
-def test_a_step_that_nobody_finishes_ends_its_block() -> None:
+def test_abandoned_step_closes_its_block() -> None:
     text = StepText("reasoning")
     text.of(started("nonsense", {}))
     assert text.abandon() == "[not finished]\n````\n"
 
 
-def test_what_is_submitted_is_the_answer_and_no_step() -> None:
+def test_submit_is_not_shown_as_a_step() -> None:
     text = StepText("reasoning")
     events: list[Event] = [started("submit", {"answer": "42"}), finished(None, None)]
     assert [text.of(event) for event in events] == ["", ""]
     assert text.abandon() == ""
 
 
-def test_profile_off_shows_thinking_alone() -> None:
+def test_steps_off_shows_only_reasoning() -> None:
     text = StepText("off")
     events: list[Event] = [started("nonsense", {}), finished(0, 1), ReasoningDelta("Hm.")]
     assert [text.of(event) for event in events] == ["", "", "Hm."]
 
 
-def test_half_a_surrogate_pair_is_no_text() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     text = StepText("reasoning")
     assert text.of(ReasoningDelta("a \ud83d")) == "a ?"
     assert text.of(started("execute_bash", {"command": "\ud83d"})) == "\n````console\n$ ?\n"
 
 
-def test_what_is_said_of_a_step_carries_our_object() -> None:
-    assert extension(started("execute_bash", {}), "r1") == {
+def test_step_extension_describes_the_step() -> None:
+    assert step_extension(started("execute_bash", {}), "r1") == {
         "v": 1,
         "run_id": "r1",
         "step": 2,
         "kind": "tool_start",
         "tool": "execute_bash",
     }
-    assert extension(finished(7, 1, 1.21), "r1") == {
+    assert step_extension(finished(7, 1, 1.21), "r1") == {
         "v": 1,
         "step": 2,
         "kind": "tool_end",
@@ -244,10 +242,10 @@ def test_what_is_said_of_a_step_carries_our_object() -> None:
         "ms": 1210,
     }
     output = {"v": 1, "step": 2, "kind": "tool_output"}
-    assert extension(ToolOutput(2, "stdout", "a"), "r1") == output
-    assert extension(ReasoningDelta("Hm."), "r1") is None
+    assert step_extension(ToolOutput(2, "stdout", "a"), "r1") == output
+    assert step_extension(ReasoningDelta("Hm."), "r1") is None
 
 
-def test_steps_that_are_not_told_again_are_counted() -> None:
+def test_omitted_steps_are_counted() -> None:
     assert StepText("reasoning").of(StepsOmitted(12)) == "[the first 12 steps are not kept]\n"
     assert StepText("off").of(StepsOmitted(12)) == ""

@@ -1,16 +1,15 @@
-"""Checks of the fields of POST /v1/responses, and of the items of its input and its tools."""
+"""Checks of the fields of POST /v1/responses, its input items and its tools."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from policies.answer_form import schema_fault
-from proxy.errors import BadRequestError
 from proxy.schemas.chat_parameters import (
-    FORMATS,
+    FUNCTION,
     GRAMMAR,
     OPENAI,
-    input_format,
-    part,
+    check_json_schema,
+    content_part,
+    custom_tool,
     reasoning_effort,
     tool_name,
 )
@@ -20,10 +19,8 @@ from proxy.schemas.validation import (
     array,
     boolean,
     discriminated,
-    fields,
     integer,
     mapping,
-    not_among,
     object_with,
     one_of,
     require,
@@ -32,6 +29,7 @@ from proxy.schemas.validation import (
     text_or_parts,
     union,
     unsupported,
+    unsupported_value,
 )
 
 _ROLES = ("assistant", "system", "developer", "user")
@@ -40,53 +38,49 @@ _CHOSEN = (
     *("local_shell", "apply_patch"),
 )
 """The types of tools that `tool_choice` can name."""
-LEFT_OUT = (
+UNAVAILABLE_TOOL_TYPES = (
     *("web_search", "web_search_2025_08_26"),
     *("web_search_preview", "web_search_preview_2025_03_11"),
 )
-"""Tools that are not available but accepted, because coding agents send them with every request."""
-MEMORY_LIMITS = ("1g", "4g", "16g", "64g")
+"""Tools that are accepted but not available. Coding agents send them with every request."""
 
 
-def _container(kind: str) -> Check:
-    described = object_with(
-        {"type": text},
-        {
-            "file_ids": array(text),
-            "memory_limit": one_of(*MEMORY_LIMITS),
-            "network_policy": object_with({"type": one_of("disabled", "allowlist")}),
-            "container_id": text,
-        },
-    )
+def _refused(hint: str) -> Check:
+    """Return a check that accepts no value."""
 
     def check(value: Any, param: str) -> None:
-        described(value, param)
-        if value.get("skills"):
-            raise unsupported(f"{param}.skills", "Skills are not available here.")
-        one_of(kind, "container_reference")(value["type"], f"{param}.type")
-        if value["type"] == "container_reference":
-            require(value, "container_id", f"{param}.container_id")
-            text(value["container_id"], f"{param}.container_id")
+        raise unsupported(param, hint)
 
     return check
 
 
-def _environment(value: Any, param: str) -> None:
-    if not isinstance(value, dict) or value.get("type") != "local":
-        _container("container_auto")(value, param)
-    elif value.get("skills"):
-        raise unsupported(f"{param}.skills", "Skills are not available here.")
+def _no_skills(value: Any, param: str) -> None:
+    if value:
+        raise unsupported(param, "Skills are not available here.")
 
 
-_FUNCTIONS: Mapping[str, Check] = {
-    "function": object_with(
-        {"name": tool_name}, {"description": text, "parameters": mapping, "strict": boolean}
-    ),
-    "custom": object_with(
-        {"name": tool_name}, {"description": text, "format": input_format(GRAMMAR)}
-    ),
+_NO_SKILLS: Mapping[str, Check] = {"skills": _no_skills}
+_CONTAINER: Mapping[str, Check] = {
+    **_NO_SKILLS,
+    "file_ids": array(text),
+    "memory_limit": one_of("1g", "4g", "16g", "64g"),
+    "network_policy": object_with({"type": one_of("disabled", "allowlist")}),
+    "container_id": text,
 }
-_OWN: Mapping[str, Check] = {
+_NEW_CONTAINER = object_with(optional=_CONTAINER)
+_CONTAINER_REFERENCE = object_with({"container_id": text}, _CONTAINER)
+_ENVIRONMENT = discriminated(
+    {
+        "container_auto": _NEW_CONTAINER,
+        "container_reference": _CONTAINER_REFERENCE,
+        "local": object_with(optional=_NO_SKILLS),
+    }
+)
+_CODE_CONTAINER = discriminated(
+    {"auto": _NEW_CONTAINER, "container_reference": _CONTAINER_REFERENCE}
+)
+_FUNCTIONS: Mapping[str, Check] = {"function": FUNCTION, "custom": custom_tool(GRAMMAR)}
+_CLIENT_TOOLS: Mapping[str, Check] = {
     **_FUNCTIONS,
     "namespace": object_with(
         {
@@ -95,34 +89,40 @@ _OWN: Mapping[str, Check] = {
             "tools": array(discriminated(_FUNCTIONS), minimum=1),
         }
     ),
-    "tool_search": fields(
-        {"execution": one_of("server", "client"), "description": text, "parameters": mapping}
+    "tool_search": object_with(
+        optional={
+            "execution": one_of("server", "client"),
+            "description": text,
+            "parameters": mapping,
+        }
     ),
     "local_shell": mapping,
     "apply_patch": mapping,
 }
-_LEFT_OUT: Mapping[str, Check] = dict.fromkeys(LEFT_OUT, anything)
+_UNAVAILABLE_TOOLS: Mapping[str, Check] = dict.fromkeys(UNAVAILABLE_TOOL_TYPES, anything)
 _TOOLS: Mapping[str, Check] = {
-    **_OWN,
-    "shell": fields({"environment": _environment}),
-    "code_interpreter": object_with({"container": text_or_object(_container("auto"))}),
-    **_LEFT_OUT,
+    **_CLIENT_TOOLS,
+    "shell": object_with(optional={"environment": _ENVIRONMENT}),
+    "code_interpreter": object_with({"container": text_or_object(_CODE_CONTAINER)}),
+    **_UNAVAILABLE_TOOLS,
 }
-_LOADED_TOOLS = array(discriminated({**_OWN, **_LEFT_OUT}))
-"""Tools that an item of the input adds."""
+_LOADED_TOOLS = array(discriminated({**_CLIENT_TOOLS, **_UNAVAILABLE_TOOLS}))
+"""The tools in an input item."""
 _PARTS: Mapping[str, Check] = {
     "input_text": object_with({"text": text}),
-    "input_image": fields({"image_url": text, "file_id": text, "detail": text}),
-    "input_file": fields({"file_data": text, "file_id": text, "file_url": text, "filename": text}),
+    "input_image": object_with(optional={"image_url": text, "file_id": text, "detail": text}),
+    "input_file": object_with(
+        optional={"file_data": text, "file_id": text, "file_url": text, "filename": text}
+    ),
     "output_text": object_with({"text": text}),
 }
-_CONTENT = text_or_parts(discriminated(_PARTS, others=part))
+_CONTENT = text_or_parts(discriminated(_PARTS, others=content_part))
 _CALL_ID: Mapping[str, Check] = {"call_id": text}
 
 
 def _local_output(value: Any, param: str) -> None:
     object_with({"output": text}, {**_CALL_ID, "id": text})(value, param)
-    if value.get("call_id") is None:  # then the id of the item is the call's
+    if value.get("call_id") is None:  # the id of the item is the call id
         require(value, "id", f"{param}.call_id")
         text(value["id"], f"{param}.id")
 
@@ -133,7 +133,7 @@ _ITEMS: Mapping[str, Check] = {
     "function_call_output": object_with({**_CALL_ID, "output": _CONTENT}),
     "custom_tool_call": object_with({**_CALL_ID, "name": text, "input": text}),
     "custom_tool_call_output": object_with({**_CALL_ID, "output": _CONTENT}),
-    "tool_search_call": fields(_CALL_ID, required=["arguments"]),
+    "tool_search_call": object_with({"arguments": anything}, _CALL_ID),
     "tool_search_output": object_with({"tools": _LOADED_TOOLS}, _CALL_ID),
     "additional_tools": object_with({"role": one_of("developer"), "tools": _LOADED_TOOLS}),
     "shell_call": object_with({**_CALL_ID, "action": mapping}, {"environment": mapping}),
@@ -144,8 +144,8 @@ _ITEMS: Mapping[str, Check] = {
     "apply_patch_call_output": object_with({**_CALL_ID, "status": text}, {"output": text}),
     "item_reference": object_with({"id": text}),
 }
-"""Types of input items that are read."""
-PASSED_OVER = frozenset(
+"""Checks of the input items that the model sees."""
+IGNORED_ITEM_TYPES = frozenset(
     {
         *("reasoning", "code_interpreter_call"),
         *("web_search_call", "file_search_call", "computer_call"),
@@ -155,26 +155,26 @@ PASSED_OVER = frozenset(
         *("compaction", "compaction_trigger"),
     }
 )
-"""Types of input items that hosted tools and thinking left: the model does not see them again."""
+"""Types of input items that the model does not see again, such as reasoning and calls of hosted
+tools."""
 
 
 def item_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item. Messages and references may leave it out."""
+    """Return the type of an item. Messages and references may omit the field."""
     if item.get("type") is None:
         return "message" if "role" in item or "id" not in item else "item_reference"
     return str(item["type"])
 
 
-def item(value: Any, param: str) -> None:
-    """Check an item of the input."""
+def input_item(value: Any, param: str) -> None:
     mapping(value, param)
     if value.get("id") is not None:
         text(value["id"], f"{param}.id")
     kind = item_type(value)
     if kind in _ITEMS:
         _ITEMS[kind](value, param)
-    elif kind not in PASSED_OVER:
-        raise not_among(kind, sorted({*_ITEMS, *PASSED_OVER}), f"{param}.type")
+    elif kind not in IGNORED_ITEM_TYPES:
+        raise unsupported_value(kind, sorted({*_ITEMS, *IGNORED_ITEM_TYPES}), f"{param}.type")
 
 
 _TOOL_CHOICE = text_or_object(
@@ -186,26 +186,25 @@ _TOOL_CHOICE = text_or_object(
 )
 
 
-def _text_format(value: Any, param: str) -> None:
-    mapping(value, param)
-    require(value, "type", f"{param}.type")
-    one_of(*FORMATS)(value["type"], f"{param}.type")
-    if value["type"] != "json_schema":
-        return
-    _NAMED_SCHEMA(value, param)
-    if fault := schema_fault(value["schema"]):
-        raise BadRequestError(
-            f"Invalid schema for {param} '{value['name']}': {fault}", param=f"{param}.schema"
-        )
-
-
 _NAMED_SCHEMA = object_with(
     {"name": text, "schema": mapping}, {"description": text, "strict": boolean}
 )
-_TEXT_SETTINGS = fields({"format": _text_format, "verbosity": one_of("low", "medium", "high")})
+
+
+def _json_schema_format(value: Any, param: str) -> None:
+    _NAMED_SCHEMA(value, param)
+    check_json_schema(value, param, f"{param}.schema")
+
+
+_FORMAT = discriminated(
+    {"json_object": anything, "json_schema": _json_schema_format, "text": anything}
+)
+_TEXT_SETTINGS = object_with(
+    optional={"format": _FORMAT, "verbosity": one_of("low", "medium", "high")}
+)
 _SUMMARY = one_of("auto", "concise", "detailed")
-_REASONING = fields(
-    {
+_REASONING = object_with(
+    optional={
         "effort": reasoning_effort,
         "summary": _SUMMARY,
         "generate_summary": _SUMMARY,
@@ -215,16 +214,7 @@ _REASONING = fields(
 )
 
 
-def _unavailable(words: str) -> Check:
-    """Return a check that refuses every value."""
-
-    def check(value: Any, param: str) -> None:
-        raise unsupported(param, words)
-
-    return check
-
-
-INCLUDES = (
+INCLUDE_VALUES = (
     *("code_interpreter_call.outputs", "message.output_text.logprobs"),
     *("reasoning.encrypted_content", "message.input_image.image_url"),
     *("computer_call_output.output.image_url", "file_search_call.results"),
@@ -232,7 +222,7 @@ INCLUDES = (
 )
 FIELDS: Mapping[str, Check] = {
     "model": text,
-    "input": union("a string or an array of objects", str, list, checks={list: array(item)}),
+    "input": union("a string or an array of objects", str, list, checks={list: array(input_item)}),
     "instructions": text,
     "tools": array(discriminated(_TOOLS)),
     "tool_choice": _TOOL_CHOICE,
@@ -241,16 +231,16 @@ FIELDS: Mapping[str, Check] = {
     "text": _TEXT_SETTINGS,
     "reasoning": _REASONING,
     "max_output_tokens": integer(1),
-    "include": array(one_of(*INCLUDES)),
+    "include": array(one_of(*INCLUDE_VALUES)),
     "stream": boolean,
-    "stream_options": fields({"include_obfuscation": boolean}),
+    "stream_options": object_with(optional={"include_obfuscation": boolean}),
     "truncation": one_of("auto", "disabled"),
     "background": boolean,
     "store": boolean,
     "previous_response_id": text,
     "conversation": text_or_object(object_with({"id": text})),
-    "context_management": _unavailable("Long contexts are shortened by the proxy itself."),
-    "prompt": _unavailable("No prompts are stored here: send 'instructions' and 'input'."),
+    "context_management": _refused("The proxy itself compacts long contexts."),
+    "prompt": _refused("No prompts are stored here: send 'instructions' and 'input'."),
     "metadata": mapping,
     "sandbox": mapping,
     "prompt_cache_options": anything,
@@ -266,8 +256,8 @@ FIELDS: Mapping[str, Check] = {
         )
     },
 }
-"""Every field of OpenAI's, and `sandbox`. Other fields travel on unchanged."""
-_ELSEWHERE = {
+"""OpenAI's fields, and `sandbox`. A field that is not in the table is sent on unchanged."""
+_CHAT_FIELDS = {
     "messages": "'input'",
     "response_format": "'text.format'",
     "max_tokens": "'max_output_tokens'",
@@ -278,14 +268,14 @@ _ELSEWHERE = {
     "function_call": "'tool_choice'",
     "n": "several requests",
 }
-"""Fields of a chat completion, and what the Responses API has instead."""
+"""Fields of chat completions, and what the Responses API has instead."""
 
 
 def check_fields(body: Mapping[str, Any]) -> None:
-    """Raise BadRequestError for a field of chat completions, then for the first invalid field."""
-    for name, instead in _ELSEWHERE.items():
+    """Raise BadRequestError for a field of chat completions, or for the first invalid field."""
+    for name, instead in _CHAT_FIELDS.items():
         if body.get(name) is not None:
-            raise unsupported(name, f"In the Responses API there is {instead} for it.")
+            raise unsupported(name, f"The Responses API has {instead} instead.")
     require(body, "input", "input")
     FIELDS["input"](body["input"], "input")
     for name, value in body.items():
