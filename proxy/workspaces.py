@@ -65,15 +65,15 @@ class WorkspaceLease:
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation) -> None:
         self.isolation = isolation
         self.origin: Origin = "new"
-        self.listener: OnDecision | None = None
+        self.on_decision: OnDecision | None = None
         """Who hears what programs inside reach: of the present run."""
-        self.judge: ConfirmTarget | None = None
+        self.confirm_target: ConfirmTarget | None = None
         """Who is asked what they may reach: still the last run's, when that has ended."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """What gives a new computer the files of the state that the run goes on from."""
-        self.leave_as: State | None = None
+        self.save_as: State | None = None
         """The state that the run leaves, once it is known that it shall be kept."""
-        self.computer: Sandbox | None = None
+        self.current_sandbox: Sandbox | None = None
         """The last computer that was taken, once one was."""
         self.is_used = False
         """Whether the present run has taken it."""
@@ -83,7 +83,7 @@ class WorkspaceLease:
         self._preparing = asyncio.Lock()
 
     @property
-    def goes_on(self) -> bool:
+    def has_earlier_files(self) -> bool:
         """Whether there are files of earlier runs in it."""
         return self.origin != "new" or self.restore is not None
 
@@ -91,12 +91,12 @@ class WorkspaceLease:
         """See `Lease`."""
         async with self._preparing:
             lease = await self.ask()
-            computer = await lease.sandbox()
-            if computer is not self.computer:
-                await self._prepare(computer)
-                self.computer = computer
+            current_sandbox = await lease.sandbox()
+            if current_sandbox is not self.current_sandbox:
+                await self._prepare(current_sandbox)
+                self.current_sandbox = current_sandbox
             self.is_used = True
-            return computer
+            return current_sandbox
 
     async def ask(self) -> Lease:
         """Claim a computer, which is not waited for. Raises SandboxUnavailableError."""
@@ -105,11 +105,11 @@ class WorkspaceLease:
             self._lease = await self._ends.enter_async_context(lease)
         return self._lease
 
-    async def _prepare(self, computer: Sandbox) -> None:
+    async def _prepare(self, current_sandbox: Sandbox) -> None:
         if self.restore is None:
             return
         try:
-            await self.restore(computer)
+            await self.restore(current_sandbox)
         except SandboxFileError as error:  # nobody is helped by a conversation that cannot go on
             logger.warning("a workspace is lost, and begins anew: %s", error)
             self.origin = "new"
@@ -121,10 +121,10 @@ class WorkspaceLease:
         await self._ends.aclose()
 
     def _decided(self, decision: Decision) -> Awaitable[None] | None:
-        return self.listener(decision) if self.listener else None
+        return self.on_decision(decision) if self.on_decision else None
 
     async def _asked(self, target: Target) -> str | None:
-        return await self.judge(target) if self.judge else None
+        return await self.confirm_target(target) if self.confirm_target else None
 
 
 @dataclass(slots=True)
@@ -156,36 +156,36 @@ class Workspaces:
         self._kept: dict[State, _Kept] = {}
         self._settling: dict[State, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._giving_back: asyncio.Task[None] | None = None
+        self._evicting: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
         """Where somebody could not be given one that is kept: whether he still waits."""
 
     @asynccontextmanager
     async def use(
         self,
-        goes_on: ResumePoint | None,
+        resume_from: ResumePoint | None,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[WorkspaceLease]:
-        """A workspace for the length of the block; it is kept if its `leave_as` is set by then.
+        """A workspace for the length of the block; it is kept if its `save_as` is set by then.
 
         A block that fails leaves nothing.
         """
-        parent = await self._parent(goes_on) if goes_on else None
+        parent = await self._parent(resume_from) if resume_from else None
         lease = self._kept_seat(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
         try:
-            lease.judge = confirm_target
+            lease.confirm_target = confirm_target
             await self._make_ready(lease, parent)
-            lease.listener = on_decision
+            lease.on_decision = on_decision
             yield lease
         except BaseException:
             await lease.end()
             raise
         finally:
-            lease.listener = None
-        if lease.leave_as:
-            self._leave(parent, lease.leave_as, lease)
+            lease.on_decision = None
+        if lease.save_as:
+            self._leave(parent, lease.save_as, lease)
         else:
             await lease.end()
 
@@ -199,13 +199,13 @@ class Workspaces:
         await self._snapshots.discard(session)
         return known
 
-    def give_back(self, is_wanted: Callable[[], bool]) -> None:
+    def evict_idle(self, is_wanted: Callable[[], bool]) -> None:
         """Somebody waits for a computer: end the one that has been kept longest, or the next one
         that is to be kept, if it is still wanted then."""
-        if self._giving_back is None:
-            self._giving_back = asyncio.create_task(self._give_one_back(is_wanted))
-            self._tasks.add(self._giving_back)
-            self._giving_back.add_done_callback(self._given_back)
+        if self._evicting is None:
+            self._evicting = asyncio.create_task(self._evict_one(is_wanted))
+            self._tasks.add(self._evicting)
+            self._evicting.add_done_callback(self._eviction_done)
 
     async def aclose(self) -> None:
         """Keep what is being kept, and give all computers back."""
@@ -216,17 +216,17 @@ class Workspaces:
 
     # Taking
 
-    async def _parent(self, goes_on: ResumePoint) -> State | None:
-        session = goes_on.session
-        states = [State(session, name) for name in goes_on.parents]
+    async def _parent(self, resume_from: ResumePoint) -> State | None:
+        session = resume_from.session
+        states = [State(session, name) for name in resume_from.parents]
         for state in states:
             if settling := self._settling.get(state):
                 await asyncio.wait([settling])  # it is this state only from then on
-        known = await self._snapshots.known(session, goes_on.parents)
+        known = await self._snapshots.known(session, resume_from.parents)
         there = (state for state in states if state.name in known or state in self._kept)
         if found := next(there, None):
             return found
-        if goes_on.anew:
+        if resume_from.anew:
             return None
         await self._settled_all(session)
         newest = await self._snapshots.newest(session)
@@ -246,13 +246,15 @@ class Workspaces:
         return self._take(state)
 
     async def _make_ready(self, lease: WorkspaceLease, parent: State | None) -> None:
-        lease.leave_as, lease.is_used = None, False
-        if lease.computer:
+        lease.save_as, lease.is_used = None, False
+        if lease.current_sandbox:
             lease.origin = "kept"
         lease.restore = None
         if parent and await self._snapshots.known(parent.session, [parent.name]):
             # Also where the computer is warm: should it be lost, the next one has the files.
-            lease.restore = lambda computer: computer.restore(self._snapshots.read(parent))
+            lease.restore = lambda current_sandbox: current_sandbox.restore(
+                self._snapshots.read(parent)
+            )
 
     def _take(self, state: State) -> WorkspaceLease:
         kept = self._kept.pop(state)
@@ -296,17 +298,17 @@ class Workspaces:
                 await self._snapshots.alias(state, parent)
         except Exception:
             logger.exception("the workspace of %s cannot be kept", state.session.name)
-        if lease.computer and not is_lost:
+        if lease.current_sandbox and not is_lost:
             await self._keep(state, lease)
         else:
             await lease.end()
 
     async def _saved(self, state: State, lease: WorkspaceLease) -> bool:
         """Make a snapshot; False: there is no use in the computer any more."""
-        assert lease.computer
+        assert lease.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                await self._snapshots.save(state, _snapshot_of(lease.computer))
+                await self._snapshots.save(state, _snapshot_of(lease.current_sandbox))
         except (SandboxLostError, TimeoutError) as error:
             logger.warning("the workspace of %s was lost: %s", state.session.name, error)
             return False
@@ -322,9 +324,9 @@ class Workspaces:
             await self._end(next(iter(self._kept)))
         is_wanted, self._is_wanted = self._is_wanted, None
         if is_wanted and is_wanted():
-            self.give_back(is_wanted)
+            self.evict_idle(is_wanted)
 
-    async def _give_one_back(self, is_wanted: Callable[[], bool]) -> None:
+    async def _evict_one(self, is_wanted: Callable[[], bool]) -> None:
         for state in list(self._kept):
             # Files that were too large to be kept otherwise stay with their computer.
             known = await self._snapshots.known(state.session, [state.name])
@@ -335,8 +337,8 @@ class Workspaces:
                 return
         self._is_wanted = is_wanted
 
-    def _given_back(self, giving_back: "asyncio.Task[None]") -> None:
-        self._giving_back = None
+    def _eviction_done(self, giving_back: "asyncio.Task[None]") -> None:
+        self._evicting = None
         self._tasks.discard(giving_back)
 
     async def _expire(self, state: State) -> None:
@@ -344,8 +346,8 @@ class Workspaces:
         await self._kept.pop(state).lease.end()
 
 
-def _snapshot_of(computer: Sandbox) -> Callable[[Sink], Awaitable[int]]:
+def _snapshot_of(current_sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:
     async def write(sink: Sink) -> int:
-        return await computer.snapshot(sink, max_bytes=MAX_SNAPSHOT_MIB << 20)
+        return await current_sandbox.snapshot(sink, max_bytes=MAX_SNAPSHOT_MIB << 20)
 
     return write

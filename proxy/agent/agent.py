@@ -39,9 +39,9 @@ from proxy.agent.model import (
     refusal_of,
 )
 from proxy.agent.redactor import Redactor
-from proxy.agent.result import Result, RunStats, Stopwatch, times, token_counts, tokens
+from proxy.agent.result import Result, RunStats, Stopwatch, run_times, token_counts, usage_count
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
-from proxy.agent.turn_stream import FirstCall, emit_reasoning
+from proxy.agent.turn_stream import FirstCallProgress, emit_reasoning
 from proxy.errors import BackendError
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
@@ -65,7 +65,7 @@ class Agent:
     ) -> int | None:
         """Return the context window of a model in tokens, or None if it is unknown. `credentials`
         are the client's own for the backend."""
-        return await self.windows.of_first_asked(self._reached_with(credentials), owner, model)
+        return await self.windows.get_without_refresh(self._reached_with(credentials), owner, model)
 
     async def answer(self, task: AgentTask, emit: Emit) -> Result:
         """Answer a request with all its choices, each in a run and a sandbox of its own, and emit
@@ -119,11 +119,13 @@ class Agent:
                 clock,
             )
             try:
-                result = await loop.go()
+                result = await loop.run()
             finally:
                 watch.close()
                 await loop.budget.close()
-            lease.leave_as = session.save_as or (session.suspend_as if result.parked else None)
+            lease.save_as = session.save_as or (
+                session.suspend_as if result.suspended_run else None
+            )
             return result
 
     def model_of(self, task: AgentTask) -> Model:
@@ -188,8 +190,8 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
 
 
 def _single_call_stats(reply: Completion, budget: RunBudget, model_s: float) -> RunStats:
-    prompt = tokens(reply.usage, "prompt_tokens")
-    said = prompt + tokens(reply.usage, "completion_tokens")
+    prompt = usage_count(reply.usage, "prompt_tokens")
+    said = prompt + usage_count(reply.usage, "completion_tokens")
     return RunStats(
         llm_calls=1,
         turns=1,
@@ -197,7 +199,7 @@ def _single_call_stats(reply: Completion, budget: RunBudget, model_s: float) -> 
         trajectory_tokens=said,
         cost_usd=budget.cost_usd,
         **token_counts(reply.usage),
-        **times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),
+        **run_times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),
     )
 
 
@@ -205,11 +207,11 @@ class _SingleCallHandler:
     """Passes the reply of a single call on as it comes."""
 
     def __init__(self, task: AgentTask, emit: Emit) -> None:
-        self._first_call = FirstCall(task.delivery.status_hold, emit)
+        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
         self._emit = emit
         self._has_shown = False
 
-    async def hear(self, delta: ModelDelta) -> None:
+    async def on_delta(self, delta: ModelDelta) -> None:
         """Take one piece in. Raises StopRetryingError if the client would see another attempt."""
         match delta:
             case ReasoningDelta():
@@ -221,7 +223,7 @@ class _SingleCallHandler:
             case CallFailed() if self._has_shown:
                 raise StopRetryingError
             case CallAccepted() | CallFailed():
-                await self._first_call.hear(delta)
+                await self._first_call.on_progress(delta)
 
 
 async def _asked(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
@@ -232,10 +234,12 @@ async def _asked(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatc
         **task.params.final,
         **task.params.token_limits,
     }
-    hear = waited.standing(_SingleCallHandler(task, emit).hear) if task.request.stream else None
+    on_delta = (
+        waited.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
+    )
     try:
         with waited:
-            reply = await model.complete(body, hear)
+            reply = await model.complete(body, on_delta)
     except BackendError as error:
         error.renumber(lambda _: None)  # the client wrote them in another API
         raise

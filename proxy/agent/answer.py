@@ -58,7 +58,7 @@ class AnswerWriter:
         """The answer so far, its paths as the model wrote them."""
         self.text = ""
         """The answer so far, as the client was sent it."""
-        self.streamed_before = 0
+        self.answer_offset = 0
         """How many characters the client was sent before it."""
 
     async def begin(self) -> None:
@@ -69,7 +69,7 @@ class AnswerWriter:
         self._submit, self._submit_held = TextArgument("answer"), ""
         self.given = self.text = ""
 
-    async def set_aside(self) -> None:
+    async def mark_as_narration(self) -> None:
         """Treat what was begun as narration: something else is shown before the answer."""
         await self.begin()
         await self._restart()
@@ -112,7 +112,7 @@ class AnswerWriter:
             apart = APART if self.text else ""
             await self._send(apart + "\n".join(map(_listed, unnamed)), None)
 
-    async def dead_links(self) -> list[str]:
+    async def unsaved_links(self) -> list[str]:
         """Return the paths that the answer links to and that are not saved: not yet, or, if an
         earlier run has made the files, no more."""
         return [path for path in self._linked if not await self._artifact_store.has(path)]
@@ -139,7 +139,7 @@ class AnswerWriter:
         if narration is not None:
             await self._emit(AnswerDelta(APART))
             await self._emit(AnswerRestarted())
-            self.streamed_before += len(narration.text) + len(APART)
+            self.answer_offset += len(narration.text) + len(APART)
 
     async def _end(self) -> None:
         if self._links is not None:

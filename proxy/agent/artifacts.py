@@ -126,7 +126,7 @@ async def collect_artifacts(
     """
     end = asyncio.get_running_loop().time() + seconds
     found = await outputs.produced(sandbox, linked, seconds)
-    withheld = await guard.withhold(found.produced)
+    withheld = await guard.withheld_files(found.produced)
     allowed = [file for file in found.produced if file.path not in withheld]
     selection = select(allowed, task.profile.artifacts)
     saved = await _save(sandbox, selection.chosen, task.artifact_store, emit, end)

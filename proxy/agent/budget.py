@@ -52,7 +52,7 @@ class RunBudget:
         """The cost of all model calls; None if the cost of one is unknown."""
         self._limits = limits
         self._tariff = task.limits.tariff
-        self.unfinished: Completion | None = None
+        self.partial_completion: Completion | None = None
         """The reply to the last call as far as it came, if it was cut off."""
         reservation = task.limits.reservation
         self._day = DailyBudgetUse(reservation.account) if reservation else None
@@ -88,7 +88,7 @@ class RunBudget:
             return stop
         return await self._take_call(messages)
 
-    async def before_aside(self, messages: Sequence[Message]) -> StopReason | None:
+    async def before_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
         """Return the limit that leaves no room for a call beside the turn's own call, which is
         still to be made, or None."""
         spent = self._spent()
@@ -105,16 +105,16 @@ class RunBudget:
         return await self._day.take_call(self._expected(messages)) if self._day else None
 
     async def call(
-        self, model: ChatModel, body: Mapping[str, Any], hear: OnDelta | None
+        self, model: ChatModel, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
         """Make a model call, even if nothing is left: the last answer is always asked for. A reply
         that is cut off, by its listener or from outside, is counted as far as it came."""
         expected = self._expected(body["messages"]) if self._day else Expense()
         receipt = await self._day.call_receipt(expected) if self._day else None
-        partial = PartialCompletion(body["messages"])
-        self.unfinished = None
+        partial = CompletionRecorder(body["messages"])
+        self.partial_completion = None
         try:
-            reply = await model.complete(body, hear and partial.heard_by(hear))
+            reply = await model.complete(body, on_delta and partial.wrap(on_delta))
         except CompletionStopped as stopped:
             reply = partial.reply(stopped)
         except (BackendError, asyncio.CancelledError) as error:
@@ -136,13 +136,13 @@ class RunBudget:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
     async def _cut_off(
-        self, partial: "PartialCompletion", receipt: Receipt | None, *, made: bool
+        self, partial: "CompletionRecorder", receipt: Receipt | None, *, made: bool
     ) -> None:
         """Count a reply that was cut off. `made`: the backend had the call even if it sent
         nothing, so the receipt stays as it was expected."""
         if partial.has_begun:
-            self.unfinished = partial.reply()
-            await self._made(counted(self.unfinished.usage), receipt)
+            self.partial_completion = partial.reply()
+            await self._made(counted(self.partial_completion.usage), receipt)
         elif self._day and receipt and not made:
             await self._day.settle(receipt, Expense())
 
@@ -212,7 +212,7 @@ class RunBudget:
         if self._day:
             if self._day.bounds_egress:
                 self._allow(0)
-            await self._day.give_back()
+            await self._day.refund_unused()
             await self._day.count_egress(self.egress_bytes)
 
     def _spent(self, trajectory_tokens: int = 0) -> Spent:
@@ -241,17 +241,17 @@ class MeteredModel:
         self._budget = budget
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Answering. If the reply is cut off, `unfinished` is what came of it."""
+        """See Answering. If the reply is cut off, `partial_completion` is what came of it."""
         return await self._budget.call(self._model, body, on_delta)
 
     @property
-    def unfinished(self) -> Completion | None:
+    def partial_completion(self) -> Completion | None:
         """The reply to the last call as far as it came, if it was cut off."""
-        return self._budget.unfinished
+        return self._budget.partial_completion
 
     async def allows(self, messages: Sequence[Message]) -> bool:
         """Return whether there is room for a call beside the turn's own."""
-        return await self._budget.before_aside(messages) is None
+        return await self._budget.before_out_of_band_call(messages) is None
 
 
 class DailyBudgetUse:
@@ -289,7 +289,7 @@ class DailyBudgetUse:
         self._spent = receipt.spent
         return receipt
 
-    async def give_back(self) -> None:
+    async def refund_unused(self) -> None:
         """Settle the receipts of calls that were not made after all."""
         while self._calls:
             await self.settle(self._calls.pop(), Expense())
@@ -336,7 +336,7 @@ class DailyBudgetUse:
         return receipt
 
 
-class PartialCompletion:
+class CompletionRecorder:
     """The pieces of one reply that have arrived so far, from which a cut-off reply is made."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -350,12 +350,12 @@ class PartialCompletion:
         self._counted_pieces = 0
         """How many pieces had come when the engine sent that count."""
 
-    def heard_by(self, hear: OnDelta) -> OnDelta:
-        """Return a listener that notes each piece before `hear` does."""
+    def wrap(self, on_delta: OnDelta) -> OnDelta:
+        """Return a listener that notes each piece before `on_delta` does."""
 
         async def note_and_hear(delta: ModelDelta) -> None:
             self._note(delta)
-            await hear(delta)
+            await on_delta(delta)
 
         return note_and_hear
 

@@ -25,7 +25,7 @@ from policies.workspace import OBSERVATION_DIR
 from proxy.agent.context_windows import ContextWindow
 from proxy.agent.history import Entry, History, text_of
 from proxy.agent.model import Completion, Message
-from proxy.agent.result import Compaction, tokens
+from proxy.agent.result import Compaction, usage_count
 from proxy.errors import BackendError, ContextOverflowError
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
@@ -92,20 +92,20 @@ class ContextManager:
         """How the history was made smaller, in order."""
         return self._compactor.done
 
-    async def fit(self, extra: Mapping[str, Any], *, shortens: bool) -> Mapping[str, Any]:
+    async def fit(self, extra: Mapping[str, Any], *, may_compact: bool) -> Mapping[str, Any]:
         """Return the fields of a call, its token limit lowered if need be. If the context is about
-        to overflow and `shortens` allows it, the history is made smaller first."""
-        if len(self._history.entries) == self._history.ours_from:
+        to overflow and `may_compact` allows it, the history is made smaller first."""
+        if len(self._history.entries) == self._history.own_start:
             return extra  # the request alone: whether it fits is for the backend to say
         window = await self._window.tokens()
         limit = self._limit(window, extra)
-        shortens = shortens and self._compacts
-        if shortens and limit is not None and (before := self._tokens()) > limit:
+        may_compact = may_compact and self._compacts
+        if may_compact and limit is not None and (before := self._tokens()) > limit:
             await self._compactor.make_room(_Overflow("nearly full", limit, before))
         return self._with_token_limit(window, extra)
 
-    async def refit(
-        self, extra: Mapping[str, Any], error: ContextOverflowError, *, shortens: bool
+    async def fit_after_overflow(
+        self, extra: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
     ) -> Mapping[str, Any]:
         """Return the same after the backend refused a call. Raises that error where nothing can be
         made smaller."""
@@ -114,15 +114,15 @@ class ContextManager:
         limit, before = self._limit(window, extra), self._tokens()
         if limit is None or before <= limit:
             self._ceiling = limit = int(before * REFUSED_SHARE)
-        may_shorten = shortens and self._compacts
+        compacts = may_compact and self._compacts
         overflow = _Overflow("refused", limit, before)
-        is_smaller = may_shorten and await self._compactor.make_room(overflow)
+        is_smaller = compacts and await self._compactor.make_room(overflow)
         smaller = self._with_token_limit(window, extra)
         if not is_smaller and smaller == extra:
             raise error
         return smaller
 
-    async def relimit(
+    async def limit_after_overflow(
         self, extra: Mapping[str, Any], error: ContextOverflowError
     ) -> Mapping[str, Any]:
         """Return the fields of a call whose token limit was lowered after a refusal, lowered
@@ -130,25 +130,25 @@ class ContextManager:
         self._learn(extra, error.sizes)
         return self._with_token_limit(await self._window.tokens(), extra)
 
-    def counted(self, messages: Sequence[Message], reply: Completion) -> None:
+    def record_usage(self, messages: Sequence[Message], reply: Completion) -> None:
         """Note how many tokens the backend counted in these messages and its reply."""
-        prompt = tokens(reply.usage, "prompt_tokens")
-        answer = tokens(reply.usage, "completion_tokens")
-        self._counter.counted(messages, prompt, answer)
-        self._window.taken(prompt + answer)
+        prompt = usage_count(reply.usage, "prompt_tokens")
+        answer = usage_count(reply.usage, "completion_tokens")
+        self._counter.record_usage(messages, prompt, answer)
+        self._window.record_usage(prompt + answer)
 
     def _tokens(self) -> int:
         return self._counter.tokens(self._history.messages)
 
     def _learn(self, extra: Mapping[str, Any], sizes: ContextSizes) -> None:
         """Note the sizes that a refusal told."""
-        self._window.refused(sizes)
+        self._window.record_refusal(sizes)
         if sizes.window is None:
             return
         asked = _token_limit(extra)[1]
         prompt = sizes.prompt or sizes.window - (sizes.answer or asked or 0)
         if prompt > self._tokens():
-            self._counter.counted(self._history.messages, prompt, 0)
+            self._counter.record_usage(self._history.messages, prompt, 0)
         if sizes.answer and asked is None and sizes.answer < sizes.window:
             self._ceiling = sizes.window - sizes.answer  # what the backend leaves by itself
 
@@ -201,15 +201,15 @@ class _Compactor:
 
     async def make_room(self, overflow: _Overflow) -> bool:
         """Make the history smaller. Return False if nothing is left that could be."""
-        after = await self._shorten(overflow)
+        after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
         lasts = after <= overflow.limit * (1 + EASED_SHARE) / 2 or any(self._long_observations())
         if after <= overflow.limit and lasts:
             return is_smaller
         # With stubs alone the next turn would overflow again.
-        return await self._sum_up(overflow) or is_smaller
+        return await self._summarize(overflow) or is_smaller
 
-    async def _shorten(self, overflow: _Overflow) -> int:
+    async def _replace_observations(self, overflow: _Overflow) -> int:
         """Replace observations by stubs, the oldest first, until the prompt is eased; return its
         tokens. Observations that the model has not read yet are spared where they fit."""
         stubs: dict[int, str] = {}
@@ -224,7 +224,7 @@ class _Compactor:
             shorter = {**entry.message, "content": stubs[n]}
             tokens -= self._counter.estimate([entry.message]) - self._counter.estimate([shorter])
         if stubs:
-            self._history.shorten(stubs)
+            self._history.replace_with_stubs(stubs)
             self._note("stubs", overflow, tokens)
         return tokens
 
@@ -237,7 +237,7 @@ class _Compactor:
             and is_worth_a_stub(entry.message["content"])
         ]
 
-    async def _sum_up(self, overflow: _Overflow) -> bool:
+    async def _summarize(self, overflow: _Overflow) -> bool:
         """Replace all but the latest turns by a summary. Return whether that was done."""
         turns = self._history.turns()
         allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_PART)
@@ -249,7 +249,7 @@ class _Compactor:
         if not summary:
             self._gave_up = summary is not None
             return False
-        self._history.sum_up(summary_words(summary), latest)
+        self._history.replace_with_summary(summary_words(summary), latest)
         self._note("summary", overflow, self._counter.tokens(self._history.messages))
         return True
 
@@ -289,7 +289,7 @@ class _Compactor:
                 return None
             if reply is None:
                 return None
-            return spoken(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
+            return strip_reasoning(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
         return ""
 
     def _note(self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int) -> None:
@@ -316,7 +316,7 @@ def _cut(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars // 2]} [...] {text[-chars // 2 :]}"
 
 
-def spoken(text: str) -> str:
+def strip_reasoning(text: str) -> str:
     """Return a text without the thinking between `<think>` and `</think>`, also where a chat
     template has opened it or its end was cut off."""
     *blocks, rest = text.split(_END_THINK)  # a regular expression would take quadratic time
@@ -340,7 +340,7 @@ class TokenCounter:
         self._uncounted: tuple[Sequence[Message], int, int] | None = None
         """The last count, until an estimate is asked for, which mostly never happens."""
 
-    def counted(self, messages: Sequence[Message], prompt: int, answer: int) -> None:
+    def record_usage(self, messages: Sequence[Message], prompt: int, answer: int) -> None:
         """Note the tokens that the backend has counted in these messages and its answer."""
         if prompt:
             self._uncounted = messages, prompt, answer
@@ -407,17 +407,17 @@ class ObservationFiles:
     """Observations of one run kept whole in its sandbox, once stubs take their place in the
     history."""
 
-    def __init__(self, run_id: str, computer: Callable[[], Awaitable[Sandbox | None]]) -> None:
-        """`computer` returns the run's sandbox, if it has one."""
+    def __init__(self, run_id: str, sandbox: Callable[[], Awaitable[Sandbox | None]]) -> None:
+        """`sandbox` returns the run's sandbox, if it has one."""
         # Runs of a conversation share the sandbox; ids made from time begin alike.
         self._name = run_id[-8:]
-        self._computer = computer
+        self._sandbox = sandbox
         self._count = 0
 
     async def keep(self, text: str) -> str | None:
         """Write a text into the sandbox. Return its path, or None if it could not be written."""
-        computer = await self._computer()
-        if computer is None:
+        sandbox = await self._sandbox()
+        if sandbox is None:
             return None
         self._count += 1
         path = f"{OBSERVATION_DIR}/{self._name}-{self._count}.txt"
@@ -426,7 +426,7 @@ class ObservationFiles:
             yield text.encode(errors="replace")
 
         try:
-            await computer.put(path, written(), timeout_s=KEEP_S)
+            await sandbox.put(path, written(), timeout_s=KEEP_S)
         except (SandboxFileError, SandboxLostError):
             return None
         return path

@@ -38,7 +38,7 @@ class ContextWindows:
         self._asked: float | None = None
         self._asking = asyncio.Lock()
 
-    async def of(self, model: Model, owner: str, name: str) -> int | None:
+    async def get(self, model: Model, owner: str, name: str) -> int | None:
         """Return the window, in tokens of prompt and answer together, or None if it is unknown.
         The server is asked unless the window is known or it was asked within HOLDS_S."""
         if self.known(owner, name) is None and not self._is_fresh():
@@ -47,13 +47,13 @@ class ContextWindows:
                     await self._ask(model)
         return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
 
-    async def of_first_asked(self, model: Model, owner: str, name: str) -> int | None:
+    async def get_without_refresh(self, model: Model, owner: str, name: str) -> int | None:
         """Return the window; ask the server only if it was never asked."""
         if self._asked is None:
-            return await self.of(model, owner, name)
+            return await self.get(model, owner, name)
         return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
 
-    def listed(self, models: Sequence[Mapping[str, Any]]) -> None:
+    def record_listing(self, models: Sequence[Mapping[str, Any]]) -> None:
         """Note the models that the server has listed. If it lists another size than before, the
         sizes of earlier calls are forgotten."""
         self._asked = time.monotonic()
@@ -75,7 +75,7 @@ class ContextWindows:
         refused = self._not_outgrown(owner, name, self._refused.get((owner, name)))
         return refused or self._not_outgrown(owner, name, self._known.get(name))
 
-    def refused(self, owner: str, name: str, sizes: ContextSizes) -> None:
+    def record_refusal(self, owner: str, name: str, sizes: ContextSizes) -> None:
         """Note the sizes in a refusal of a prompt that was too long. They hold for this owner
         alone: an owner that can word its refusals harms nobody else. If earlier calls had more
         tokens, another server has taken the place of theirs, and their sizes are forgotten."""
@@ -84,7 +84,7 @@ class ContextWindows:
             if sizes.window < self._taken.get((owner, name), 0):
                 del self._taken[owner, name]
 
-    def taken(self, owner: str, name: str, tokens: int) -> None:
+    def record_usage(self, owner: str, name: str, tokens: int) -> None:
         """Note the tokens of prompt and answer of a call of this owner's: a smaller window is not
         believed."""
         if tokens > self._taken.get((owner, name), 0):
@@ -100,7 +100,7 @@ class ContextWindows:
     async def _ask(self, model: Model) -> None:
         try:
             async with asyncio.timeout(ASK_S):
-                self.listed(await model.models())
+                self.record_listing(await model.models())
         except (BackendError, TimeoutError):
             return
         finally:
@@ -125,21 +125,21 @@ class ContextWindow:
         self._name = name
 
     async def tokens(self) -> int | None:
-        """See `Windows.of`."""
-        return await self._windows.of(self._model, self._owner, self._name)
+        """See `ContextWindows.get`."""
+        return await self._windows.get(self._model, self._owner, self._name)
 
     @property
     def known(self) -> int | None:
         """See `Windows.known`."""
         return self._windows.known(self._owner, self._name)
 
-    def refused(self, sizes: ContextSizes) -> None:
+    def record_refusal(self, sizes: ContextSizes) -> None:
         """See `Windows.refused`."""
-        self._windows.refused(self._owner, self._name, sizes)
+        self._windows.record_refusal(self._owner, self._name, sizes)
 
-    def taken(self, tokens: int) -> None:
+    def record_usage(self, tokens: int) -> None:
         """See `Windows.taken`."""
-        self._windows.taken(self._owner, self._name, tokens)
+        self._windows.record_usage(self._owner, self._name, tokens)
 
 
 def _listed(entry: Mapping[str, Any]) -> int | None:

@@ -18,8 +18,8 @@ from proxy.agent.context_windows import ContextWindow
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
 from proxy.agent.model import Completion, Message, StopRetryingError
-from proxy.agent.result import Compaction, Stopwatch, add, tokens
-from proxy.agent.suspension import INSTRUCTING, SuspendedRun, leading
+from proxy.agent.result import Compaction, Stopwatch, add_usage, usage_count
+from proxy.agent.suspension import INSTRUCTION_ROLES, SuspendedRun, leading_instructions
 from proxy.agent.task import AgentTask, Params
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
@@ -71,7 +71,7 @@ class Conversation:
         self.usages: list[Mapping[str, Any]] = []
         """The usage of each call."""
         self.trajectory = Trajectory()
-        self.waited = Stopwatch()
+        self.model_time = Stopwatch()
         """The time spent waiting for the model, without that spent on pieces of its replies."""
         self._known_stubs = 0
         self._is_last = False
@@ -79,11 +79,11 @@ class Conversation:
         self._floor: int | None = task.profile.limits.min_turn_tokens
         """The least token limit that calls are given; None once the backend refused it."""
         self._with_turns = {k: v for k, v in params.final.items() if k in WITH_TURNS}
-        self.has_worked = False
+        self.has_used_tools = False
         """True once a tool has run: only then may the history be shortened."""
         self._counter = TokenCounter(self._tools)
         self._context = ContextManager(
-            *(window, self.history, self._counter, files, self._ask_aside),
+            *(window, self.history, self._counter, files, self._complete_out_of_band),
             compacts=task.profile.limits.compact,
         )
 
@@ -105,11 +105,11 @@ class Conversation:
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
     @property
-    def unfinished(self) -> Completion | None:
+    def partial_completion(self) -> Completion | None:
         """The reply to the last call as far as it came, if it was cut off."""
-        return self._model.unfinished
+        return self._model.partial_completion
 
-    async def ask(self, on_delta: OnDelta) -> Completion:
+    async def complete_turn(self, on_delta: OnDelta) -> Completion:
         """Ask for the model's next turn, with tools. Raises BackendError."""
         with_tools: dict[str, Any] = {"tools": self._tools, **self._with_turns}
         if self._request.must_call:
@@ -132,7 +132,7 @@ class Conversation:
             self._with_turns = {}
             return await self._complete(with_tools, on_delta)
 
-    async def ask_plainly(self, on_delta: OnDelta | None) -> Completion:
+    async def complete_plain(self, on_delta: OnDelta | None) -> Completion:
         """Send the client's request as it came, without words or tools of ours. Raises
         BackendError."""
         asked: dict[str, Any] = {
@@ -146,62 +146,70 @@ class Conversation:
             asked["tools"] = self._request.client_tools
             if self._request.tool_choice is not None:
                 asked["tool_choice"] = self._request.tool_choice
-        hear = on_delta and self.waited.standing(on_delta)
-        reply = await self._answered(asked, hear, ours_before=0)
+        on_delta = on_delta and self.model_time.pausing(on_delta)
+        reply = await self._answered(asked, on_delta, ours_before=0)
         self._count(reply)
         return reply
 
-    async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
+    async def complete_required_call(
+        self, stop: StopReason, on_delta: OnDelta | None
+    ) -> Completion:
         """Ask for a call of one of the client's tools, without ours."""
         self._is_last = True
-        self.history.ask(call_request(stop))
+        self.history.append_request(call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
-    async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
+    async def complete_final_answer(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
         """Ask for the visible answer, without tools and in the form that the client wants."""
         self._is_last = True
-        self.history.ask(final_request(stop, self._request.answer_form))
+        self.history.append_request(final_request(stop, self._request.answer_form))
         return await self._complete_final(on_delta)
 
-    async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Completion:
+    async def retry_final_answer(
+        self, answer: str, request: str, on_delta: OnDelta | None
+    ) -> Completion:
         """Ask for the visible answer once more, because `answer` lacks its form."""
         self.history.append({"role": "assistant", "content": answer})
-        self.history.ask(request)
+        self.history.append_request(request)
         return await self._complete_final(on_delta)
 
     async def _complete_final(self, on_delta: OnDelta | None) -> Completion:
         return await self._complete(self._params.final, on_delta)
 
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        hear = on_delta and self.waited.standing(on_delta)
+        on_delta = on_delta and self.model_time.pausing(on_delta)
         extra = {**extra, **self._budget()}
-        extra = await self._context.fit(extra, shortens=self.has_worked)
+        extra = await self._context.fit(extra, may_compact=self.has_used_tools)
         while True:
             messages = self.history.messages
             try:
-                reply = await self._answered(self._body(messages, extra), hear)
+                reply = await self._answered(self._body(messages, extra), on_delta)
             except ContextOverflowError as error:
-                await self._may_ask_again(error, hear)
+                await self._may_ask_again(error, on_delta)
                 if self._optional:
                     self._optional = {}
                 elif self._floor is not None and self._budget() != self._params.token_limits:
                     self._floor = None
-                    extra = await self._context.relimit({**extra, **self._budget()}, error)
+                    extra = await self._context.limit_after_overflow(
+                        {**extra, **self._budget()}, error
+                    )
                 else:
-                    extra = await self._context.refit(extra, error, shortens=self.has_worked)
+                    extra = await self._context.fit_after_overflow(
+                        extra, error, may_compact=self.has_used_tools
+                    )
             else:
                 self._count(reply)
-                self._context.counted(messages, reply)
+                self._context.record_usage(messages, reply)
                 return reply
 
-    async def _may_ask_again(self, error: BackendError, hear: OnDelta | None) -> None:
+    async def _may_ask_again(self, error: BackendError, on_delta: OnDelta | None) -> None:
         """Tell the listener that a reply broke off. Raises the error if the client would see that
         another one follows."""
-        if hear is None or self._model.unfinished is None:
+        if on_delta is None or self._model.partial_completion is None:
             return
         try:
-            await hear(CallFailed(error.status, 0.0))
+            await on_delta(CallFailed(error.status, 0.0))
         except StopRetryingError:
             raise error from None
 
@@ -215,7 +223,7 @@ class Conversation:
             floor = min(floor, window // FLOOR_SHARE)
         return {name: max(limit, floor) for name, limit in self._params.token_limits.items()}
 
-    async def _ask_aside(self, messages: Sequence[Message]) -> Completion | None:
+    async def _complete_out_of_band(self, messages: Sequence[Message]) -> Completion | None:
         """Make a call that is no part of the history, without tools. Return None if the budget has
         no room for it; once the last answer is asked for, it is made in any case."""
         if not self._is_last and not await self._model.allows(messages):
@@ -232,11 +240,11 @@ class Conversation:
         if body.get("prompt_logprobs") is not None:
             on_delta = None  # no engine has them in a stream
         try:
-            with self.waited:
+            with self.model_time:
                 return await self._model.complete(body, on_delta)
         except (BackendError, asyncio.CancelledError) as error:
-            if unfinished := self._model.unfinished:
-                self._count(unfinished)
+            if partial_completion := self._model.partial_completion:
+                self._count(partial_completion)
             if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.words, body):
                 error.sizes = ContextSizes()
             if isinstance(error, BackendError):
@@ -260,10 +268,10 @@ class Conversation:
         }
 
     def _count(self, reply: Completion) -> None:
-        self.usage = add(self.usage, reply.usage)
+        self.usage = add_usage(self.usage, reply.usage)
         self.usages.append(reply.usage)
-        prompt = tokens(reply.usage, "prompt_tokens")
-        completion = tokens(reply.usage, "completion_tokens")
+        prompt = usage_count(reply.usage, "prompt_tokens")
+        completion = usage_count(reply.usage, "completion_tokens")
         said = self.trajectory
         # What the prompt grew by, beyond the model's own words, is what we told it.
         told = self._newly_told(prompt) if said.known_tokens else 0
@@ -298,21 +306,21 @@ async def ignore(delta: ModelDelta) -> None:
 def _history(messages: Sequence[Message], waited: SuspendedRun | None, words: str) -> History:
     """Return the history that a run begins with, or goes on with if `waited` is suspended."""
     if waited is None:
-        return History(opening(messages, words))
-    if instructions := leading(messages):
-        waited = waited.instructed(opening(instructions, words))
-    continued, marks = waited.continued(messages)
-    return History(continued, waited.ours_from, marks)
+        return History(with_system_prompt(messages, words))
+    if instructions := leading_instructions(messages):
+        waited = waited.with_instructions(with_system_prompt(instructions, words))
+    continued, marks = waited.with_results(messages)
+    return History(continued, waited.own_start, marks)
 
 
-def opening(messages: Sequence[Message], words: str) -> list[Message]:
+def with_system_prompt(messages: Sequence[Message], words: str) -> list[Message]:
     """Return the client's messages with our words before its own system prompt, as one system
     message at the beginning: many chat templates refuse any other.
     """
     if not words:
         return list(messages)
     first = messages[0] if messages else {}
-    if first.get("role") not in INSTRUCTING:
+    if first.get("role") not in INSTRUCTION_ROLES:
         return [{"role": "system", "content": words}, *messages]
     content = first.get("content")
     if isinstance(content, list):

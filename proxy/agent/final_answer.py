@@ -26,7 +26,7 @@ from proxy.agent.prose import Prose, ProseRules, own_texts
 from proxy.agent.result import RunWarning
 from proxy.agent.task import AgentTask, out_of_time
 from proxy.agent.tools import ToolExecutor, tool_name
-from proxy.agent.turn_stream import FirstCall, Shows, StreamHandler
+from proxy.agent.turn_stream import FirstCallProgress, ProseVisibility, StreamHandler
 from proxy.errors import BackendError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -54,23 +54,23 @@ class FinalCall:
     def __init__(
         self,
         task: AgentTask,
-        talk: Conversation,
+        conversation: Conversation,
         writer: AnswerWriter,
-        toolbox: ToolExecutor,
+        executor: ToolExecutor,
         emit: Emit,
-        first_call: FirstCall,
+        first_call: FirstCallProgress,
         rules: ProseRules,
     ) -> None:
         self._task = task
-        self._talk = talk
+        self._conversation = conversation
         self._writer = writer
-        self._toolbox = toolbox
+        self._executor = executor
         self._emit = emit
         self._first_call = first_call
         self._rules = rules
         self._last_text = ""
         """The last answer of the model that came whole."""
-        self._listener: StreamHandler | None = None
+        self._stream_handler: StreamHandler | None = None
 
     async def answer(self, stop: StopReason, fallback: str, seconds: float) -> FinalAnswer:
         """Return the model's answer, or `fallback` if there is none. Raises BackendError."""
@@ -87,16 +87,16 @@ class FinalCall:
                 return await self._as_it_is(FinalAnswer(best, "length"))
             raise out_of_time(self._task) from error
 
-    async def unasked(self, answer: str) -> FinalAnswer:
+    async def without_call(self, answer: str) -> FinalAnswer:
         """Return the run's own answer, which may be empty, without asking the model."""
         return await self._as_it_is(FinalAnswer(answer))
 
     async def _asked(self, stop: StopReason, fallback: str) -> FinalAnswer:
-        final = await self._heard(partial(self._talk.ask_final, stop), fallback)
+        final = await self._heard(partial(self._conversation.complete_final_answer, stop), fallback)
         form = self._task.request.answer_form
         if form is None or final.refusal or final.finish_reason in CUT_SHORT:
             return await self._released(final)
-        formed = await in_form(form, final)
+        formed = await check_form(form, final)
         if formed.finish_reason == "length":
             formed = await self._mended(form, formed)
         return await self._released(formed)
@@ -107,20 +107,20 @@ class FinalCall:
         request = form_request(warning.message, form)
         try:
             again = await self._heard(
-                partial(self._talk.ask_again, final.text, request), final.text
+                partial(self._conversation.retry_final_answer, final.text, request), final.text
             )
         except BackendError:
             return final
         if again.refusal or again.finish_reason in CUT_SHORT:
             return again
-        return await in_form(form, again)
+        return await check_form(form, again)
 
     async def _heard(
         self, ask: Callable[[OnDelta], Awaitable[Completion]], fallback: str
     ) -> FinalAnswer:
         """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
         proxy's own texts."""
-        shows: Shows = (
+        visibility: ProseVisibility = (
             "soon"
             if self._task.request.stream and self._task.request.answer_form is None
             else "never"
@@ -129,17 +129,17 @@ class FinalCall:
             self._emit,
             self._first_call,
             self._writer,
-            self._toolbox,
+            self._executor,
             Prose(self._rules),
             streams=self._task.request.stream,
-            shows=shows,
+            visibility=visibility,
             shows_submit=False,
-        ) as listener:
-            self._listener = listener
-            reply = await ask(_but_calls(listener.hear))
-            await listener.end_without_calls(reply, is_answer=True)
+        ) as handler:
+            self._stream_handler = handler
+            reply = await ask(_ignore_tool_calls(handler.on_delta))
+            await handler.end_without_calls(reply, is_answer=True)
         refusal = refusal_of(reply.message)
-        is_echo = reply.stopped == "echo" or listener.prose.is_echo_at_end()
+        is_echo = reply.stopped == "echo" or handler.prose.is_echo_at_end()
         text = "" if refusal or is_echo else text_of(reply.message).lstrip()
         if not text.strip() and not refusal:
             text = fallback
@@ -148,30 +148,30 @@ class FinalCall:
 
     def _unfinished(self) -> str:
         """Return what has come of a reply that was cut off."""
-        if self._listener is None or self._listener.prose.is_echo_at_end():
+        if self._stream_handler is None or self._stream_handler.prose.is_echo_at_end():
             return ""
-        return self._listener.prose.text.strip()
+        return self._stream_handler.prose.text.strip()
 
     async def _released(self, final: FinalAnswer) -> FinalAnswer:
         """Write what was held back of the answer, in the pieces it came in."""
-        held = self._listener.prose.rest() if self._listener else []
+        held = self._stream_handler.prose.rest() if self._stream_handler else []
         if "".join(delta.text for delta in held) == final.text:
             for delta in held:
-                await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
+                await self._writer.write(delta.text, self._executor.current_sandbox, delta.logprobs)
         return final
 
     async def _as_it_is(self, final: FinalAnswer) -> FinalAnswer:
         form = self._task.request.answer_form
-        return final if form is None else await in_form(form, final)
+        return final if form is None else await check_form(form, final)
 
 
-def _but_calls(hear: OnDelta) -> OnDelta:
-    """Return a listener that passes everything to `hear` but tool calls, which a call without tools
-    cannot make."""
+def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
+    """Return a listener that passes everything to `on_delta` but tool calls, which a
+    call without tools cannot make."""
 
     async def hear_words(delta: ModelDelta) -> None:
         if not isinstance(delta, ToolCallDelta):
-            await hear(delta)
+            await on_delta(delta)
 
     return hear_words
 
@@ -191,21 +191,21 @@ SHOWN_AS_IT_COMES = frozenset({"stop", *WITH_TURNS})
 """Parameters of the visible answer that any turn's prose can satisfy while it is written."""
 
 
-def when_shown(task: AgentTask) -> Shows:
+def prose_visibility(task: AgentTask) -> ProseVisibility:
     """Return how soon the prose of a turn may be shown as the answer."""
     needs_call = task.params.final.keys() - SHOWN_AS_IT_COMES
     must_wait = task.delivery.narration == "reasoning" or needs_call
     return "never" if must_wait or not task.request.stream else "soon"
 
 
-async def fitting_answer(task: AgentTask, found: str, outcome: RunOutcome) -> str | None:
+async def adapt_to_params(task: AgentTask, found: str, outcome: RunOutcome) -> str | None:
     """Return an answer as the client's parameters want it, or None if only a model call with these
     parameters can give that."""
     form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}
     if outcome.choice.get("logprobs"):
         unmet -= set(WITH_TURNS)
     if form is not None and unmet & FORMS:
-        formed = await in_form(form, FinalAnswer(found))
+        formed = await check_form(form, FinalAnswer(found))
         if not formed.warnings:
             found, unmet = formed.text, unmet - FORMS
     if unmet:
@@ -267,26 +267,26 @@ class BestAnswer:
         self._seconds = seconds
 
     async def find(
-        self, stop: StopReason, computer: Sandbox | None, *, has_worked: bool, is_plain: bool
+        self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
     ) -> str:
         """Return the answer, or "" if the run ends in client tool calls or a refusal. `is_plain`:
         the client's parameters went with the call that wrote the answer."""
         ends_bare = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
         if ends_bare or self._outcome.has_cut_call:
             return ""
-        found = await self._found(computer)
-        if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_worked):
-            fitting = found if is_plain else await fitting_answer(self._task, found, self._outcome)
+        found = await self._found(sandbox)
+        if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_used_tools):
+            fitting = found if is_plain else await adapt_to_params(self._task, found, self._outcome)
             if fitting is not None:
                 return fitting
         may_be_prose = self._seconds is not None or self._takes_prose
         return await self._asked(stop, found or (self._outcome.prose if may_be_prose else ""))
 
-    async def _found(self, computer: Sandbox | None) -> str | None:
+    async def _found(self, sandbox: Sandbox | None) -> str | None:
         outcome = self._outcome
         if outcome.submitted:
             return outcome.submitted
-        if in_file := await answer_file(computer) if computer else "":
+        if in_file := await answer_file(sandbox) if sandbox else "":
             return in_file
         if outcome.prose_reply is None or not self._takes_prose:
             return None
@@ -296,7 +296,7 @@ class BestAnswer:
 
     async def _asked(self, stop: StopReason, fallback: str) -> str:
         if self._seconds is None:
-            final = await self._call.unasked(fallback)
+            final = await self._call.without_call(fallback)
         else:
             final = await self._call.answer(stop, fallback, self._seconds)
         outcome = self._outcome
@@ -308,7 +308,7 @@ class BestAnswer:
         return final.text
 
 
-async def in_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
+async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
     """Strip the code fence from an answer and check it against its form. An answer that fails gets
     a notice and the finish reason of one that was cut off, so that no client takes it for valid.
     """

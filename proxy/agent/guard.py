@@ -21,7 +21,7 @@ from sandbox_runtime.egress.decision import Decision
 
 log = logging.getLogger(__name__)
 STILL_OPEN = "still open when the run ended"
-MAX_TOLD, PERIOD_S = 50, 60.0
+MAX_EMITTED, PERIOD_S = 50, 60.0
 """How many connections that came to nothing are emitted in a period, and how many times a rule."""
 
 
@@ -44,7 +44,7 @@ class Guard:
         """Return why no connection is made; None if it is."""
         return await self._refusal("egress", str(target))
 
-    async def withhold(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
+    async def withheld_files(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
         """Return a notice for each file that a rule withholds, by path."""
         warnings = {}
         for file in files:
@@ -55,7 +55,7 @@ class Guard:
                 warnings[file.path] = RunWarning("file_withheld", words)
         return warnings
 
-    def without_secrets(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return a text as the model may be told it: what goes to the model leaves the server."""
         return self._secrets.without(text)
 
@@ -68,14 +68,14 @@ class Guard:
         return rule.refusal
 
 
-def cleaned(value: Any, secrets: Secrets) -> Any:
+def redact_json(value: Any, secrets: Secrets) -> Any:
     """Return a value of JSON without secrets in its strings."""
     if isinstance(value, str):
         return secrets.without(value)
     if isinstance(value, Mapping):
-        return {key: cleaned(each, secrets) for key, each in value.items()}
+        return {key: redact_json(each, secrets) for key, each in value.items()}
     if isinstance(value, list):
-        return [cleaned(each, secrets) for each in value]
+        return [redact_json(each, secrets) for each in value]
     return value
 
 
@@ -94,7 +94,7 @@ class EgressWatch:
         self._emit: Emit | None = emit
         self._now = now
         self._open = Counter[Target]()
-        self._failed = Throttle(MAX_TOLD, PERIOD_S)
+        self._failed = Throttle(MAX_EMITTED, PERIOD_S)
         self._rules: dict[str, tuple[Throttle, RuleMatched]] = {}
         """By name of a rule: its throttle, and the last event about it."""
 
@@ -118,7 +118,7 @@ class EgressWatch:
                 return
         await self._tell_decision(decision)
 
-    async def tell_open(self) -> None:
+    async def flush(self) -> None:
         """Emit the connections that outlive the run, and those that were only counted so far."""
         await self._tell_failed(self._failed.take_held_back())
         for throttle, met in self._rules.values():
@@ -137,7 +137,7 @@ class EgressWatch:
     async def _met(self, event: Event) -> None:
         """Emit that a connection has met a rule."""
         assert isinstance(event, RuleMatched)
-        throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_TOLD, PERIOD_S), event)
+        throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_EMITTED, PERIOD_S), event)
         self._rules[event.rule] = (throttle, event)
         await self._tell_met(event, throttle.start_period(self._now()))
         if throttle.allows():

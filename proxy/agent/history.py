@@ -15,7 +15,7 @@ Kind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
 """theirs: the client's own; result: of a tool of the client's; said: by the model; observed: the
 output of a tool of ours; asked: our words to the model; summary: of messages that are sent no more.
 """
-UNTOLD: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
+DEFAULT_KINDS: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
 """The kind of a message by its role, unless it is marked; calls written as text are answered in the
 user's role."""
 
@@ -36,15 +36,15 @@ class History:
     def __init__(
         self,
         messages: Sequence[Message],
-        ours_from: int | None = None,
+        own_start: int | None = None,
         marks: Mapping[int, Kind] | None = None,
     ) -> None:
-        """`ours_from`: where the run's own messages begin; after all of them if not told. `marks`
+        """`own_start`: where the run's own messages begin; after all of them if not told. `marks`
         tells of those that are not what their role says."""
-        self.ours_from = len(messages) if ours_from is None else ours_from
+        self.own_start = len(messages) if own_start is None else own_start
         told = marks or {}
         self._entries = [
-            Entry(each, "theirs" if n < self.ours_from else told.get(n, _untold(each)))
+            Entry(each, "theirs" if n < self.own_start else told.get(n, _default_kind(each)))
             for n, each in enumerate(messages)
         ]
 
@@ -61,22 +61,22 @@ class History:
     @property
     def marks(self) -> dict[int, Kind]:
         """Which of the run's own messages are not what their role says."""
-        ours = enumerate(self.entries[self.ours_from :], self.ours_from)
-        return {n: each.kind for n, each in ours if each.kind != _untold(each.message)}
+        ours = enumerate(self.entries[self.own_start :], self.own_start)
+        return {n: each.kind for n, each in ours if each.kind != _default_kind(each.message)}
 
     def append(self, *messages: Message) -> None:
         """Add messages of the model or of tools."""
-        self._entries.extend(Entry(each, _untold(each)) for each in messages)
+        self._entries.extend(Entry(each, _default_kind(each)) for each in messages)
 
-    def ask(self, words: str) -> None:
+    def append_request(self, words: str) -> None:
         """Add a message in which we ask the model."""
         self._entries.append(Entry({"role": "user", "content": words}, "asked"))
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Begin a segment with the messages before the run's own alone."""
-        self._entries = self._entries[: self.ours_from]
+        self._entries = self._entries[: self.own_start]
 
-    def end_with(self, text: str) -> None:
+    def append_to_last(self, text: str) -> None:
         """Add a text to the last message, which the model has not been sent yet."""
         last = self.entries[-1]
         content = last.message.get("content") or ""
@@ -87,35 +87,35 @@ class History:
         message = {**last.message, "content": content}
         self._entries[-1] = replace(last, message=message, ending=text)
 
-    def shorten(self, stubs: Mapping[int, str]) -> None:
+    def replace_with_stubs(self, stubs: Mapping[int, str]) -> None:
         """Begin a segment with these stubs in place of observations, by their indexes."""
         segment = list(self.entries)
         for n, words in stubs.items():
             segment[n] = replace(segment[n], message={**segment[n].message, "content": words})
         self._entries = segment
 
-    def sum_up(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
+    def replace_with_summary(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
         """Begin a segment with the client's own messages, a summary and the `latest` turns alone.
 
         Our last question is kept even if its turn is not, and so is the text that was added to the
         last message. Roles go on to alternate: many chat templates demand it.
         """
         kept = {id(entry) for turn in latest for entry in turn}
-        ours = [each for each in self.entries[self.ours_from :] if id(each) not in kept]
-        head = [*self.entries[: self.ours_from], *(e for e in ours if e.kind == "theirs")]
+        ours = [each for each in self.entries[self.own_start :] if id(each) not in kept]
+        head = [*self.entries[: self.own_start], *(e for e in ours if e.kind == "theirs")]
         lost = [each for each in self.entries[-1:] if id(each) not in kept]
         asked = [each for each in lost if each.kind == "asked"]
-        self.ours_from = len(head)
+        self.own_start = len(head)
         told = _told(summary, head, is_followed_by_user=bool(asked))
         self._entries = [*head, *told, *(entry for turn in latest for entry in turn), *asked]
         if not asked and (ending := "".join(each.ending for each in lost)):
-            self.end_with(ending)
+            self.append_to_last(ending)
 
     def turns(self) -> list[list[Entry]]:
         """Return the run's own messages by turns, each of which begins with the model's words. An
         earlier summary, and other messages before the first turn, belong to none."""
         turns: list[list[Entry]] = []
-        for entry in self.entries[self.ours_from :]:
+        for entry in self.entries[self.own_start :]:
             if entry.kind == "said":
                 turns.append([entry])
             elif turns:
@@ -134,7 +134,7 @@ def text_of(message: Message) -> str:
     return ""
 
 
-def thoughts_in(message: Message) -> list[str]:
+def reasoning_texts(message: Message) -> list[str]:
     """Return a message's thinking, each text once: some servers send it in two fields."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
@@ -154,5 +154,5 @@ def _told(summary: str, head: Sequence[Entry], *, is_followed_by_user: bool) -> 
     return told
 
 
-def _untold(message: Message) -> Kind:
-    return UNTOLD.get(str(message.get("role")), "theirs")
+def _default_kind(message: Message) -> Kind:
+    return DEFAULT_KINDS.get(str(message.get("role")), "theirs")

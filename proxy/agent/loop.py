@@ -24,26 +24,26 @@ from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
-from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, when_shown
+from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, prose_visibility
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
-from proxy.agent.outcome import RunOutcome, client_tool_calls, parked_run
+from proxy.agent.outcome import RunOutcome, client_tool_calls, suspend_run
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityUse,
     Result,
     RunStats,
     RunWarning,
-    times,
+    run_times,
     token_counts,
-    tokens,
+    usage_count,
 )
 from proxy.agent.styles import style_of
 from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time
-from proxy.agent.tool_calls import Turn, only_of
+from proxy.agent.tool_calls import Turn, keep_calls_of
 from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
-from proxy.agent.turn_stream import FirstCall, StreamHandler, client_call_stream
+from proxy.agent.turn_stream import FirstCallProgress, StreamHandler, client_call_stream
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.workspaces import WorkspaceLease
 from sandbox_runtime.errors import SandboxError, SandboxLostError
@@ -77,14 +77,14 @@ class AgentLoop:
         profile = task.profile
         self._style = style_of(profile)
         self._task, self._given = task, given
-        self._emit, self._seat, self._watch = emit, lease, watch
+        self._emit, self._lease, self._watch = emit, lease, watch
         self._use, self._outcome = CapabilityUse(), RunOutcome()
         self._times = time_plan(profile.limits.wall_time_s, clock.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
         self._outputs = ArtifactCollector(given.files, profile.artifacts.max_file_mib << 20)
         self._guard = Guard(profile, emit)
         self._client_names = [tool_name(tool) for tool in task.request.client_tools]
-        self._toolbox = ToolExecutor(
+        self._executor = ToolExecutor(
             *(tools, lease, emit, self._guard, given.files),
             prepare=self._prepare,
             keep_warm=model.keep_warm,
@@ -102,29 +102,31 @@ class AgentLoop:
     def _begin(self, model: Model, windows: ContextWindows, equipment: Equipment) -> None:
         """Create the parts that talk to the model and to the client."""
         task, emit = self._task, self._emit
-        words = self._style.words(task.profile, equipment, self._toolbox.names)
+        words = self._style.words(task.profile, equipment, self._executor.names)
         self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
-        schemas = self._toolbox.schemas_but("submit" if task.request.must_call else "")
-        files = ObservationFiles(task.run_id, self._computer)
+        schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
+        files = ObservationFiles(task.run_id, self._current_sandbox)
         window = ContextWindow(windows, model, task.session.owner, task.model)
         paying = MeteredModel(model, self.budget, self._limits.model_timeout_s)
         told = self._style.messages(task, self._given), self._style.params(task)
-        self._talk = Conversation(paying, task, *told, schemas, words, window, files)
-        self._talk.has_worked = task.session.suspended_run is not None or not self._style.prose_ends
+        self._conversation = Conversation(paying, task, *told, schemas, words, window, files)
+        self._conversation.has_used_tools = (
+            task.session.suspended_run is not None or not self._style.accepts_prose
+        )
         rewrites = task.request.rewrite_links
         self._writer = AnswerWriter(emit, task.artifact_store, task.profile, rewrite_links=rewrites)
         self._rules = UNCHECKED
-        if self._style.prose_ends:
+        if self._style.accepts_prose:
             self._rules = prose_rules(task, self._given.messages, words, schemas)
-        self._first_call = FirstCall(task.delivery.status_hold, emit)
+        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._calls = CallRunner(
-            *(self._toolbox, self._talk, self.budget, self._outcome, self._use),
+            *(self._executor, self._conversation, self.budget, self._outcome, self._use),
             limits=self._limits,
             client_names=self._client_names,
         )
 
-    async def go(self) -> Result:
+    async def run(self) -> Result:
         await self._emit(RunStarted(self._task.run_id, self._prompt))
         stop = None
         while stop is None:
@@ -137,7 +139,7 @@ class AgentLoop:
         if asks and self._task.request.must_call and stop in WHY_NO_MORE_TOOLS:
             stop = await self._calls.ask_for(stop, self._call_ids, self._final_question_s())
         answer = await self._best_answer(stop)
-        await self._writer.finish(answer, self._toolbox.computer)
+        await self._writer.finish(answer, self._executor.current_sandbox)
         if self._outcome.refusal:
             await self._emit(Refused(self._outcome.refusal))
         return await self._result(stop, answer)
@@ -146,8 +148,10 @@ class AgentLoop:
         """Return the limit that leaves no room for a turn; the plain turn always has room."""
         if self._plainly:
             return None
-        talk = self._talk
-        return await self.budget.before_turn(talk.history.messages, talk.trajectory_tokens())
+        conversation = self._conversation
+        return await self.budget.before_turn(
+            conversation.history.messages, conversation.trajectory_tokens()
+        )
 
     async def _last_chance(self, stop: StopReason) -> StopReason:
         """Run the plain turn if a limit ended the run before a tool ran and before the model said
@@ -157,7 +161,7 @@ class AgentLoop:
         if (
             stop not in WHY_NO_MORE_TOOLS
             or has_answer
-            or self._has_worked
+            or self._has_used_tools
             or self._task.request.must_call
         ):
             return stop
@@ -170,47 +174,50 @@ class AgentLoop:
         return again if again in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
-        asks = (self._task, self._talk, self._writer, self._toolbox, self._emit)
+        asks = (self._task, self._conversation, self._writer, self._executor, self._emit)
         call = FinalCall(*asks, self._first_call, self._rules)
         seconds = self._final_question_s() if self._limits.final_question else None
-        takes_prose = self._style.prose_ends
+        takes_prose = self._style.accepts_prose
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
         return await best.find(
-            stop, self._toolbox.computer, has_worked=self._has_worked, is_plain=self._plainly
+            stop,
+            self._executor.current_sandbox,
+            has_used_tools=self._has_used_tools,
+            is_plain=self._plainly,
         )
 
     def _final_question_s(self) -> float:
         return min(FINAL_ANSWER_S, max(0.001, self._times.answer_s - self.budget.wall_time_s))
 
     @property
-    def _has_worked(self) -> bool:
+    def _has_used_tools(self) -> bool:
         """True once a tool has run. Until then the answer is the model's own, as without tools."""
-        return self._talk.has_worked
+        return self._conversation.has_used_tools
 
-    async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
+    async def _prepare(self, sandbox: Sandbox) -> Mapping[str, str]:
         """Make a sandbox ready for this run. Return the client's files that are in it already."""
-        self.budget.watch(computer.traffic)
-        if not self._seat.goes_on:
+        self.budget.watch(sandbox.traffic)
+        if not self._lease.has_earlier_files:
             return {}
         waited = self._task.session.suspended_run
-        if waited is None or not waited.began:
-            await remove_answer_files(computer)
-        await self._outputs.begin(computer, self.budget.time_left_s)
-        return await read_manifest(computer)
+        if waited is None or not waited.used_sandbox:
+            await remove_answer_files(sandbox)
+        await self._outputs.begin(sandbox, self.budget.time_left_s)
+        return await read_manifest(sandbox)
 
-    async def _computer(self) -> Sandbox | None:
+    async def _current_sandbox(self) -> Sandbox | None:
         """Return the sandbox in use; a run that is resumed gets its own back here at the latest."""
         waited = self._task.session.suspended_run
-        if waited and waited.began and not self._toolbox.is_begun:
+        if waited and waited.used_sandbox and not self._executor.is_sandbox_requested:
             with suppress(SandboxError, TimeoutError):  # the next command fails for it
                 async with asyncio.timeout(self.budget.time_left_s):
-                    await self._toolbox.sandbox()
-        return self._toolbox.computer
+                    await self._executor.sandbox()
+        return self._executor.current_sandbox
 
     def _turn_time_s(self) -> float:
         """Return the seconds that a turn may take. Before a tool has run, the turn also gets the
         time that is kept for the final question, which is then not asked."""
-        if self._has_worked:
+        if self._has_used_tools:
             return self.budget.time_left_s
         until_s = min(self._times.answer_s, self._limits.wall_time_s + FINAL_ANSWER_S)
         return max(0.001, until_s - self.budget.wall_time_s)
@@ -219,39 +226,43 @@ class AgentLoop:
 
     async def _turn(self) -> StopReason | None:
         left = self._limits.max_turns - self.budget.turns
-        self._style.before_turn(self._talk.history, left)
+        self._style.before_turn(self._conversation.history, left)
         self.budget.turns += 1
         self._use.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
         await self._writer.begin()
-        async with self._listener() as listener:
+        async with self._stream_handler() as handler:
             try:
                 async with asyncio.timeout(self._turn_time_s()):
-                    ask = self._talk.ask_plainly if self._plainly else self._talk.ask
-                    reply = await ask(listener.hear)
+                    ask = (
+                        self._conversation.complete_plain
+                        if self._plainly
+                        else self._conversation.complete_turn
+                    )
+                    reply = await ask(handler.on_delta)
             except TimeoutError:
-                self._outcome.has_cut_call = listener.has_begun_client_call
-                return self._out_of_time(listener.prose.text.strip())
+                self._outcome.has_cut_call = handler.has_begun_client_call
+                return self._out_of_time(handler.prose.text.strip())
             except (ContextOverflowError, ToolsRefusedError) as error:
-                if listener.has_begun_client_call:
+                if handler.has_begun_client_call:
                     raise
                 return self._refused(error)
-            return await self._end_turn(listener, reply)
+            return await self._end_turn(handler, reply)
 
-    def _listener(self) -> StreamHandler:
+    def _stream_handler(self) -> StreamHandler:
         task = self._task
-        shows = when_shown(task)
-        prose = Prose(self._rules, ends_at_echo=not self._has_worked)
+        visibility = prose_visibility(task)
+        prose = Prose(self._rules, ends_at_echo=not self._has_used_tools)
         if self._plainly:
-            prose, shows = Prose(ProseRules()), "at once"
-        elif self._nudged and not self._has_worked:
-            prose, shows = Prose(self._rules, max_chars=HOLD_CHARS), "never"
-        streams = task.request.stream and self._style.prose_ends
-        calls = (task, self._emit, self._toolbox, self._client_names, self._call_ids)
+            prose, visibility = Prose(ProseRules()), "at once"
+        elif self._nudged and not self._has_used_tools:
+            prose, visibility = Prose(self._rules, max_chars=HOLD_CHARS), "never"
+        streams = task.request.stream and self._style.accepts_prose
+        calls = (task, self._emit, self._executor, self._client_names, self._call_ids)
         return StreamHandler(
-            *(self._emit, self._first_call, self._writer, self._toolbox, prose),
+            *(self._emit, self._first_call, self._writer, self._executor, prose),
             streams=task.request.stream,
-            shows=shows if streams else "never",
+            visibility=visibility if streams else "never",
             shows_submit=streams and not task.params.final,
             client_calls=client_call_stream(*calls) if streams else None,
             tools=self._client_names if self._plainly else None,
@@ -260,10 +271,10 @@ class AgentLoop:
     def _refused(self, error: BackendError) -> StopReason | None:
         """Return why the run ends after a refusal of tools or length, or None if it goes on."""
         is_refusal = isinstance(error, ToolsRefusedError)
-        insists = self._has_worked or self._task.profile.computer == "always"
+        insists = self._has_used_tools or self._task.profile.computer == "always"
         if self._plainly or (is_refusal and insists):
             raise error
-        if self._has_worked:
+        if self._has_used_tools:
             if self.budget.turns == 1:
                 raise error  # the request itself is too long
             return StopReason.CONTEXT_WINDOW
@@ -278,36 +289,40 @@ class AgentLoop:
     def _out_of_time(self, said: str) -> StopReason:
         """Keep what the model `said` before its time was up."""
         outcome = self._outcome
-        outcome.reply = self._talk.unfinished or outcome.reply
-        if said and not outcome.announced and self._style.prose_ends:
+        outcome.reply = self._conversation.partial_completion or outcome.reply
+        if said and not outcome.announced and self._style.accepts_prose:
             outcome.prose = said
-            outcome.prose_reply = None if self._has_worked else self._talk.unfinished
+            outcome.prose_reply = (
+                None if self._has_used_tools else self._conversation.partial_completion
+            )
         return StopReason.WALL_TIME
 
-    async def _end_turn(self, listener: StreamHandler, reply: Completion) -> StopReason | None:
+    async def _end_turn(self, handler: StreamHandler, reply: Completion) -> StopReason | None:
         self._outcome.reply = reply
-        names = self._client_names if self._plainly else [*self._toolbox.names, *self._client_names]
-        turn = self._style.understand(reply.message, names, self._call_ids)
+        names = (
+            self._client_names if self._plainly else [*self._executor.names, *self._client_names]
+        )
+        turn = self._style.parse_turn(reply.message, names, self._call_ids)
         if self._plainly:
-            self._talk.history.begin_again()
-            turn = only_of(turn, names)
-        is_echo = not self._plainly and listener.prose.is_echo_at_end()
+            self._conversation.history.reset()
+            turn = keep_calls_of(turn, names)
+        is_echo = not self._plainly and handler.prose.is_echo_at_end()
         if reply.stopped == "echo" or (is_echo and not turn.calls):
             return self._echoed()
-        self._talk.history.append(turn.message)
+        self._conversation.history.append(turn.message)
         if turn.calls:
             self._outcome.note_narration(turn, reply, is_echo=is_echo)
-            self._outcome.sent_ids = await listener.end_with_calls(turn, reply)
+            self._outcome.sent_ids = await handler.end_with_calls(turn, reply)
             return await self._act(turn, reply)
         is_answer = self._is_answer(reply)
-        await listener.end_without_calls(reply, is_answer=is_answer)
+        await handler.end_without_calls(reply, is_answer=is_answer)
         return self._without_calls(reply, is_answer=is_answer)
 
     def _echoed(self) -> StopReason | None:
         """Discard a reply that repeats the proxy's own texts: the plain turn follows, unless an
         answer is there."""
         self._outcome.note("echo")
-        if self._has_worked or self._outcome.announced:
+        if self._has_used_tools or self._outcome.announced:
             return StopReason.ANSWERED
         self._plainly = True
         return None
@@ -317,19 +332,19 @@ class AgentLoop:
         outcome = self._outcome
         if reply.stopped == "runaway":
             outcome.note("runaway")
-        if not self._style.prose_ends:
+        if not self._style.accepts_prose:
             prose = text_of(reply.message).strip()
             outcome.prose, outcome.prose_reply = prose or outcome.prose, None
             if is_answer(prose, "stop"):
                 outcome.prose_reply = reply
             return False
-        if outcome.announced and not self._has_worked:
+        if outcome.announced and not self._has_used_tools:
             return True  # what was announced is not called: the announcement is the answer
         prose = text_of(reply.message)
         if not self._plainly:
             prose = prose.strip()
         ends = self._nudged or self._is_done(prose, reply)
-        if prose or (ends and not self._has_worked):
+        if prose or (ends and not self._has_used_tools):
             outcome.prose = prose
             outcome.prose_reply = reply if ends or is_answer(prose, "stop") else None
         return ends
@@ -337,7 +352,7 @@ class AgentLoop:
     def _is_done(self, prose: str, reply: Completion) -> bool:
         if self._plainly or reply.stopped is not None:
             return True
-        if not self._has_worked and reply.finish_reason in ("length", "content_filter"):
+        if not self._has_used_tools and reply.finish_reason in ("length", "content_filter"):
             return True
         return is_answer(prose, reply.finish_reason)
 
@@ -350,28 +365,31 @@ class AgentLoop:
             return StopReason.REFUSED
         if is_answer:
             return StopReason.ANSWERED
-        if not self._has_worked and not self._task.request.must_call:
+        if not self._has_used_tools and not self._task.request.must_call:
             if not outcome.prose:
                 self._plainly = True
                 return None
             outcome.prose_reply = reply
-            limit, spent = self._rules.max_tokens, tokens(self._talk.usage, "completion_tokens")
+            limit, spent = (
+                self._rules.max_tokens,
+                usage_count(self._conversation.usage, "completion_tokens"),
+            )
             if limit is not None and spent + NUDGE_TOKENS > limit:
                 return StopReason.ANSWERED  # no room for the call that was announced
             outcome.announced = outcome.prose
         self._nudged = True
-        self._talk.history.ask(self._style.no_call)
+        self._conversation.history.append_request(self._style.no_call)
         return None
 
     async def _act(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run the tool calls of a turn. Return why the run ends, or None."""
         self._nudged = False
         outcome = self._outcome
-        if outcome.announced and when_shown(self._task) == "never":
+        if outcome.announced and prose_visibility(self._task) == "never":
             await self._emit(Narration(outcome.announced))
         outcome.announced = ""
         stop = await self._calls.run(turn, reply)
-        if stop is None and not self._has_worked:  # no call of the turn could be run
+        if stop is None and not self._has_used_tools:  # no call of the turn could be run
             outcome.note("malformed_call")
             self._turns_without_work += 1
             self._plainly = self._turns_without_work >= MAX_TURNS_WITHOUT_WORK
@@ -381,26 +399,26 @@ class AgentLoop:
         collected = await self._collect()
         if stop is not StopReason.CLIENT_TOOL_CALLS and not self._outcome.refusal:
             await self._writer.list_files(collected.artifacts)
-        await self._watch.tell_open()
-        await self._emit(RunFinished(stop, self._talk.usage))
+        await self._watch.flush()
+        await self._emit(RunFinished(stop, self._conversation.usage))
         reply = self._outcome.reply
         calls = client_tool_calls(self._task, self._outcome, self._call_ids)
-        began = self._toolbox.computer is not None
+        began = self._executor.current_sandbox is not None
         legacy_state = self._task.request.legacy_state
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.artifact_store.container_id,
             model=self._task.model,
             answer=self._writer.text,
-            streamed_before=self._writer.streamed_before,
+            answer_offset=self._writer.answer_offset,
             stop_reason=stop,
             finish_reason=self._outcome.finish_reason_of(stop, answer, legacy_state),
             tool_calls=calls,
-            usage=self._talk.usage_of(self._task.delivery.usage_of),
-            usages=self._talk.usages,
-            segments=len(self._talk.compactions) + 1,
-            compactions=self._talk.compactions,
-            stats=stats_of(self._given, self._talk, self.budget, self._toolbox, self._use),
+            usage=self._conversation.usage_of(self._task.delivery.usage_of),
+            usages=self._conversation.usages,
+            segments=len(self._conversation.compactions) + 1,
+            compactions=self._conversation.compactions,
+            stats=stats_of(self._given, self._conversation, self.budget, self._executor, self._use),
             artifacts=collected.artifacts,
             skipped_files=collected.skipped_files,
             choice=self._outcome.choice,
@@ -408,40 +426,49 @@ class AgentLoop:
             refusal=self._outcome.refusal,
             warnings=(*self._outcome.warnings, *collected.warnings),
             tool_trouble=tuple(self._outcome.trouble),
-            origin=self._seat.origin,
+            origin=self._lease.origin,
             route=self._outcome.route or self._task.route,
-            steps=self._toolbox.shown_steps,
-            parked=parked_run(self._task, self._outcome, calls, self._talk.history, began=began),
+            steps=self._executor.shown_steps,
+            suspended_run=suspend_run(
+                self._task, self._outcome, calls, self._conversation.history, used_sandbox=began
+            ),
         )
 
     async def _collect(self) -> CollectedArtifacts:
         """Take the produced files out of the sandbox, if the run has used one. If it is lost by
         then, the answer is there all the same."""
-        if self._toolbox.computer is None:
+        if self._executor.current_sandbox is None:
             return CollectedArtifacts()
-        linked = await self._writer.dead_links()
-        parts = (self._toolbox.computer, self._outputs, linked, self._task, self._guard, self._emit)
+        linked = await self._writer.unsaved_links()
+        parts = (
+            self._executor.current_sandbox,
+            self._outputs,
+            linked,
+            self._task,
+            self._guard,
+            self._emit,
+        )
         seconds = self._times.hand_back_s(self.budget.wall_time_s)
         try:
             return await collect_artifacts(*parts, seconds)
         except SandboxLostError:
-            self._toolbox.computer = None
+            self._executor.current_sandbox = None
             return CollectedArtifacts(warnings=(SANDBOX_LOST,))
 
 
 def stats_of(
     given: AgentInput,
-    talk: Conversation,
+    conversation: Conversation,
     budget: RunBudget,
-    toolbox: ToolExecutor,
+    executor: ToolExecutor,
     use: CapabilityUse,
 ) -> RunStats:
     """Return what a run has cost."""
-    said = talk.trajectory
+    said = conversation.trajectory
     return RunStats(
         llm_calls=said.llm_calls,
         turns=budget.turns,
-        tool_calls=toolbox.steps,
+        tool_calls=executor.steps,
         commands=budget.commands,
         context_tokens=said.context_tokens,
         env_tokens=said.env_tokens,
@@ -450,13 +477,13 @@ def stats_of(
         documents_tokens_saved=given.documents_tokens * said.llm_calls,
         cost_usd=budget.cost_usd,
         cpu_ms=int(budget.cpu_s * 1000),
-        peak_mem_bytes=toolbox.peak_memory_bytes,
+        peak_mem_bytes=executor.peak_memory_bytes,
         egress_bytes=budget.egress_bytes,
         capability_turns=use.turns,
-        **token_counts(talk.usage),
-        **times(
+        **token_counts(conversation.usage),
+        **run_times(
             wall_s=budget.wall_time_s,
-            model_s=talk.waited.spent_s,
-            sandbox_s=toolbox.waited.spent_s,
+            model_s=conversation.model_time.spent_s,
+            sandbox_s=executor.tool_time.spent_s,
         ),
     )

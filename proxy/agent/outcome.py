@@ -13,9 +13,9 @@ from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Completion
 from proxy.agent.result import RunWarning, ToolTrouble
-from proxy.agent.suspension import SuspendedRun, minted_for
+from proxy.agent.suspension import SuspendedRun, run_id_of_call
 from proxy.agent.task import AgentTask
-from proxy.agent.tool_calls import ToolCall, Turn, as_custom
+from proxy.agent.tool_calls import ToolCall, Turn, to_custom_call
 
 
 @dataclass
@@ -85,34 +85,35 @@ def client_tool_calls(
         elif sent := outcome.sent_ids.get(call.id):
             id = sent
         else:
-            id = call.id if minted_for(call.id) == task.run_id else next(new_id)
+            id = call.id if run_id_of_call(call.id) == task.run_id else next(new_id)
         entry = {**call.raw, "id": id}
-        made.append(as_custom(entry) if call.name in task.request.text_tools else entry)
+        made.append(to_custom_call(entry) if call.name in task.request.text_tools else entry)
     return made
 
 
-def parked_run(
+def suspend_run(
     task: AgentTask,
     outcome: RunOutcome,
     calls: Sequence[Mapping[str, Any]],
     history: History,
     *,
-    began: bool,
+    used_sandbox: bool,
 ) -> SuspendedRun | None:
     """Return the run that waits for the results of `calls`, which the client was sent, or None if
-    there are none. `began`: the run has a sandbox."""
+    there are none. `used_sandbox`: the run has a sandbox."""
     if not calls:
         return None
     state = task.session.save_as or task.session.suspend_as
     return SuspendedRun(
         messages=list(history.messages),
-        ours_from=history.ours_from,
+        own_start=history.own_start,
         calls=[
             (made["id"], call.id, call.name)
             for made, call in zip(calls, outcome.client_calls, strict=True)
         ],
         as_text=outcome.as_text,
-        goes_on=ResumePoint(state.session, [state.name]) if state else None,
-        began=began or bool(task.session.suspended_run and task.session.suspended_run.began),
+        resume_from=ResumePoint(state.session, [state.name]) if state else None,
+        used_sandbox=used_sandbox
+        or bool(task.session.suspended_run and task.session.suspended_run.used_sandbox),
         marks=history.marks,
     )

@@ -100,7 +100,7 @@ class Prose:
         """What it was created with."""
         return self._rules
 
-    def begun_again(self) -> "Prose":
+    def fresh_copy(self) -> "Prose":
         """Return an empty one with the same rules."""
         return Prose(self._rules, max_chars=self._max_chars, ends_at_echo=self._ends_at_echo)
 

@@ -19,7 +19,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.guard import cleaned
+from proxy.agent.guard import redact_json
 from proxy.agent.result import Result
 
 ENDS_THINKING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
@@ -71,7 +71,7 @@ class Redactor:
         """Return an event whose texts are whole, without secrets."""
         match event:
             case ToolCallStarted():
-                return replace(event, arguments=cleaned(event.arguments, self._secrets))
+                return replace(event, arguments=redact_json(event.arguments, self._secrets))
             case ToolCallFinished():
                 return replace(event, observation=self._secrets.without(event.observation))
             case Refused(text):
@@ -86,7 +86,7 @@ class Redactor:
         return replace(
             result,
             answer=self._given,
-            streamed_before=self._given_before,
+            answer_offset=self._given_before,
             refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
             choice=self._plain(result.choice),
             response=self._plain(result.response),
@@ -119,7 +119,7 @@ class Redactor:
 
     def _plain(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            key: cleaned(value, self._secrets)
+            key: redact_json(value, self._secrets)
             for key, value in fields.items()
             if not isinstance(value, list | Mapping)
         }

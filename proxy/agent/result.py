@@ -138,11 +138,11 @@ class Result:
     """The task's route."""
     steps: int = 0
     """How many tool calls clients are shown as steps."""
-    parked: SuspendedRun | None = None
+    suspended_run: SuspendedRun | None = None
     """What the run needs to go on once the client has answered."""
     refusal: str | None = None
     """The model's words if it declined to answer, in OpenAI's field for it."""
-    streamed_before: int = 0
+    answer_offset: int = 0
     """How many characters of narration a stream has had before the answer began."""
     warnings: Sequence[RunWarning] = ()
     others: Sequence["Result"] = ()
@@ -192,7 +192,7 @@ class Stopwatch:
     def __exit__(self, *_: object) -> None:
         self.spent_s += self._now() - self._began
 
-    def standing(self, work: Callable[[T], Awaitable[None]]) -> Callable[[T], Awaitable[None]]:
+    def pausing(self, work: Callable[[T], Awaitable[None]]) -> Callable[[T], Awaitable[None]]:
         """Return the same work, during which a stopwatch that runs stands still."""
 
         async def done_meanwhile(piece: T) -> None:
@@ -226,14 +226,16 @@ class Times(TypedDict):
 def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
     """Return the token counts in the summed usage of the calls."""
     return TokenCounts(
-        prompt_tokens=tokens(usage, "prompt_tokens"),
-        completion_tokens=tokens(usage, "completion_tokens"),
-        reasoning_tokens=tokens(_details(usage, "completion_tokens_details"), "reasoning_tokens"),
-        cached_tokens=tokens(_details(usage, "prompt_tokens_details"), "cached_tokens"),
+        prompt_tokens=usage_count(usage, "prompt_tokens"),
+        completion_tokens=usage_count(usage, "completion_tokens"),
+        reasoning_tokens=usage_count(
+            _details(usage, "completion_tokens_details"), "reasoning_tokens"
+        ),
+        cached_tokens=usage_count(_details(usage, "prompt_tokens_details"), "cached_tokens"),
     )
 
 
-def times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
+def run_times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
     """Return the times in milliseconds; what neither model nor sandbox took is the proxy's."""
     wall_ms, model_ms, sandbox_ms = (int(each * 1000) for each in (wall_s, model_s, sandbox_s))
     own_ms = max(0, wall_ms - model_ms - sandbox_ms)
@@ -245,7 +247,7 @@ def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return details if isinstance(details, Mapping) else {}
 
 
-def add(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def add_usage(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return two usage reports as one: every number summed, nested ones too; fields that only one
     report has are kept."""
     summed = dict(total)
@@ -254,13 +256,13 @@ def add(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         if _is_number(value) and _is_number(before):
             summed[key] = before + value
         elif isinstance(value, Mapping):
-            summed[key] = add(before if isinstance(before, Mapping) else {}, value)
+            summed[key] = add_usage(before if isinstance(before, Mapping) else {}, value)
         elif value is not None:
             summed[key] = value
     return summed
 
 
-def tokens(usage: Mapping[str, Any], key: str) -> int:
+def usage_count(usage: Mapping[str, Any], key: str) -> int:
     """Return one count of a usage report, 0 if the report has none."""
     value = usage.get(key)
     return value if isinstance(value, int) else 0

@@ -17,7 +17,7 @@ from policies.workspace import last_of_user
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
 from proxy.agent.task import AgentInput, AgentTask, Params
-from proxy.agent.tool_calls import ToolCall, Turn, call_of, repaired, understand
+from proxy.agent.tool_calls import ToolCall, Turn, parse_call, parse_turn, repair_calls
 
 TEMPERATURE = 1.0
 MAX_TOKENS = 65_536
@@ -34,7 +34,7 @@ class AgentStyle(Protocol):
         """What the model is told after a turn that calls nothing and is no answer."""
 
     @property
-    def prose_ends(self) -> bool:
+    def accepts_prose(self) -> bool:
         """Whether a turn that calls nothing can be the answer."""
 
     def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
@@ -49,7 +49,7 @@ class AgentStyle(Protocol):
     def before_turn(self, history: History, turns_left: int) -> None:
         """Add what the model is told before each turn."""
 
-    def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
         """Return what to echo of a reply and which of its calls to run; `names` are those of all
         tools."""
 
@@ -58,7 +58,7 @@ class DefaultStyle:
     """The proxy's own style: every call of a turn is run, and prose may be the answer."""
 
     no_call = NUDGE
-    prose_ends = True
+    accepts_prose = True
 
     def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
         return given.messages
@@ -72,14 +72,14 @@ class DefaultStyle:
     def before_turn(self, history: History, turns_left: int) -> None:
         """Nothing."""
 
-    def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-        return understand(message, names, new_id)
+    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+        return parse_turn(message, names, new_id)
 
 
 class ReferenceStyle:
     """The style of the paper's implementation, in the words of a profile."""
 
-    prose_ends = False
+    accepts_prose = False
 
     def __init__(self, words: ReferencePrompts) -> None:
         self._words = words
@@ -109,14 +109,14 @@ class ReferenceStyle:
 
     def before_turn(self, history: History, turns_left: int) -> None:
         if history.messages[-1].get("role") != "assistant":
-            history.end_with(steps_words(turns_left))
+            history.append_to_last(steps_words(turns_left))
 
-    def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
         told = _told(message)
         if not told.get("tool_calls"):
             return Turn(told, (), as_text=False)
-        told = repaired(told, new_id)
-        call = call_of(told["tool_calls"][0])
+        told = repair_calls(told, new_id)
+        call = parse_call(told["tool_calls"][0])
         if call.mistake is not None:
             call = _without_mistake(call)
         if call.mistake is not None:

@@ -13,7 +13,7 @@ from proxy.agent.model import Message
 NO_RESULT = "The tool was not run."
 MAX_RUNS = 16
 """The most runs whose calls one request may answer."""
-INSTRUCTING = ("system", "developer")
+INSTRUCTION_ROLES = ("system", "developer")
 """The roles of instructions."""
 _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 
@@ -21,10 +21,10 @@ _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 class SuspendedRunStore(Protocol):
     """Keeps suspended runs."""
 
-    async def save(self, owner: str, parked: "SuspendedRun") -> None:
+    async def save(self, owner: str, run: "SuspendedRun") -> None:
         """Keep a run for a while, for that owner alone, in place of one of the same name."""
 
-    async def find(self, owner: str, name: str) -> "SuspendedRun | None":
+    async def find(self, owner: str, run_id: str) -> "SuspendedRun | None":
         """Return the run of that name, or None. It stays: the client may send its request again."""
 
 
@@ -34,37 +34,37 @@ class SuspendedRun:
 
     messages: Sequence[Message]
     """All that the model was sent, and the turn with the calls."""
-    ours_from: int
+    own_start: int
     """The index at which the run's own messages begin."""
     calls: Sequence[tuple[str, str, str]]
     """Each call: its id for the client, the model's own id, and the tool's name."""
     as_text: bool
     """Whether the calls were written as text, so that no `tool` message can answer them."""
-    goes_on: ResumePoint | None
+    resume_from: ResumePoint | None
     """Its workspace, if it has one."""
-    began: bool = True
-    """Whether it has used a computer, so that the answer files in it are its own."""
+    used_sandbox: bool = True
+    """Whether it has used a sandbox, so that the answer files in it are its own."""
     marks: Mapping[int, Any] = field(default_factory=dict)
     """The kinds of messages that are not what their role says (see History), by index."""
 
     @property
-    def name(self) -> str:
+    def run_id(self) -> str:
         """The name by which it is found: the part that the ids of its calls have in common."""
-        found = minted_for(self.calls[0][0])
+        found = run_id_of_call(self.calls[0][0])
         assert found
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON values."""
-        at = self.goes_on
+        at = self.resume_from
         workspace = at and [at.session.owner, at.session.name, list(at.parents)]
         return {
             "messages": list(self.messages),
-            "ours_from": self.ours_from,
+            "ours_from": self.own_start,
             "calls": [list(call) for call in self.calls],
             "as_text": self.as_text,
             "workspace": workspace,
-            "began": self.began,
+            "began": self.used_sandbox,
             "marks": [[at, kind] for at, kind in self.marks.items()],
         }
 
@@ -74,26 +74,26 @@ class SuspendedRun:
         at = value["workspace"]
         return cls(
             messages=value["messages"],
-            ours_from=value["ours_from"],
+            own_start=value["ours_from"],
             calls=[(theirs, own, name) for theirs, own, name in value["calls"]],
             as_text=value["as_text"],
-            goes_on=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
-            began=value.get("began", True),
+            resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
+            used_sandbox=value.get("began", True),
             marks={int(at): kind for at, kind in value.get("marks", ())},
         )
 
-    def instructed(self, instructions: Sequence[Message]) -> "SuspendedRun":
+    def with_instructions(self, instructions: Sequence[Message]) -> "SuspendedRun":
         """Return the same run under other instructions: another agent may take a call's result."""
-        rest = self.messages[len(leading(self.messages)) :]
+        rest = self.messages[len(leading_instructions(self.messages)) :]
         moved = len(instructions) + len(rest) - len(self.messages)
         return replace(
             self,
             messages=[*instructions, *rest],
-            ours_from=self.ours_from + moved,
+            own_start=self.own_start + moved,
             marks={at + moved: kind for at, kind in self.marks.items()},
         )
 
-    def continued(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
+    def with_results(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
         """Return the run's messages and those that the client's request adds, with their marks.
 
         The client may have changed or dropped messages before its results: the run's own stay.
@@ -104,7 +104,7 @@ class SuspendedRun:
             for message in messages
             if message.get("role") == "tool" and message.get("tool_call_id") in ids
         }
-        told = answers(
+        told = result_messages(
             ((own, name, results.get(theirs)) for theirs, own, name in self.calls), self.as_text
         )
         after = _after(messages, ids)
@@ -113,12 +113,12 @@ class SuspendedRun:
         return [*self.messages, *told, *after], marks
 
 
-def leading(messages: Sequence[Message]) -> list[Message]:
+def leading_instructions(messages: Sequence[Message]) -> list[Message]:
     """Return the instructions that messages begin with."""
-    return list(takewhile(lambda message: message.get("role") in INSTRUCTING, messages))
+    return list(takewhile(lambda message: message.get("role") in INSTRUCTION_ROLES, messages))
 
 
-def names(messages: Sequence[Message]) -> list[str]:
+def answered_run_ids(messages: Sequence[Message]) -> list[str]:
     """Return the names of the runs whose calls are answered after the assistant's last message,
     latest first."""
     found: dict[str, None] = {}
@@ -126,18 +126,20 @@ def names(messages: Sequence[Message]) -> list[str]:
         if message.get("role") == "assistant":
             break
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
-        if name := minted_for(str(answered)):
+        if name := run_id_of_call(str(answered)):
             found[name] = None
     return list(found)[:MAX_RUNS]
 
 
-def minted_for(id: str) -> str | None:
+def run_id_of_call(id: str) -> str | None:
     """Return the run in which a call's id was made, or None if the id is not of ours."""
     minted = _MINTED.fullmatch(id)
     return minted[1] if minted else None
 
 
-def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -> list[Message]:
+def result_messages(
+    results: Iterable[tuple[str, str, Message | None]], as_text: bool
+) -> list[Message]:
     """Return the messages with the results of calls, which are given as the model's id, the tool's
     name and the client's message."""
     given = [

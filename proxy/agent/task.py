@@ -53,13 +53,13 @@ class StatusHold:
 class RunObserver(Protocol):
     """An observer of one run, told of its end before any client is."""
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """An event of the run."""
 
-    async def ended(self, result: Result) -> None:
+    async def on_result(self, result: Result) -> None:
         """The run has ended with a result."""
 
-    async def failed(self, error: ProxyError) -> None:
+    async def on_error(self, error: ProxyError) -> None:
         """The run has failed."""
 
 
@@ -276,7 +276,7 @@ class AgentTask:
         if self.limits.reservation:
             await self.limits.reservation.refund()
         if self.observer:
-            await self.observer.failed(RunCancelledError())
+            await self.observer.on_error(RunCancelledError())
 
 
 def out_of_time(task: AgentTask) -> OutOfTimeError:

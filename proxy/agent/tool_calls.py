@@ -51,7 +51,7 @@ class Turn:
     """A reply understood: what to echo and what to do."""
 
     message: Message
-    """As the backend sent it, but for what backends refuse to take back: see `repaired`."""
+    """As the backend sent it, but for what backends refuse to take back: see `repair_calls`."""
     calls: tuple[ToolCall, ...]
     as_text: bool
     """Whether the calls were written as text, so that no `tool` message can answer them."""
@@ -59,7 +59,7 @@ class Turn:
     """Whether the reply had more than `MAX_CALLS` calls, which were left out."""
 
 
-def only_of(turn: Turn, names: Collection[str]) -> Turn:
+def keep_calls_of(turn: Turn, names: Collection[str]) -> Turn:
     """Return the turn with none but the calls of these tools."""
     kept = tuple(call for call in turn.calls if call.name in names)
     if len(kept) == len(turn.calls):
@@ -71,32 +71,32 @@ def only_of(turn: Turn, names: Collection[str]) -> Turn:
     return replace(turn, message=message, calls=kept, as_text=turn.as_text and bool(kept))
 
 
-def understand(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+def parse_turn(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
     """Find the tool calls of a reply; `names` are the tools there are."""
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
         has_more = len(entries) > MAX_CALLS
         if has_more:
             message = {**message, "tool_calls": entries[:MAX_CALLS]}
-        fixed = repaired(message, new_id)
-        calls = tuple(call_of(entry) for entry in fixed["tool_calls"])
+        fixed = repair_calls(message, new_id)
+        calls = tuple(parse_call(entry) for entry in fixed["tool_calls"])
         return Turn(fixed, calls, as_text=False, has_more=has_more)
     written = _written_calls(text_of(message), names)
     calls = tuple(_call_in_text(call, next(new_id)) for call in written[:MAX_CALLS])
     return Turn(message, calls, as_text=bool(calls), has_more=len(written) > MAX_CALLS)
 
 
-def free_text(arguments: str) -> str:
+def custom_input(arguments: str) -> str:
     """Return the text that the model wrote for a tool that takes free text."""
     given = _loads(arguments)
     text = given.get("input") if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments
 
 
-def as_custom(made: Mapping[str, Any]) -> dict[str, Any]:
+def to_custom_call(made: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call of such a tool as its client knows it."""
     function = made["function"]
-    custom = {"name": function["name"], "input": free_text(function["arguments"])}
+    custom = {"name": function["name"], "input": custom_input(function["arguments"])}
     return {"id": made["id"], "type": "custom", "custom": custom}
 
 
@@ -105,7 +105,7 @@ def calls_known_tool(value: Any, names: Collection[str]) -> bool:
     return any(call[0] in names for call in _as_calls(value) if isinstance(call, tuple))
 
 
-def repaired(message: Message, new_id: Iterator[str]) -> Message:
+def repair_calls(message: Message, new_id: Iterator[str]) -> Message:
     """Return the message itself, or a copy with what no backend takes back made good.
 
     A call without an id of its own cannot be answered, and chat templates fail on arguments that
@@ -141,7 +141,7 @@ def _repaired_entry(entry: Any, seen: set[str], new_id: Iterator[str]) -> dict[s
     return fixed
 
 
-def call_of(entry: Mapping[str, Any]) -> ToolCall:
+def parse_call(entry: Mapping[str, Any]) -> ToolCall:
     """Return the call that an entry of `tool_calls` means, once it is repaired."""
     function = entry["function"]
     arguments = _loads(function["arguments"])
@@ -323,7 +323,7 @@ class TextArgument:
         return "".join(_unescaped(unit) for unit in units)
 
 
-def recovered_answer(arguments: str) -> str:
+def recover_answer(arguments: str) -> str:
     """Return the answer in arguments that are not valid JSON, cut off or wrongly escaped; or ""."""
     stream = TextArgument("answer")
     stream.feed(arguments)

@@ -26,9 +26,9 @@ from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Completion, Message
 from proxy.agent.outcome import RunOutcome
 from proxy.agent.result import CapabilityUse, Stopwatch
-from proxy.agent.suspension import NO_RESULT, answers
+from proxy.agent.suspension import NO_RESULT, result_messages
 from proxy.agent.task import InputFile
-from proxy.agent.tool_calls import ToolCall, Turn, recovered_answer, understand
+from proxy.agent.tool_calls import ToolCall, Turn, parse_turn, recover_answer
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
@@ -77,16 +77,16 @@ class ToolExecutor:
         self._keep_warm = keep_warm
         self._max_calls = max_calls
         self._not_placed: list[str] = []
-        self.computer: Sandbox | None = None
+        self.current_sandbox: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
-        self.is_begun = False
+        self.is_sandbox_requested = False
         """Whether a tool has asked for a sandbox."""
         self.losses = 0
         self.steps = 0
         """How many calls were made."""
         self.shown_steps = 0
         """How many of them clients are shown as steps."""
-        self.waited = Stopwatch()
+        self.tool_time = Stopwatch()
         """The time spent in tools, and until a sandbox was there."""
         self.peak_memory_bytes = 0
 
@@ -95,7 +95,7 @@ class ToolExecutor:
         """The names by which the model may call the tools."""
         return list(self._tools)
 
-    def schemas_but(self, skipped_files: str) -> list[Mapping[str, Any]]:
+    def schemas_except(self, skipped_files: str) -> list[Mapping[str, Any]]:
         """Return the tools as the model is told of them, always in this order."""
         return [
             {**tool.schema, "function": {**tool.schema["function"], "name": name}}
@@ -103,7 +103,7 @@ class ToolExecutor:
             if tool.name != skipped_files
         ]
 
-    def proper_name(self, name: str) -> str:
+    def canonical_name(self, name: str) -> str:
         """Return our own name of a tool, which the model may know by another name."""
         tool = self._tools.get(name)
         return tool.name if tool else name
@@ -115,7 +115,7 @@ class ToolExecutor:
         return tool is not None and tool.name == "submit"
 
     @property
-    def is_used_up(self) -> bool:
+    def is_call_limit_reached(self) -> bool:
         """Whether the client allows no more calls but one of submit."""
         return self._max_calls is not None and self.steps >= self._max_calls
 
@@ -123,14 +123,14 @@ class ToolExecutor:
         """Run one call and emit its events. A command may take `timeout_s`; everything, the wait
         for a sandbox too, may take `left_s`, the rest of the run's time. Raises SandboxError."""
         self.steps += 1
-        step, name = self.steps, self.proper_name(call.name)
+        step, name = self.steps, self.canonical_name(call.name)
         self.shown_steps += is_shown(name)
         shown = call.arguments if isinstance(call.arguments, dict) else {}
         await self._emit(ToolCallStarted(step, call.id, name, shown))
         started = time.monotonic()
         try:
             async with asyncio.timeout(left_s + GRACE_S), self._keep_warm():
-                with self.waited:
+                with self.tool_time:
                     observation = await self._observe(call, step, timeout_s)
         except TimeoutError:
             observation = Observation("Given up: the time is up.")
@@ -159,18 +159,18 @@ class ToolExecutor:
 
         if refused := await self._guard.refusal(tool.name, call.arguments):
             return Observation(refused)
-        emit = self.waited.standing(self._emit)
+        emit = self.tool_time.pausing(self._emit)
 
         async def on_output(stream: StreamName, text: str) -> None:
             await emit(ToolOutput(step, stream, text))
 
         try:
             seen = await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
-            text = self._guard.without_secrets("\n".join([*self._not_placed, seen.text]))
+            text = self._guard.redact("\n".join([*self._not_placed, seen.text]))
             return seen if text == seen.text else replace(seen, text=text)
         except SandboxLostError as error:
             self.losses += 1
-            self.computer = None
+            self.current_sandbox = None
             if self.losses == MAX_LOSSES:
                 raise
             return Observation(lost_words(str(error)))
@@ -180,17 +180,17 @@ class ToolExecutor:
     async def sandbox(self) -> Sandbox:
         """Return the run's sandbox, as the tools see it. Raises SandboxStartError, and once
         SandboxLostError if a new sandbox has taken the place of the one in use."""
-        self.is_begun = True
-        computer = await self._lease.sandbox()
-        if self.computer and self.computer is not computer:
-            raise SandboxLostError(f"sandbox {self.computer.id} is gone")
-        if self.computer is None:
-            present = await self._prepare(computer)
-            await self._place(computer, present)
-        self.computer = computer
-        return computer
+        self.is_sandbox_requested = True
+        sandbox = await self._lease.sandbox()
+        if self.current_sandbox and self.current_sandbox is not sandbox:
+            raise SandboxLostError(f"sandbox {self.current_sandbox.id} is gone")
+        if self.current_sandbox is None:
+            present = await self._prepare(sandbox)
+            await self._place(sandbox, present)
+        self.current_sandbox = sandbox
+        return sandbox
 
-    async def _place(self, computer: Sandbox, present: Mapping[str, str]) -> None:
+    async def _place(self, sandbox: Sandbox, present: Mapping[str, str]) -> None:
         """Put the client's files into a sandbox that this run has not used yet."""
         given = dict(present)
         for file in self._inputs:
@@ -198,13 +198,13 @@ class ToolExecutor:
                 continue  # an earlier run got the file, and may have changed it
             try:
                 async with aclosing(file.read()) as pieces:
-                    await computer.put(file.path, pieces)
+                    await sandbox.put(file.path, pieces)
             except SandboxFileError as error:
                 self._not_placed.append(not_placed_words(file.path, str(error)))
             else:
                 given[file.path] = file.identity
         if given != present:
-            await write_manifest(computer, given)
+            await write_manifest(sandbox, given)
 
 
 class CallRunner:
@@ -212,16 +212,16 @@ class CallRunner:
 
     def __init__(
         self,
-        toolbox: ToolExecutor,
-        talk: Conversation,
+        executor: ToolExecutor,
+        conversation: Conversation,
         budget: RunBudget,
         outcome: RunOutcome,
         use: CapabilityUse,
         limits: Limits,
         client_names: Collection[str],
     ) -> None:
-        self._toolbox = toolbox
-        self._talk = talk
+        self._executor = executor
+        self._conversation = conversation
         self._budget = budget
         self._outcome = outcome
         self._use = use
@@ -250,7 +250,7 @@ class CallRunner:
         elif told and not outcome.client_calls and (notes := self._notes(turn)):
             told[-1] = (told[-1][0], "\n".join([told[-1][1], *notes]))
         outcome.as_text = turn.as_text
-        self._talk.history.append(*_results(told, as_text=turn.as_text))
+        self._conversation.history.append(*_results(told, as_text=turn.as_text))
         if outcome.submitted is not None:
             return StopReason.SUBMITTED
         return StopReason.CLIENT_TOOL_CALLS if outcome.client_calls else None
@@ -265,7 +265,7 @@ class CallRunner:
         """Return what the model is told of a call that is not run; "" if it is run."""
         if self._outcome.submitted is not None:
             return NOT_RUN
-        is_too_early = self._outcome.sent_ids and self._toolbox.is_submit(call.name)
+        is_too_early = self._outcome.sent_ids and self._executor.is_submit(call.name)
         return NOT_SUBMITTED if is_too_early else ""
 
     async def ask_for(self, stop: StopReason, new_id: Iterator[str], seconds: float) -> StopReason:
@@ -273,31 +273,31 @@ class CallRunner:
         why the run ends."""
         try:
             async with asyncio.timeout(seconds):
-                reply = await self._talk.ask_call(stop, ignore)
+                reply = await self._conversation.complete_required_call(stop, ignore)
         except TimeoutError:
             return stop
-        turn = understand(reply.message, self._client_names, new_id)
-        self._talk.history.append(turn.message)
+        turn = parse_turn(reply.message, self._client_names, new_id)
+        self._conversation.history.append(turn.message)
         self._outcome.reply, self._outcome.as_text = reply, turn.as_text
         self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_names]
         told = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_names]
-        self._talk.history.append(*_results(told, as_text=turn.as_text))
+        self._conversation.history.append(*_results(told, as_text=turn.as_text))
         return StopReason.CLIENT_TOOL_CALLS if self._outcome.client_calls else stop
 
     async def _run_tool(self, call: ToolCall, reply: Completion) -> Observation:
-        is_submit = self._toolbox.is_submit(call.name)
-        if not is_submit and self._toolbox.is_used_up:
+        is_submit = self._executor.is_submit(call.name)
+        if not is_submit and self._executor.is_call_limit_reached:
             return Observation(NO_MORE_CALLS)
         if not is_submit and (stop := await self._budget.before_command()):
             return Observation(NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop]))
-        answer = recovered_answer(call.written) if is_submit and call.written else ""
+        answer = recover_answer(call.written) if is_submit and call.written else ""
         if answer:  # it can be read, though its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._budget.time_left_s)
-        self._use.note(self._toolbox.proper_name(call.name), call.arguments)
-        if not is_submit and not call.mistake and call.name in self._toolbox.names:
-            self._talk.has_worked = True
-        observation = await self._toolbox.run(call, timeout_s, self._budget.time_left_s)
+        self._use.note(self._executor.canonical_name(call.name), call.arguments)
+        if not is_submit and not call.mistake and call.name in self._executor.names:
+            self._conversation.has_used_tools = True
+        observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
         if not is_submit:
             await self._budget.after_command(observation)
         if answer and observation.finished:
@@ -319,4 +319,4 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 def _results(told: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[Message]:
     results = [(call.id, call.name, {"content": text}) for call, text in told]
-    return answers(results, as_text) if results else []
+    return result_messages(results, as_text) if results else []

@@ -24,14 +24,14 @@ from proxy.agent.events import (
     TextDelta,
     ToolCallDelta,
 )
-from proxy.agent.history import text_of, thoughts_in
+from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped, StopRetryingError
 from proxy.agent.prose import HOLD_S, Prose
 from proxy.agent.task import AgentTask, StatusHold
 from proxy.agent.tool_calls import TextArgument, Turn
 from proxy.agent.tools import ToolExecutor
 
-Shows = Literal["at once", "soon", "never"]
+ProseVisibility = Literal["at once", "soon", "never"]
 """When prose is shown as the answer while the reply goes on: as it comes; after HOLD_S or
 HOLD_CHARS, whatever follows it; or not at all."""
 
@@ -44,13 +44,13 @@ class StreamHandler:
     def __init__(
         self,
         emit: Emit,
-        first_call: "FirstCall",
+        first_call: "FirstCallProgress",
         writer: AnswerWriter,
-        toolbox: ToolExecutor,
+        executor: ToolExecutor,
         prose: Prose,
         *,
         streams: bool,
-        shows: Shows,
+        visibility: ProseVisibility,
         shows_submit: bool,
         client_calls: "ClientCallStream | None" = None,
         tools: Collection[str] | None = None,
@@ -61,9 +61,9 @@ class StreamHandler:
         self._emit = emit
         self._first_call = first_call
         self._writer = writer
-        self._toolbox = toolbox
+        self._executor = executor
         self._streams = streams
-        self._shows = shows
+        self._visibility = visibility
         self._shows_submit = shows_submit
         self._client_calls = client_calls
         self._tools = tools
@@ -75,7 +75,7 @@ class StreamHandler:
         self._passing_on = asyncio.Lock()
         """Held while a piece, or the timer, is handled."""
         self._timer: asyncio.Task[None] | None = None
-        self._is_due = shows == "at once"
+        self._is_due = visibility == "at once"
         self.prose = prose
 
     async def __aenter__(self) -> Self:
@@ -90,7 +90,7 @@ class StreamHandler:
             if not self._timer.cancelled() and (error := self._timer.exception()):
                 raise error
 
-    async def hear(self, delta: ModelDelta) -> None:
+    async def on_delta(self, delta: ModelDelta) -> None:
         """Take one piece in. Raises CompletionStopped if the reply has to end."""
         async with self._passing_on:
             match delta:
@@ -104,43 +104,43 @@ class StreamHandler:
                 case TextDelta(text) if self._called:
                     self._after_call.append(text)
                 case TextDelta():
-                    await self._hear_prose(delta)
+                    await self._on_text(delta)
                 case ToolCallDelta(name=name) if self._tools is None or name in self._tools:
-                    await self._hear_call(delta)
+                    await self._on_tool_call(delta)
                 case CallAccepted() | CallFailed():
-                    await self._hear_progress(delta)
+                    await self._on_progress(delta)
 
-    async def _hear_progress(self, progress: CallProgress) -> None:
+    async def _on_progress(self, progress: CallProgress) -> None:
         """Note that the call was accepted, or is made once more. Raises StopRetryingError if the
         client would see that."""
-        await self._first_call.hear(progress)
+        await self._first_call.on_progress(progress)
         if isinstance(progress, CallFailed):
             if self._has_shown or self.prose.is_shown or (self._called and self._streams):
                 raise StopRetryingError
-            self._begin_again()
+            self._reset()
 
-    def _begin_again(self) -> None:
+    def _reset(self) -> None:
         """Forget a reply of which nothing was shown."""
-        self.prose, self._thinking = self.prose.begun_again(), RepetitionCheck()
+        self.prose, self._thinking = self.prose.fresh_copy(), RepetitionCheck()
         self._called, self._after_call = False, []
-        self._is_due = self._shows == "at once"
+        self._is_due = self._visibility == "at once"
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    async def _hear_prose(self, delta: TextDelta) -> None:
+    async def _on_text(self, delta: TextDelta) -> None:
         try:
             self.prose.add(delta)
         finally:
             await self._show()
-        if self._shows == "soon" and not self._is_due and self._timer is None:
+        if self._visibility == "soon" and not self._is_due and self._timer is None:
             self._timer = asyncio.create_task(self._show_when_due())
 
     async def _show(self) -> None:
-        if self._shows == "never":
+        if self._visibility == "never":
             return
         for piece in self.prose.ready(is_due=self._is_due):
-            await self._writer.write(piece.text, self._toolbox.computer, piece.logprobs)
+            await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
     async def _show_when_due(self) -> None:
         await asyncio.sleep(HOLD_S)
@@ -149,16 +149,16 @@ class StreamHandler:
             if not self._called:
                 await self._show()
 
-    async def _hear_call(self, delta: ToolCallDelta) -> None:
+    async def _on_tool_call(self, delta: ToolCallDelta) -> None:
         if delta.index >= MAX_CALLS:
             raise CompletionStopped("many_calls")
         self._called = True
         if self._streams and (delta.arguments or delta.index):
             await self._end_narration(delta.name)
-        if self._shows_submit and delta.index == 0 and self._toolbox.is_submit(delta.name):
-            await self._writer.write_submit(delta.arguments, self._toolbox.computer)
+        if self._shows_submit and delta.index == 0 and self._executor.is_submit(delta.name):
+            await self._writer.write_submit(delta.arguments, self._executor.current_sandbox)
         if self._client_calls is not None:
-            await self._client_calls.hear(delta)
+            await self._client_calls.on_delta(delta)
 
     @property
     def has_begun_client_call(self) -> bool:
@@ -174,11 +174,13 @@ class StreamHandler:
         was_shown, rest = self.prose.is_shown, self.prose.rest()
         if was_shown and not as_text:
             for piece in rest:
-                await self._writer.write(piece.text, self._toolbox.computer, piece.logprobs)
-        if self._toolbox.is_submit(called):
+                await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
+        if self._executor.is_submit(called):
             await self._writer.begin()
         else:
-            await self._writer.set_aside()  # of an earlier turn, too, which announced the call
+            await (
+                self._writer.mark_as_narration()
+            )  # of an earlier turn, too, which announced the call
         if not was_shown:
             await self._narrate("".join(piece.text for piece in rest))
 
@@ -202,14 +204,14 @@ class StreamHandler:
         writes all of it; other prose is shown, for it may still become the answer."""
         if not self._streams:
             await emit_reasoning(reply, self._emit)
-        elif not is_answer and self._shows != "never":
+        elif not is_answer and self._visibility != "never":
             for piece in self.prose.rest():
-                await self._writer.write(piece.text, self._toolbox.computer, piece.logprobs)
+                await self._writer.write(piece.text, self._executor.current_sandbox, piece.logprobs)
 
 
 async def emit_reasoning(reply: Completion, emit: Emit) -> None:
     """Pass on the thinking of a reply that was not streamed."""
-    for thought in thoughts_in(reply.message):
+    for thought in reasoning_texts(reply.message):
         await emit(ReasoningDelta(thought))
 
 
@@ -224,17 +226,17 @@ class ClientCallStream:
     def __init__(
         self,
         emit: Emit,
-        toolbox: ToolExecutor,
+        executor: ToolExecutor,
         names: Collection[str],
-        free_text: Collection[str],
+        text_tools: Collection[str],
         new_id: Iterator[str],
     ) -> None:
-        """`names` are those of the client's tools; of a call of a `free_text` tool the one text in
+        """`names` are those of the client's tools; of a call of a `text_tools` tool the one text in
         its arguments is sent; `new_id` makes the ids that the client is sent."""
         self._emit = emit
-        self._toolbox = toolbox
+        self._executor = executor
         self._names = names
-        self._free_text = free_text
+        self._text_tools = text_tools
         self._new_id = new_id
         self._called: dict[int, str] = {}
         """The name of each call of the turn, by its place."""
@@ -247,7 +249,7 @@ class ClientCallStream:
         self._written: defaultdict[int, list[str]] = defaultdict(list)
         """The arguments of each call so far, by its place."""
         self._texts: dict[int, TextArgument] = {}
-        """The texts of the calls of `free_text` tools, by their places."""
+        """The texts of the calls of `text_tools` tools, by their places."""
         self._holds = False
         """Whether no further call is begun."""
 
@@ -256,10 +258,10 @@ class ClientCallStream:
         """Whether anything was sent."""
         return bool(self._ids)
 
-    async def hear(self, delta: ToolCallDelta) -> None:
+    async def on_delta(self, delta: ToolCallDelta) -> None:
         """Take in a piece of any call of the turn, and pass it on if it may be."""
         self._called[delta.index] = delta.name
-        if self._toolbox.is_submit(delta.name):
+        if self._executor.is_submit(delta.name):
             self._holds = True
         if not delta.arguments:
             return  # the name need not be whole yet
@@ -279,7 +281,7 @@ class ClientCallStream:
 
     def _shown(self, delta: ToolCallDelta) -> str:
         """Return what the client is sent of a piece."""
-        if delta.name not in self._free_text:
+        if delta.name not in self._text_tools:
             return delta.arguments
         text = self._texts.setdefault(delta.index, TextArgument("input"))
         return text.feed(delta.arguments)
@@ -290,7 +292,7 @@ class ClientCallStream:
         if self._holds or place in self._decided:
             return False
         self._decided.add(place)
-        takes_text = name in self._free_text
+        takes_text = name in self._text_tools
         is_object = takes_text or delta.arguments.lstrip().startswith("{")
         if not is_object or name not in self._names:
             return False
@@ -317,7 +319,7 @@ class ClientCallStream:
 def client_call_stream(
     task: AgentTask,
     emit: Emit,
-    toolbox: ToolExecutor,
+    executor: ToolExecutor,
     names: Collection[str],
     new_id: Iterator[str],
 ) -> ClientCallStream | None:
@@ -325,7 +327,7 @@ def client_call_stream(
     speaks of `functions`, or secrets are taken out of what it is sent."""
     if not names or task.request.legacy_state is not None or Secrets(task.profile.redact):
         return None
-    return ClientCallStream(emit, toolbox, names, task.request.text_tools, new_id)
+    return ClientCallStream(emit, executor, names, task.request.text_tools, new_id)
 
 
 def _is_json(pieces: Collection[str]) -> bool:
@@ -336,7 +338,7 @@ def _is_json(pieces: Collection[str]) -> bool:
     return True
 
 
-class FirstCall:
+class FirstCallProgress:
     """Emits the progress of a run's first model call, for which the status of a streamed response
     waits, and ends its attempts when the time for them is up."""
 
@@ -345,7 +347,7 @@ class FirstCall:
         self._emit = emit
         self._is_accepted = False
 
-    async def hear(self, progress: CallProgress) -> None:
+    async def on_progress(self, progress: CallProgress) -> None:
         """Pass on the progress of a call, if the call is the first. Raises StopRetryingError."""
         if self._is_accepted:
             return

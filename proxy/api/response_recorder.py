@@ -33,18 +33,18 @@ class ResponseRecorder:
             self._told = StreamedResponse(asked)
             self.frames.add(_apart(self._told.begin()))
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """See Witness."""
         self._writer.event(event)
         if self.frames:
             self.frames.add(_apart(self._told.event(event)))
 
-    async def ended(self, result: Result) -> None:
+    async def on_result(self, result: Result) -> None:
         """See Witness."""
         response = self._writer.finish(result)[-1]["response"]
         await self._keep(response, self._told.finish(result) if self.frames else "")
 
-    async def failed(self, error: ProxyError) -> None:
+    async def on_error(self, error: ProxyError) -> None:
         """See Witness."""
         response = self._writer.fail(error)[-1]["response"]
         await self._keep(response, self._told.fail(error) if self.frames else "")

@@ -142,7 +142,7 @@ async def _begin_recording(
     try:
         await store.responses.begin(whose, stored, inputs, before.chain)
     except BaseException:
-        await recorder.failed(RunCancelledError())
+        await recorder.on_error(RunCancelledError())
         raise
     return recorder
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount, ToolCallDelta
-from proxy.agent.history import text_of, thoughts_in
+from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
 from proxy.models.backend_errors import bad_response, expected
 
@@ -52,7 +52,7 @@ def reply_of(completion: Any) -> Completion:
 def deltas_of(reply: Completion) -> list[ModelDelta]:
     """Return a whole reply as deltas, for a caller that asked for a stream."""
     message = reply.message
-    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in thoughts_in(message)]
+    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in reasoning_texts(message)]
     text, logprobs = text_of(message), reply.choice.get("logprobs")
     if text or logprobs:
         deltas.append(TextDelta(text, logprobs))
@@ -140,7 +140,7 @@ class Assembly:
         merge(self._choice, _without(choice, "delta", "finish_reason"))
         delta = choice.get("delta") or {}
         self._add_to_message(delta)
-        pieces: list[ModelDelta] = [ReasoningDelta(text) for text in thoughts_in(delta)]
+        pieces: list[ModelDelta] = [ReasoningDelta(text) for text in reasoning_texts(delta)]
         called = self._calls.add(delta.get("tool_calls") or [])
         text, logprobs = text_of(delta), choice.get("logprobs")
         is_text = isinstance(delta.get("content"), str)

@@ -40,7 +40,7 @@ from proxy.agent.model import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from proxy.agent.result import Result, tokens
+from proxy.agent.result import Result, usage_count
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parsed
@@ -166,7 +166,7 @@ class ToolProbe:
         if tools:
             body["tools"] = tools
         reply = await self._model.complete(body, None)
-        return tokens(reply.usage, "prompt_tokens")
+        return usage_count(reply.usage, "prompt_tokens")
 
 
 def _greeting() -> list[dict[str, Any]]:

@@ -230,21 +230,21 @@ class RunManager:
         """Do the work of a run; `observer` receives each event before the subscribers do."""
 
         async def both(event: Event) -> None:
-            observer.heard(event)
+            observer.on_event(event)
             await emit(event)
 
         try:
             result = await self._work(task, run, both)
         except ProxyError as error:
-            await observer.failed(error)
+            await observer.on_error(error)
             raise
         except asyncio.CancelledError:
-            await observer.failed(RunCancelledError())
+            await observer.on_error(RunCancelledError())
             raise
         except Exception:
-            await observer.failed(internal_error())
+            await observer.on_error(internal_error())
             raise
-        await observer.ended(result)
+        await observer.on_result(result)
         return result
 
     async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
@@ -252,8 +252,8 @@ class RunManager:
         try:
             result = await self.metrics.follow(task, partial(self._act, task, run.claim), emit)
             for each in (*result.others, result):
-                if each.parked:
-                    await self._parked.save(run.claim.owner, each.parked)
+                if each.suspended_run:
+                    await self._parked.save(run.claim.owner, each.suspended_run)
             result = _unparked(result)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
@@ -364,7 +364,7 @@ def _discourage_retry(error: ProxyError, run: Run) -> None:
 
 def _unparked(result: Result) -> Result:
     """Return the result without its suspended runs, which are stored."""
-    if not (result.parked or result.others):
+    if not (result.suspended_run or result.others):
         return result
-    others = [replace(each, parked=None) for each in result.others]
-    return replace(result, parked=None, others=others)
+    others = [replace(each, suspended_run=None) for each in result.others]
+    return replace(result, suspended_run=None, others=others)

@@ -107,7 +107,7 @@ class ChatEncoder:
             if missing := [call for call in calls if len(call) > 1]:
                 chunks.append(self._chunk({"tool_calls": missing}))
         delta: dict[str, Any] = {}
-        if not self._cards and (found := annotations(result, result.streamed_before)):
+        if not self._cards and (found := annotations(result, result.answer_offset)):
             # Open WebUI would ask Google for the icon of each link, with its signature.
             delta["annotations"] = found
         last = self._chunk(delta, sandbox=sandbox_object(result))

@@ -28,7 +28,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.result import Artifact, Result, tokens
+from proxy.agent.result import Artifact, Result, usage_count
 from proxy.errors import ProxyError, error_body, request_id
 from proxy.schemas.result_objects import json_text, sandbox_object, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
@@ -309,7 +309,7 @@ def message_usage(result: Result) -> _Json:
     """Return Anthropic's usage, which counts cached tokens apart, with the proxy's in `sandbox`."""
     counted = usage(result)
     details = counted.get("completion_tokens_details")
-    thinking = tokens(details, "reasoning_tokens") if isinstance(details, Mapping) else 0
+    thinking = usage_count(details, "reasoning_tokens") if isinstance(details, Mapping) else 0
     return {
         **_tokens(counted),
         "output_tokens_details": {"thinking_tokens": thinking},
@@ -322,12 +322,12 @@ def message_usage(result: Result) -> _Json:
 
 def _tokens(counted: Mapping[str, Any]) -> _Json:
     details = counted.get("prompt_tokens_details")
-    cached = tokens(details, "cached_tokens") if isinstance(details, Mapping) else 0
+    cached = usage_count(details, "cached_tokens") if isinstance(details, Mapping) else 0
     return {
-        "input_tokens": tokens(counted, "prompt_tokens") - cached,
+        "input_tokens": usage_count(counted, "prompt_tokens") - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": tokens(counted, "completion_tokens"),
+        "output_tokens": usage_count(counted, "completion_tokens"),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.capabilities import Capability
 from policies.file_names import shown_name
-from proxy.agent.result import Artifact, Result, add
+from proxy.agent.result import Artifact, Result, add_usage
 
 MAX_LEFT_OUT = 100
 """How many produced files are named of those that the answer does not contain."""
@@ -25,10 +25,10 @@ def usage(result: Result) -> dict[str, Any]:
     stats = result.stats.counts()
     largest = {key: stats[key] for key in _LARGEST}
     for each in (result, *result.others):
-        counted = add(counted, each.usage)
+        counted = add_usage(counted, each.usage)
     for other in result.others:
         more = other.stats.counts()
-        stats = add(stats, more)
+        stats = add_usage(stats, more)
         largest = {key: max(largest[key], more[key]) for key in _LARGEST}
     if any(each.stats.cost_usd is None for each in (result, *result.others)):
         stats["cost_usd"] = None

@@ -214,13 +214,13 @@ class SuspendedRunRepository:
         record = json.dumps(parked.to_json())
         row = {
             "owner": owner,
-            "name": parked.name,
+            "name": parked.run_id,
             "record": record,
             "bytes": len(record),
             "expires_at": int(self._now()) + PARKED_KEEP_S,
         }
 
-        same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.name)
+        same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.run_id)
 
         def work(connection: Connection) -> None:
             connection.execute(delete(PARKED_RUNS).where(same))

@@ -20,7 +20,7 @@ TWO = PoolSettings(idle=0, max_total=2)
 async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[Workspaces]:
     """Workspaces that keep as many computers as the pool has."""
     workspaces = Workspaces(stage.pool, snapshots, keep_s=60, max_kept=2, clock=ManualClock())
-    stage.pool.when_full(workspaces.give_back)
+    stage.pool.when_full(workspaces.evict_idle)
     try:
         yield workspaces
     finally:
@@ -32,7 +32,7 @@ async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
     session = Session("somebody", chat)
     async with workspaces.use(ResumePoint(session), SMALL) as lease:
         await lease.sandbox()
-        lease.leave_as = State(session, state)
+        lease.save_as = State(session, state)
     return lease.origin
 
 
@@ -57,7 +57,7 @@ async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
             await lease.sandbox()
             group.start_soon(use, workspaces, "second", "1")
             await stage.until(waiting=1)
-            lease.leave_as = State(session, "1")
+            lease.save_as = State(session, "1")
         await until(lambda: len(stage.backend.guests) == 2)
 
 

@@ -74,7 +74,7 @@ async def test_who_is_interrupted_while_it_writes_the_end_down_writes_it_all_the
 ) -> None:
     shelf = SlowShelf(database)
     kept = await begun(shelf, background=background)
-    ending = asyncio.create_task(kept.failed(RunCancelledError()))
+    ending = asyncio.create_task(kept.on_error(RunCancelledError()))
     with anyio.fail_after(10):
         await shelf.reached.wait()
         ending.cancel()
@@ -97,7 +97,7 @@ async def test_nobody_hears_the_end_of_a_response_before_it_is_kept(database: Da
     begin = ["event: response.created", "event: response.in_progress"]
     async with anyio.create_task_group() as group:
         with anyio.fail_after(10):
-            group.start_soon(kept.failed, RunCancelledError())
+            group.start_soon(kept.on_error, RunCancelledError())
             await shelf.reached.wait()
             assert len(await kept.frames.since(0)) == len(begin)
             shelf.release.set()
@@ -114,7 +114,7 @@ async def test_a_store_that_fails_does_not_fail_the_run(
     shelf = SlowShelf(database, fails=True)
     kept = await begun(shelf)
     shelf.release.set()
-    await kept.failed(RunCancelledError())
+    await kept.on_error(RunCancelledError())
     assert kept.frames
     assert (await heard(kept.frames))[-1] == "event: response.failed"
     assert "response resp_1 cannot be kept" in caplog.text

@@ -139,7 +139,7 @@ async def test_a_conversation_that_begins_anew_has_no_files(
     await house.run("echo one > file", "1")
     async with house.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as lease:
         result = await (await lease.sandbox()).exec("ls", timeout_s=5)
-    assert (result.stdout, lease.goes_on) == ("documents\noutput\n", False)
+    assert (result.stdout, lease.has_earlier_files) == ("documents\noutput\n", False)
 
 
 async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> None:

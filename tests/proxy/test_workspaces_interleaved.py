@@ -62,9 +62,9 @@ def _open() -> asyncio.Event:
 class Walker:
     """A run in four steps: it has its workspace, has worked in it, has answered, is kept."""
 
-    def __init__(self, house: House, snapshots: HeldSnapshots, state: str, *parents: str) -> None:
+    def __init__(self, stage: House, snapshots: HeldSnapshots, state: str, *parents: str) -> None:
         self.seen = ""
-        self._house = house
+        self._house = stage
         self._state = state
         self._parents = parents
         self._seat: WorkspaceLease | None = None
@@ -87,7 +87,7 @@ class Walker:
 
     async def _leave(self) -> None:
         assert self._seat
-        self._seat.leave_as = State(CHAT, self._state)
+        self._seat.save_as = State(CHAT, self._state)
         await self._stack.aclose()
 
     async def _saved(self) -> None:
@@ -99,34 +99,34 @@ class Stage:
 
     def __init__(self) -> None:
         self.snapshots = HeldSnapshots()
-        self.house = House(self.snapshots, sandboxes=LingeringSandboxes())
+        self.stage = House(self.snapshots, sandboxes=LingeringSandboxes())
 
     async def begin(self) -> None:
-        await self.house.run("echo 1 > file", "1")
+        await self.stage.run("echo 1 > file", "1")
 
     def run(self, state: str, *parents: str) -> Walker:
-        return Walker(self.house, self.snapshots, state, *parents)
+        return Walker(self.stage, self.snapshots, state, *parents)
 
     async def expire(self) -> None:
-        self.house.clock.advance(KEEP_S)
+        self.stage.clock.advance(KEEP_S)
 
-    async def give_back(self) -> None:
-        self.house.workspaces.give_back(lambda: True)
+    async def evict_idle(self) -> None:
+        self.stage.workspaces.evict_idle(lambda: True)
 
     async def discard(self) -> None:
-        await self.house.workspaces.discard(CHAT)
+        await self.stage.workspaces.discard(CHAT)
 
     async def files(self, *parents: str) -> str:
         """What the file of a state holds, in the end."""
-        printed, _ = await self.house.run("cat file", f"look {parents}", *parents)
+        printed, _ = await self.stage.run("cat file", f"look {parents}", *parents)
         return printed
 
     async def end(self) -> None:
-        await self.house.workspaces.aclose()
-        assert self.house.alive == 0
+        await self.stage.workspaces.aclose()
+        assert self.stage.alive == 0
 
 
-@pytest.mark.parametrize("disturbance", ["expire", "give_back"])
+@pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
 async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
@@ -143,7 +143,7 @@ async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) 
             await stage.end()
 
 
-@pytest.mark.parametrize("disturbance", ["expire", "give_back"])
+@pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
 async def test_the_next_question_finds_what_the_one_before_has_left(disturbance: str) -> None:
     for order in orders(a=4, b=4, x=1):
         if place(order, "b", ENTER) < place(order, "a", LEAVE):
@@ -180,7 +180,7 @@ async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> Non
             continue
         stage = Stage()
         await stage.begin()
-        await stage.house.run("true", "2", "1")  # and once before
+        await stage.stage.run("true", "2", "1")  # and once before
         a, b = stage.run("2", "1"), stage.run("2", "1")
         with anyio.fail_after(10):
             await walk(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
@@ -198,7 +198,7 @@ async def test_what_is_deleted_between_two_runs_is_gone() -> None:
         await stage.begin()
         a = stage.run("a", "1")
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "x": [stage.discard, stage.give_back]})
+            await walk(order, {"a": a.steps, "x": [stage.discard, stage.evict_idle]})
             was_there = place(order, "a", ENTER) < at[0]
             assert a.seen == ("1\n" if was_there else ""), order
             assert await stage.files("a", "1") == ("" if was_there else "a\n"), order

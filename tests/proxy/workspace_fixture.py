@@ -45,7 +45,7 @@ class House:
         """A workspace that is kept as that state."""
         async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as lease:
             yield lease
-            lease.leave_as = State(session, state)
+            lease.save_as = State(session, state)
 
     @property
     def alive(self) -> int:

@@ -269,8 +269,8 @@ async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_
         run = Run(model)
         result = await run.go(client_tools=[LOOKUP], suspend_as=parks)
         for n, content in enumerate(given):
-            assert result.parked
-            waiting = SuspendedRun.from_json(json.loads(json.dumps(result.parked.to_json())))
+            assert result.suspended_run
+            waiting = SuspendedRun.from_json(json.loads(json.dumps(result.suspended_run.to_json())))
             told = {"role": "tool", "tool_call_id": result.tool_calls[0]["id"], "content": content}
             result = await run.go(
                 run_id=f"r{n + 2}",
@@ -355,14 +355,14 @@ async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command()
     async with served(play) as model:
         run = Run(model)
         result = await run.go(client_tools=[LOOKUP], suspend_as=parks)
-        assert result.parked
+        assert result.suspended_run
         told = {"role": "tool", "tool_call_id": result.tool_calls[0]["id"], "content": "g" * 6000}
         result = await run.go(
             run_id="r2",
             messages=[USER, {"role": "assistant", "tool_calls": result.tool_calls}, told],
             client_tools=[LOOKUP],
-            resume_from=result.parked.goes_on,
-            suspended_run=result.parked,
+            resume_from=result.suspended_run.resume_from,
+            suspended_run=result.suspended_run,
         )
     stub, given = contents(play.bodies[2], "tool")
     assert "are in /testbed/.observations/r2-1.txt" in stub

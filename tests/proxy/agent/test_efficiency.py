@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policies.limits import Limits
-from proxy.agent.result import RunStats, Stopwatch, times
+from proxy.agent.result import RunStats, Stopwatch, run_times
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.manual_clock import ManualClock
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash
@@ -107,7 +107,7 @@ async def test_a_run_without_tools_is_one_turn_that_uses_nothing() -> None:
 
 
 def test_what_neither_model_nor_sandbox_took_is_ours() -> None:
-    stats = RunStats(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
+    stats = RunStats(**run_times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
     assert stats == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
@@ -127,7 +127,7 @@ async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
 
     with watch:
         clock.advance(2)
-        await watch.standing(work)(5)
+        await watch.pausing(work)(5)
         clock.advance(1)
     clock.advance(10)
     assert watch.spent_s == 3
@@ -144,5 +144,5 @@ async def test_a_stopwatch_counts_what_failed_too() -> None:
     with pytest.raises(TimeoutError), watch:
         await fail(4)
     with pytest.raises(TimeoutError):
-        await watch.standing(fail)(1)
+        await watch.pausing(fail)(1)
     assert watch.spent_s == 4 - 1

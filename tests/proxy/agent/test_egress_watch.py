@@ -9,7 +9,7 @@ from policies.hosts import Target
 from policies.profile import Profile
 from policies.rules import Rule, RuleSet
 from proxy.agent.events import EgressDecided, RuleMatched
-from proxy.agent.guard import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
+from proxy.agent.guard import MAX_EMITTED, PERIOD_S, STILL_OPEN, EgressWatch
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import USER, Events, MemoryArtifactStore
@@ -27,7 +27,7 @@ async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> Non
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
     assert [await watch.asked(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
     await watch.decided(decision(DATA))
-    await watch.tell_open()
+    await watch.flush()
     assert events == [
         EgressDecided(decision(DATA)),
         EgressDecided(decision(DATA, STILL_OPEN)),
@@ -55,12 +55,12 @@ async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
     await watch.asked(ORDERS)
     await watch.decided(replace(decision(ORDERS), verdict="denied"))
     before = list(events)
-    await watch.tell_open()
+    await watch.flush()
     assert events == before
     watch.close()
     assert await watch.asked(DATA) is None
     await watch.decided(decision(DATA))
-    await watch.tell_open()
+    await watch.flush()
     assert events == before
 
 
@@ -91,15 +91,15 @@ async def test_connections_that_fail_too_often_are_told_in_one(
         await watch.decided(failed)
         for _ in range(MANY):
             await watch.decided(failed)
-        await watch.tell_open()
+        await watch.flush()
         await watch.decided(failed)
         watch.close()
     told = [event.decision for event in events if isinstance(event, EgressDecided)]
     first, second = (
         Decision("", 0, "denied", f"and {more} more connections that failed", 0, 0, 0.0)
-        for more in (MANY - MAX_TOLD, MANY + 1 - MAX_TOLD)
+        for more in (MANY - MAX_EMITTED, MANY + 1 - MAX_EMITTED)
     )
-    few = [failed] * MAX_TOLD
+    few = [failed] * MAX_EMITTED
     assert told == [*few, decision(DATA), first, *few, second]
     assert len(caplog.records) == len(told) + 1
     assert "and 1 more connections" in caplog.messages[-1]
@@ -110,7 +110,7 @@ async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refusals = {await watch.asked(ORDERS) for _ in range(MANY)}
-    await watch.tell_open()
+    await watch.flush()
     met = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
     assert refusals == {"rule orders forbids this: no orders"}
-    assert events == [*[met] * MAX_TOLD, replace(met, subject=f"and {MANY - MAX_TOLD} more")]
+    assert events == [*[met] * MAX_EMITTED, replace(met, subject=f"and {MANY - MAX_EMITTED} more")]

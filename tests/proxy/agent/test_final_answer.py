@@ -16,13 +16,13 @@ from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Event, OnDelta, Refused
-from proxy.agent.final_answer import FinalAnswer, FinalCall, in_form
+from proxy.agent.final_answer import FinalAnswer, FinalCall, check_form
 from proxy.agent.guard import Guard
 from proxy.agent.model import Completion
 from proxy.agent.prose import ProseRules
 from proxy.agent.result import Result
 from proxy.agent.tools import ToolExecutor
-from proxy.agent.turn_stream import FirstCall
+from proxy.agent.turn_stream import FirstCallProgress
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -135,16 +135,16 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
     task = make_task("r1", MemoryArtifactStore(), "m", [USER], **OBJECT)
     writer = AnswerWriter(ignore, task.artifact_store, Profile(), rewrite_links=False)
     async with MemorySandboxes().lease(Isolation()) as lease:
-        toolbox = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
+        executor = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
         files = ObservationFiles("r1", no_computer)
         paying = MeteredModel(model, RunBudget(task, Limits(), 0.0))
-        talk = Conversation(
+        conversation = Conversation(
             *(paying, task, [USER], task.params, [], ""),
             ContextWindow(ContextWindows(), model, "", "m"),
             files,
         )
-        first_call = FirstCall(None, ignore)
-        call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
+        first_call = FirstCallProgress(None, ignore)
+        call = FinalCall(task, conversation, writer, executor, ignore, first_call, ProseRules())
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
     assert [warning.code for warning in final.warnings] == ["response_format_violated"]
@@ -160,7 +160,7 @@ async def test_an_answer_that_was_cut_short_is_not_asked_for_again() -> None:
 async def test_a_schema_without_end_holds_nobody_up() -> None:
     steps = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
     endless = AnswerForm({"$ref": "#/$defs/s0", "$defs": {**steps, "s60": {}}})
-    final = await in_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
+    final = await check_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
     assert (final.text, final.finish_reason) == ("{}", "stop")
     assert [warning.code for warning in final.warnings] == ["response_format_unchecked"]
 

@@ -283,8 +283,8 @@ async def test_a_run_that_waits_for_its_client_is_told_nothing() -> None:
     result = await run.go(
         client_tools=[LOOKUP], suspend_as=State(Session("somebody", "run:r1"), "parked")
     )
-    assert result.parked
-    assert "remain" not in str(result.parked.messages[1:])
+    assert result.suspended_run
+    assert "remain" not in str(result.suspended_run.messages[1:])
 
 
 async def test_a_call_that_the_client_does_not_allow_costs_no_command(tmp_path: Path) -> None:
@@ -311,5 +311,5 @@ async def test_what_was_taken_for_a_call_that_is_not_made_is_given_back(tmp_path
         assert await day.take_call(Expense(tokens=100)) is None
         assert await day.take_call(Expense(tokens=50)) is None
         await day.settle(await day.call_receipt(Expense()), Expense(tokens=7))
-        await day.give_back()
+        await day.refund_unused()
         assert await store.spending.spent("mine") == Expense(tokens=7)

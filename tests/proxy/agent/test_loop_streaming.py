@@ -122,7 +122,7 @@ async def test_an_answer_that_was_begun_and_refused_is_followed_by_the_mended_on
     run = Run(ScriptedModel([refused, tool_reply(call("submit", answer="There are 42."))]))
     result = await run.go(stream=True)
     assert run.events.answer == "About ? 41.\n\nThere are 42."
-    assert (result.answer, result.streamed_before) == ("There are 42.", len("About ? 41.\n\n"))
+    assert (result.answer, result.answer_offset) == ("There are 42.", len("About ? 41.\n\n"))
 
 
 ESSAY = "\n\n" + "Sandboxes are older than models. " * 60 + "\n"
@@ -136,7 +136,7 @@ class Typist(ScriptedModel):
         self.go_on = anyio.Event()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        async def hear(delta: ModelDelta) -> None:
+        async def pass_on(delta: ModelDelta) -> None:
             assert on_delta is not None
             if isinstance(delta, TextDelta):
                 self.written += len(delta.text)
@@ -145,7 +145,7 @@ class Typist(ScriptedModel):
             await on_delta(delta)
 
         self.written = 0
-        return await super().complete(body, hear)
+        return await super().complete(body, pass_on)
 
 
 async def test_long_prose_is_heard_while_the_model_still_writes_it() -> None:

@@ -51,8 +51,8 @@ async def test_of_a_plain_turn_the_clients_calls_are_left_and_no_others() -> Non
     result = await run.go(client_tools=[LOOKUP])
     assert [made["function"]["name"] for made in result.tool_calls] == ["lookup"]
     assert len(run.events.observations) == 2  # of the calls of a tool that nobody has
-    assert result.parked is not None
-    (last,) = result.parked.messages[-1:]
+    assert result.suspended_run is not None
+    (last,) = result.suspended_run.messages[-1:]
     assert [made["function"]["name"] for made in last["tool_calls"]] == ["lookup"]
 
 

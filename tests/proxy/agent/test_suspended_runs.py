@@ -8,7 +8,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.sessions import ResumePoint, Session, State
 from proxy.agent.result import Result
-from proxy.agent.suspension import NO_RESULT, SuspendedRun, names
+from proxy.agent.suspension import NO_RESULT, SuspendedRun, answered_run_ids
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -31,8 +31,8 @@ def asked(result: Result) -> dict[str, Any]:
 
 async def parked(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
     result = await run.go(client_tools=[LOOKUP], suspend_as=PARKS, **fields)
-    assert result.parked
-    return result, SuspendedRun.from_json(result.parked.to_json())
+    assert result.suspended_run
+    return result, SuspendedRun.from_json(result.suspended_run.to_json())
 
 
 async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before() -> None:
@@ -44,7 +44,7 @@ async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before
         run_id="r2",
         messages=messages,
         client_tools=[LOOKUP],
-        resume_from=waiting.goes_on,
+        resume_from=waiting.resume_from,
         suspended_run=waiting,
     )
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
@@ -83,7 +83,7 @@ async def test_instructions_that_come_with_the_answers_take_the_place_of_those_b
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
     assert after[1:3] == [second[1], USER]
-    assert waiting.instructed(after[:2]).ours_from == waiting.ours_from + 1
+    assert waiting.with_instructions(after[:2]).own_start == waiting.own_start + 1
 
 
 async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
@@ -242,7 +242,7 @@ async def test_it_gets_one_at_the_limit_too() -> None:
 def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    assert names(messages) == expected
+    assert answered_run_ids(messages) == expected
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

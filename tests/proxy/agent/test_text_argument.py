@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proxy.agent.tool_calls import TextArgument, recovered_answer
+from proxy.agent.tool_calls import TextArgument, recover_answer
 from tests.proxy.agent.cuts import cuts
 
 ALPHABET = [
@@ -122,7 +122,7 @@ def test_nothing_after_the_answer_is_read() -> None:
     ],
 )
 def test_what_is_recovered_from_broken_json(arguments: str, answer: str) -> None:
-    assert recovered_answer(arguments) == answer
+    assert recover_answer(arguments) == answer
     for seed in range(20):
         stream = TextArgument("answer")
         for piece in cuts(arguments, seed):

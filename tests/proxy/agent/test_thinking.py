@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.agent.context import spoken
+from proxy.agent.context import strip_reasoning
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from proxy.agent.context import spoken
     ],
 )
 def test_thinking_is_no_part_of_what_is_said(text: str, said: str) -> None:
-    assert spoken(text) == said
+    assert strip_reasoning(text) == said

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from proxy.agent.model import MAX_CALLS
-from proxy.agent.tool_calls import ToolCall, Turn, understand
+from proxy.agent.tool_calls import ToolCall, Turn, parse_turn
 
 NAMES = ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
 
 def understood(message: dict[str, Any]) -> Turn:
-    return understand(message, NAMES, (f"call_{n}" for n in itertools.count(1)))
+    return parse_turn(message, NAMES, (f"call_{n}" for n in itertools.count(1)))
 
 
 def entry(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def test_of_a_text_that_repeats_itself_little_is_kept(piece: str) -> None:
 def test_a_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
     written: str, arguments: dict[str, Any] | None
 ) -> None:
-    turn = understand({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
+    turn = parse_turn({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
     assert [call.arguments for call in turn.calls] == ([] if arguments is None else [arguments])
 
 
@@ -241,5 +241,5 @@ def test_calls_written_as_text_are_taken_up_to_their_bound(count: int) -> None:
     one = '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo %s"}}</tool_call>'
     text = "\n".join(one % number for number in range(count))
     ids = (f"call_{number}" for number in itertools.count())
-    turn = understand({"role": "assistant", "content": text}, ["execute_bash"], ids)
+    turn = parse_turn({"role": "assistant", "content": text}, ["execute_bash"], ids)
     assert (len(turn.calls), turn.has_more) == (MAX_CALLS, count > MAX_CALLS)

@@ -68,7 +68,7 @@ async def test_the_same_files_under_several_names_count_once(tmp_path: Path) -> 
 async def test_what_is_past_its_time_goes(tmp_path: Path) -> None:
     now = 1000.0
     store = Store(tmp_path, SessionSettings(keep_hours=1), now=lambda: now)
-    parked = SuspendedRun([], 0, [("call_r1_1", "a", "lookup")], as_text=False, goes_on=None)
+    parked = SuspendedRun([], 0, [("call_r1_1", "a", "lookup")], as_text=False, resume_from=None)
     await store.workspaces.save(State(CHAT, "1"), sending(b"1"))
     await store.parked.save("me", parked)
     assert await store.parked.find("me", "r1") == parked
