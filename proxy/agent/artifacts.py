@@ -199,7 +199,7 @@ async def write_manifest(sandbox: Sandbox, given: Mapping[str, str]) -> None:
         await sandbox.put(_MANIFEST, written())
 
 
-async def all_files(sandbox: Sandbox) -> list[ProducedFile]:
+async def list_output_files(sandbox: Sandbox) -> list[ProducedFile]:
     """Return the regular files in the output directory, as far as they can be named in time."""
     listing = await _listing(sandbox, None, LINKABLE_S)
     return [

@@ -20,7 +20,7 @@ from policies.prompts import (
 from policies.steps import is_shown
 from proxy.agent.artifacts import write_manifest
 from proxy.agent.budget import RunBudget
-from proxy.agent.conversation import Conversation, ignore
+from proxy.agent.conversation import Conversation, ignore_delta
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Completion, Message
@@ -218,7 +218,7 @@ class CallRunner:
         outcome: RunOutcome,
         use: CapabilityUse,
         limits: Limits,
-        client_names: Collection[str],
+        client_tool_names: Collection[str],
     ) -> None:
         self._executor = executor
         self._conversation = conversation
@@ -226,7 +226,7 @@ class CallRunner:
         self._outcome = outcome
         self._use = use
         self._limits = limits
-        self._client_names = client_names
+        self._client_tool_names = client_tool_names
 
     async def run(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run every call of a turn, in order, and answer each; the client's are left to the client.
@@ -237,7 +237,7 @@ class CallRunner:
         for call in turn.calls:
             if words := self._why_not_run(call):
                 told.append((call, words))
-            elif call.name in self._client_names:
+            elif call.name in self._client_tool_names:
                 outcome.client_calls.append(call)
             else:
                 observation = await self._run_tool(call, reply)
@@ -273,14 +273,14 @@ class CallRunner:
         why the run ends."""
         try:
             async with asyncio.timeout(seconds):
-                reply = await self._conversation.complete_required_call(stop, ignore)
+                reply = await self._conversation.complete_required_call(stop, ignore_delta)
         except TimeoutError:
             return stop
-        turn = parse_turn(reply.message, self._client_names, new_id)
+        turn = parse_turn(reply.message, self._client_tool_names, new_id)
         self._conversation.history.append(turn.message)
         self._outcome.reply, self._outcome.as_text = reply, turn.as_text
-        self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_names]
-        told = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_names]
+        self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_tool_names]
+        told = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_tool_names]
         self._conversation.history.append(*_results(told, as_text=turn.as_text))
         return StopReason.CLIENT_TOOL_CALLS if self._outcome.client_calls else stop
 

@@ -133,13 +133,13 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
 
     model = Slow([text_reply("It is 42.")])
     task = make_task("r1", MemoryArtifactStore(), "m", [USER], **OBJECT)
-    writer = AnswerWriter(ignore, task.artifact_store, Profile(), rewrite_links=False)
+    writer = AnswerWriter(task, ignore)
     async with MemorySandboxes().lease(Isolation()) as lease:
         executor = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
         files = ObservationFiles("r1", no_computer)
-        paying = MeteredModel(model, RunBudget(task, Limits(), 0.0))
+        metered = MeteredModel(model, RunBudget(task, Limits(), 0.0))
         conversation = Conversation(
-            *(paying, task, [USER], task.params, [], ""),
+            *(metered, task, [USER], task.params, [], ""),
             ContextWindow(ContextWindows(), model, "", "m"),
             files,
         )
