@@ -102,10 +102,10 @@ class Agent:
         clock = RunClock(time.monotonic(), deadline_s)
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
-            session.resume_from, task.profile.isolation, watch.decided, watch.asked
+            session.resume_from, task.profile.isolation, watch.on_decision, watch.confirm_target
         ) as lease:
             if task.profile.computer == "always":
-                await lease.ask()
+                await lease.request_sandbox()
             loop = AgentLoop(
                 self.model_of(task),
                 self.windows,

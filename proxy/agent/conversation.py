@@ -230,7 +230,7 @@ class Conversation:
     async def _complete_out_of_band(self, messages: Sequence[Message]) -> Completion | None:
         """Make a model call without tools whose messages do not enter the history. Return None if
         the budget does not allow the call; it is always allowed for the final answer."""
-        if not self._is_final and not await self._model.allows(messages):
+        if not self._is_final and not await self._model.reserve_out_of_band_call(messages):
             return None
         reply = await self._call_model(self._body(messages, self._token_limits()), ignore_delta)
         self._count(reply)

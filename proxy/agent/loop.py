@@ -223,7 +223,7 @@ class AgentLoop:
             return self._discard_echo()
         self._conversation.history.append(turn.message)
         if turn.calls:
-            self._outcome.note_narration(turn, reply, is_echo=is_echo)
+            self._outcome.record_narration(turn, reply, is_echo=is_echo)
             self._outcome.sent_ids = await handler.end_with_calls(turn, reply)
             return await self._run_calls(turn, reply)
         is_answer = self._record_prose(reply)
@@ -239,7 +239,7 @@ class AgentLoop:
         outcome.announced = ""
         stop = await self._calls.run(turn, reply)
         if stop is None and not self._has_used_tools:  # no call of the turn could be run
-            outcome.note("malformed_call")
+            outcome.record_trouble("malformed_call")
             self._failed_turns += 1
             self._is_plain = self._failed_turns >= MAX_FAILED_TURNS
         return stop
@@ -248,7 +248,7 @@ class AgentLoop:
         """Record the prose of a turn without tool calls. Return True if the turn ends the run."""
         outcome = self._outcome
         if reply.stopped == "runaway":
-            outcome.note("runaway")
+            outcome.record_trouble("runaway")
         if not self._style.accepts_prose:
             prose = text_of(reply.message).strip()
             outcome.prose, outcome.prose_reply = prose or outcome.prose, None
@@ -299,7 +299,7 @@ class AgentLoop:
     def _discard_echo(self) -> StopReason | None:
         """Discard a reply that repeats the proxy's own texts. The plain turn follows, unless the
         run has an answer already."""
-        self._outcome.note("echo")
+        self._outcome.record_trouble("echo")
         if self._has_used_tools or self._outcome.announced:
             return StopReason.ANSWERED
         self._is_plain = True
@@ -380,13 +380,13 @@ class AgentLoop:
 
     async def _prepare_sandbox(self, sandbox: Sandbox) -> Mapping[str, str]:
         """Prepare a new sandbox for this run. Return the input files that it contains already."""
-        self.budget.watch(sandbox.traffic)
+        self.budget.track_traffic(sandbox.traffic)
         if not self._lease.has_earlier_files:
             return {}
         suspended = self._task.session.suspended_run
         if suspended is None or not suspended.used_sandbox:
             await remove_answer_files(sandbox)
-        await self._artifacts.begin(sandbox, self.budget.time_left_s)
+        await self._artifacts.record_existing(sandbox, self.budget.time_left_s)
         return await read_manifest(sandbox)
 
     async def _current_sandbox(self) -> Sandbox | None:

@@ -25,8 +25,8 @@ def decision(target: Target, reason: str = "") -> Decision:
 async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> None:
     events = Events()
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
-    assert [await watch.asked(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
-    await watch.decided(decision(DATA))
+    assert [await watch.confirm_target(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
+    await watch.on_decision(decision(DATA))
     await watch.flush()
     assert events == [
         EgressDecided(decision(DATA)),
@@ -40,9 +40,9 @@ async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refused = "rule orders forbids this: no orders"
-    assert await watch.asked(ORDERS) == refused
+    assert await watch.confirm_target(ORDERS) == refused
     watch.close()
-    assert await watch.asked(ORDERS) == refused
+    assert await watch.confirm_target(ORDERS) == refused
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
@@ -52,14 +52,14 @@ async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
         make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),
         events,
     )
-    await watch.asked(ORDERS)
-    await watch.decided(replace(decision(ORDERS), verdict="denied"))
+    await watch.confirm_target(ORDERS)
+    await watch.on_decision(replace(decision(ORDERS), verdict="denied"))
     before = list(events)
     await watch.flush()
     assert events == before
     watch.close()
-    assert await watch.asked(DATA) is None
-    await watch.decided(decision(DATA))
+    assert await watch.confirm_target(DATA) is None
+    await watch.on_decision(decision(DATA))
     await watch.flush()
     assert events == before
 
@@ -85,14 +85,14 @@ async def test_connections_that_fail_too_often_are_told_in_one(
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events, lambda: now)
     with caplog.at_level(logging.INFO):
         for _ in range(MANY):
-            await watch.decided(failed)
-        await watch.decided(decision(DATA))  # what succeeds is told whatever fails
+            await watch.on_decision(failed)
+        await watch.on_decision(decision(DATA))  # what succeeds is told whatever fails
         now = PERIOD_S
-        await watch.decided(failed)
+        await watch.on_decision(failed)
         for _ in range(MANY):
-            await watch.decided(failed)
+            await watch.on_decision(failed)
         await watch.flush()
-        await watch.decided(failed)
+        await watch.on_decision(failed)
         watch.close()
     told = [event.decision for event in events if isinstance(event, EgressDecided)]
     first, second = (
@@ -109,7 +109,7 @@ async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
-    refusals = {await watch.asked(ORDERS) for _ in range(MANY)}
+    refusals = {await watch.confirm_target(ORDERS) for _ in range(MANY)}
     await watch.flush()
     met = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
     assert refusals == {"rule orders forbids this: no orders"}

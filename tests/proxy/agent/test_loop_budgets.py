@@ -191,9 +191,8 @@ async def test_where_the_day_bounds_it_nothing_passes_between_runs(
             with pytest.raises(DeniedError):
                 traffic.reserve(1, now=0.0)
             assert (await store.spending.spent("mine")).egress_bytes == traffic.bytes == MIB
-            RunBudget(make_task("r2", run.artifact_store, "m", [USER]), Limits(), 0.0).watch(
-                traffic
-            )
+            task = make_task("r2", run.artifact_store, "m", [USER])
+            RunBudget(task, Limits(), 0.0).track_traffic(traffic)
         traffic.reserve(MIB, now=0.0)
         assert traffic.bytes == 2 * MIB
 
