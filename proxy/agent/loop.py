@@ -93,7 +93,7 @@ class AgentLoop:
             *(tools, lease, emit, self._guard, agent_input.files),
             prepare=self._prepare_sandbox,
             keep_warm=model.keep_warm,
-            taken=self._client_tool_names,
+            client_tool_names=self._client_tool_names,
             max_calls=task.request.max_tool_calls,
         )
         self.budget = RunBudget(task, self._limits, clock.began)
@@ -107,7 +107,7 @@ class AgentLoop:
     def _create_parts(self, model: Model, windows: ContextWindows, equipment: Equipment) -> None:
         """Create the objects that call the model and stream to the client."""
         task, emit = self._task, self._emit
-        prompt = self._style.words(task.profile, equipment, self._executor.names)
+        prompt = self._style.system_prompt(task.profile, equipment, self._executor.names)
         self._prompt_sha256 = hashlib.sha256(prompt.encode()).hexdigest() if prompt else ""
         schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
         files = ObservationFiles(task.run_id, self._current_sandbox)
@@ -144,7 +144,9 @@ class AgentLoop:
             stop = self._times.stop
         may_ask = self._limits.final_question and not self._outcome.has_cut_call
         if may_ask and self._task.request.must_call and stop in WHY_NO_MORE_TOOLS:
-            stop = await self._calls.ask_for(stop, self._new_ids, self._final_answer_timeout_s())
+            stop = await self._calls.require_client_call(
+                stop, self._new_ids, self._final_answer_timeout_s()
+            )
         answer = await self._best_answer(stop)
         await self._writer.finish(answer, self._executor.current_sandbox)
         if self._outcome.refusal:
@@ -293,7 +295,7 @@ class AgentLoop:
                 return StopReason.ANSWERED  # no room for the call that was announced
             outcome.announced = outcome.prose
         self._was_nudged = True
-        self._conversation.history.append_request(self._style.no_call)
+        self._conversation.history.append_request(self._style.no_call_request)
         return None
 
     def _discard_echo(self) -> StopReason | None:

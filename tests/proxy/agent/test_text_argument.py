@@ -127,4 +127,4 @@ def test_what_is_recovered_from_broken_json(arguments: str, answer: str) -> None
         stream = TextArgument("answer")
         for piece in cuts(arguments, seed):
             stream.feed(piece)
-        assert (stream.text if stream.is_whole else "") == answer
+        assert (stream.text if stream.is_complete else "") == answer
