@@ -36,7 +36,7 @@ async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
     return lease.origin
 
 
-async def test_the_one_that_was_kept_longest_is_given_back() -> None:
+async def test_longest_idle_sandbox_is_evicted() -> None:
     async with fake_pool(TWO) as stage, kept(stage, MemorySnapshots()) as workspaces:
         for chat in ("first", "second", "third"):
             await use(workspaces, chat, "1")
@@ -46,7 +46,7 @@ async def test_the_one_that_was_kept_longest_is_given_back() -> None:
         assert stage.backend.most_alive == 2
 
 
-async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
+async def test_sandbox_is_evicted_as_soon_as_it_is_idle_if_a_request_waits() -> None:
     async with (
         fake_pool(PoolSettings(idle=0, max_total=1)) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
@@ -61,7 +61,7 @@ async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
         await until(lambda: len(stage.backend.guests) == 2)
 
 
-async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
+async def test_idle_sandbox_is_kept_if_no_request_waits_any_more() -> None:
     async with (
         fake_pool(TWO) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
@@ -80,7 +80,7 @@ async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
         assert len(stage.backend.guests) == 3
 
 
-async def test_files_that_only_the_computer_has_are_not_given_back() -> None:
+async def test_idle_sandbox_without_a_snapshot_is_not_evicted() -> None:
     snapshots = MemorySnapshots()
     async with fake_pool(TWO) as stage, kept(stage, snapshots) as workspaces:
         for chat in ("first", "second"):

@@ -28,7 +28,7 @@ async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         store.close()
 
 
-async def test_the_next_request_has_the_files_and_the_computer_of_the_one_before(
+async def test_next_request_gets_the_files_and_the_idle_sandbox(
     house: House,
 ) -> None:
     assert await house.run("echo one > file", "1") == ("", "new")
@@ -36,7 +36,7 @@ async def test_the_next_request_has_the_files_and_the_computer_of_the_one_before
     assert house.sandboxes.opened == 1
 
 
-async def test_a_conversation_that_comes_back_late_has_its_files_in_a_new_computer(
+async def test_late_request_gets_the_files_in_a_new_sandbox(
     house: House,
 ) -> None:
     await house.run("echo one > file", "1")
@@ -46,14 +46,14 @@ async def test_a_conversation_that_comes_back_late_has_its_files_in_a_new_comput
     assert await house.run("cat file", "2", "1") == ("one\n", "restored")
 
 
-async def test_a_conversation_that_branches_goes_on_from_where_it_was(house: House) -> None:
+async def test_branched_session_starts_from_its_parent_state(house: House) -> None:
     await house.run("echo one > file", "1")
     await house.run("echo two >> file", "2", "1")
     assert await house.run("cat file", "2b", "1") == ("one\n", "restored")
     assert await house.run("cat file", "3", "2", "1") == ("one\ntwo\n", "kept")
 
 
-async def test_two_requests_at_once_have_a_computer_each(house: House) -> None:
+async def test_concurrent_requests_get_a_sandbox_each(house: House) -> None:
     await house.run("echo one > file", "1")
     async with (
         house.use("2", "1") as first,
@@ -67,7 +67,7 @@ async def test_two_requests_at_once_have_a_computer_each(house: House) -> None:
     assert await house.run("cat file", "3b", "2b") == ("one\n1\n", "kept")
 
 
-async def test_a_request_that_does_not_say_from_where_goes_on_from_the_newest(
+async def test_request_with_an_unknown_parent_starts_from_the_newest_state(
     house: House,
 ) -> None:
     await house.run("echo one > file", "1")
@@ -75,14 +75,14 @@ async def test_a_request_that_does_not_say_from_where_goes_on_from_the_newest(
     assert await house.run("cat file", "3", "unknown") == ("two\n", "kept")
 
 
-async def test_a_run_that_used_no_computer_leaves_the_files_as_they_were(house: House) -> None:
+async def test_run_without_a_sandbox_leaves_the_files_unchanged(house: House) -> None:
     await house.run("echo one > file", "1")
     async with house.use("2", "1"):
         pass
     assert await house.run("cat file", "3", "2", "1") == ("one\n", "kept")
 
 
-async def test_a_run_that_fails_leaves_nothing(house: House) -> None:
+async def test_failed_run_saves_nothing(house: House) -> None:
     await house.run("echo one > file", "1")
 
     async def fail() -> None:
@@ -95,13 +95,13 @@ async def test_a_run_that_fails_leaves_nothing(house: House) -> None:
     assert await house.run("cat file", "2", "1") == ("one\n", "restored")
 
 
-async def test_who_is_not_its_owner_has_another_workspace(house: House) -> None:
+async def test_other_owner_has_another_workspace(house: House) -> None:
     await house.run("echo one > file", "1")
     other = Session("somebody else", CHAT.name)
     assert await house.run("ls", "2", "1", session=other) == ("documents\noutput\n", "new")
 
 
-async def test_a_computer_that_is_lost_is_replaced_by_one_with_the_files_of_before(
+async def test_lost_sandbox_is_replaced_with_the_earlier_files(
     house: House,
 ) -> None:
     await house.run("echo one > file", "1")
@@ -114,7 +114,7 @@ async def test_a_computer_that_is_lost_is_replaced_by_one_with_the_files_of_befo
         assert lease.origin == "restored"
 
 
-async def test_a_computer_that_died_in_a_runs_last_command_is_not_kept(house: House) -> None:
+async def test_sandbox_lost_in_the_last_command_is_not_kept(house: House) -> None:
     await house.run("echo one > file", "1")
     async with house.use("2", "1") as lease:
         computer = await lease.sandbox()
@@ -123,7 +123,7 @@ async def test_a_computer_that_died_in_a_runs_last_command_is_not_kept(house: Ho
     assert await house.run("cat file", "3", "2") == ("one\n", "restored")
 
 
-async def test_two_runs_that_leave_the_same_state_leave_the_later_ones(house: House) -> None:
+async def test_concurrent_runs_may_save_the_same_state(house: House) -> None:
     await house.run("echo one > file", "1")
     async with house.use("2", "1") as first, house.use("2", "1") as second:
         await (await first.sandbox()).exec("echo first > file", timeout_s=5)
@@ -133,16 +133,14 @@ async def test_two_runs_that_leave_the_same_state_leave_the_later_ones(house: Ho
 
 
 @pytest.mark.parametrize("parents", [(), ("0",)])
-async def test_a_conversation_that_begins_anew_has_no_files(
-    house: House, parents: tuple[str, ...]
-) -> None:
+async def test_new_session_has_no_files(house: House, parents: tuple[str, ...]) -> None:
     await house.run("echo one > file", "1")
     async with house.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as lease:
         result = await (await lease.sandbox()).exec("ls", timeout_s=5)
     assert (result.stdout, lease.has_earlier_files) == ("documents\noutput\n", False)
 
 
-async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> None:
+async def test_session_with_a_lost_snapshot_starts_empty(house: House) -> None:
     await house.run("echo one > file", "1")
     async with house.use("2", "1") as lease:
         await house.snapshots.discard(CHAT)
@@ -152,7 +150,7 @@ async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> 
         assert lease.origin == "new"
 
 
-async def test_no_more_computers_are_kept_than_may_be(house: House) -> None:
+async def test_number_of_idle_sandboxes_is_limited(house: House) -> None:
     for n in range(4):
         await house.run("echo one > file", "1", session=Session("somebody", f"chat {n}"))
     await until(lambda: house.alive == 2)
@@ -160,7 +158,7 @@ async def test_no_more_computers_are_kept_than_may_be(house: House) -> None:
     assert await house.run("cat file", "2", "1", session=first) == ("one\n", "restored")
 
 
-async def test_a_conversation_that_is_ended_is_forgotten(house: House) -> None:
+async def test_discarded_session_is_deleted(house: House) -> None:
     await house.run("echo one > file", "1")
     assert await house.workspaces.discard(CHAT)
     assert not await house.workspaces.discard(CHAT)
@@ -168,14 +166,14 @@ async def test_a_conversation_that_is_ended_is_forgotten(house: House) -> None:
     assert await house.run("ls", "2", "1") == ("documents\noutput\n", "new")
 
 
-async def test_a_run_that_belongs_to_no_conversation_leaves_nothing(house: House) -> None:
+async def test_run_without_a_session_saves_nothing(house: House) -> None:
     async with house.workspaces.use(None, ISOLATION) as lease:
         await (await lease.sandbox()).exec("echo one > file", timeout_s=5)
     await until(lambda: house.alive == 0)
     assert await house.snapshots.newest(CHAT) is None
 
 
-async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
+async def test_unavailable_sandbox_is_reported_to_the_request() -> None:
     failing = MemorySandboxes(SandboxStartError("the engine is down"))
     workspaces = Workspaces(failing, MemorySnapshots(), keep_s=KEEP_S, max_kept=2)
     async with workspaces.use(ResumePoint(CHAT), ISOLATION) as lease:
@@ -184,7 +182,7 @@ async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
     await workspaces.aclose()
 
 
-async def test_files_that_no_run_has_touched_are_not_packed_again() -> None:
+async def test_unchanged_files_are_not_saved_again() -> None:
     snapshots = MemorySnapshots()
     house = House(snapshots)
     await house.run("echo one > file", "1")

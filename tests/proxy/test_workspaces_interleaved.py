@@ -127,7 +127,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
-async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) -> None:
+async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # they are alike
@@ -144,7 +144,7 @@ async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) 
 
 
 @pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
-async def test_the_next_question_finds_what_the_one_before_has_left(disturbance: str) -> None:
+async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) -> None:
     for order in orders(a=4, b=4, x=1):
         if place(order, "b", ENTER) < place(order, "a", LEAVE):
             continue  # it comes after the answer
@@ -160,7 +160,7 @@ async def test_the_next_question_finds_what_the_one_before_has_left(disturbance:
             await stage.end()
 
 
-async def test_who_leaves_last_leaves_the_newest_files_however_long_they_take_to_keep() -> None:
+async def test_newest_state_is_that_of_the_last_run_however_long_saving_takes() -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # they are alike
@@ -174,7 +174,7 @@ async def test_who_leaves_last_leaves_the_newest_files_however_long_they_take_to
             await stage.end()
 
 
-async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> None:
+async def test_concurrent_runs_of_the_same_state_save_one_of_them_completely() -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue
@@ -189,7 +189,7 @@ async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> Non
             await stage.end()
 
 
-async def test_what_is_deleted_between_two_runs_is_gone() -> None:
+async def test_run_after_a_discard_starts_empty() -> None:
     for order in orders(a=4, x=2):
         at = [place(order, "x", number) for number in (1, 2)]
         if any(place(order, "a", ENTER) < each < place(order, "a", LEAVE) for each in at):

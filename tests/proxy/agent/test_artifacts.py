@@ -20,7 +20,7 @@ async def test_files_of_earlier_runs_are_not_new_where_they_could_not_be_listed_
     assert [file.path for file in again.produced] == [OLD]
 
 
-async def test_a_file_is_new_where_nothing_was_there_before() -> None:
+async def test_file_is_new_where_nothing_was_there_before() -> None:
     sandbox, outputs = MemorySandbox(), ArtifactCollector([], MAX_FILE_BYTES)
     await outputs.record_existing(sandbox, seconds=30)
     await sandbox.exec(f"mkdir -p {OUTPUT_DIR}; echo new > {OLD}", timeout_s=10)

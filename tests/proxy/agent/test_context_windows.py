@@ -50,25 +50,25 @@ class Listing(ScriptedModel):
         ({"id": "another", "max_model_len": 4096}, None),
     ],
 )
-async def test_it_is_what_the_server_lists(entry: dict[str, Any], window: int | None) -> None:
+async def test_window_is_read_from_the_listing(entry: dict[str, Any], window: int | None) -> None:
     assert await ContextWindows().get(Listing(entry), ANYBODY, "m") == window
 
 
-async def test_one_of_several_models_has_only_its_own_name() -> None:
+async def test_window_applies_only_to_its_own_model_name() -> None:
     listed = [{"id": name, "meta": {"n_ctx": 2048}} for name in ("a", "b")]
     model, windows = Listing(*listed), ContextWindows()
     found = [await windows.get(model, ANYBODY, name) for name in ("a", "b", "c")]
     assert found == [2048, 2048, None]
 
 
-async def test_a_window_of_any_name_that_was_outgrown_is_none() -> None:
+async def test_outgrown_default_window_is_unknown() -> None:
     model, windows = Listing({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
     assert await windows.get(model, ANYBODY, "m") == 2048
     windows.record_usage(ANYBODY, "m", 2049)
     assert await windows.get(model, ANYBODY, "m") is None
 
 
-async def test_who_should_not_wait_asks_only_a_server_that_was_never_asked() -> None:
+async def test_get_without_refresh_lists_models_only_once() -> None:
     model, windows = Listing({"id": "another", "max_model_len": 4096}), ContextWindows()
     assert [await windows.get_without_refresh(model, ANYBODY, "m") for _ in range(2)] == [
         None,
@@ -79,7 +79,7 @@ async def test_who_should_not_wait_asks_only_a_server_that_was_never_asked() -> 
     assert await windows.get_without_refresh(model, ANYBODY, "m") == 4096
 
 
-async def test_runs_that_ask_together_ask_once() -> None:
+async def test_concurrent_runs_list_models_once() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 4096}), ContextWindows()
     found: list[int | None] = []
 
@@ -92,13 +92,13 @@ async def test_runs_that_ask_together_ask_once() -> None:
     assert (found, model.asked) == ([4096] * 5, 1)
 
 
-async def test_a_server_that_cannot_tell_is_left_alone_for_a_while() -> None:
+async def test_failed_listing_is_not_repeated_for_a_while() -> None:
     model, windows = Listing(error=BackendError("no")), ContextWindows()
     assert [await windows.get(model, ANYBODY, "m") for _ in range(3)] == [None] * 3
     assert model.asked == 1
 
 
-async def test_a_refusal_knows_better_than_the_list() -> None:
+async def test_refusal_takes_precedence_over_the_listing() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 4096}), ContextWindows()
     assert await windows.get(model, ANYBODY, "m") == 4096
     windows.record_refusal(ANYBODY, "m", ContextSizes())
@@ -107,7 +107,7 @@ async def test_a_refusal_knows_better_than_the_list() -> None:
     assert await windows.get(model, ANYBODY, "m") == 2048
 
 
-async def test_a_window_that_was_outgrown_is_none() -> None:
+async def test_outgrown_window_is_unknown() -> None:
     windows = ContextWindows()
     windows.record_refusal(ANYBODY, "m", ContextSizes(2048))
     windows.record_usage(ANYBODY, "m", 2048)
@@ -116,14 +116,14 @@ async def test_a_window_that_was_outgrown_is_none() -> None:
     assert await windows.get(Listing(), ANYBODY, "m") is None
 
 
-async def test_what_is_refused_to_one_owner_holds_for_no_other() -> None:
+async def test_refusal_applies_to_its_owner_only() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 32768}), ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     found = [await windows.get(model, owner, "m") for owner in ("a", "b")]
     assert found == [5000, 32768]
 
 
-async def test_a_refusal_is_believed_until_a_call_takes_more() -> None:
+async def test_refusal_applies_until_a_call_uses_more_tokens() -> None:
     """A server with a smaller window may have taken the place of the one that took so much."""
     windows = ContextWindows()
     windows.record_usage("a", "m", 30_000)
@@ -133,14 +133,14 @@ async def test_a_refusal_is_believed_until_a_call_takes_more() -> None:
     assert windows.known("a", "m") is None
 
 
-async def test_what_one_owners_calls_have_taken_says_nothing_of_anothers_refusal() -> None:
+async def test_usage_of_one_owner_does_not_affect_refusals_of_another() -> None:
     windows = ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     windows.record_usage("b", "m", 6000)
     assert [windows.known(owner, "m") for owner in ("a", "b")] == [5000, None]
 
 
-async def test_a_server_that_lists_another_size_is_another_server() -> None:
+async def test_changed_listing_resets_usage() -> None:
     windows = ContextWindows()
     windows.record_listing([{"id": "m", "max_model_len": 8192}])
     windows.record_usage("a", "m", 8193)
@@ -150,7 +150,7 @@ async def test_a_server_that_lists_another_size_is_another_server() -> None:
     assert windows.known("a", "m") == 2048
 
 
-async def test_the_names_that_clients_make_up_are_bounded() -> None:
+async def test_number_of_learnt_model_names_is_bounded() -> None:
     windows = ContextWindows()
     for number in range(MAX_LEARNT + 1):
         windows.record_refusal("a", f"m{number}", ContextSizes(2048))
@@ -158,7 +158,7 @@ async def test_the_names_that_clients_make_up_are_bounded() -> None:
     assert known == [None, 2048]
 
 
-async def test_the_configured_one_is_never_doubted() -> None:
+async def test_configured_window_is_never_overridden() -> None:
     windows = ContextWindows(1000)
     windows.record_refusal(ANYBODY, "m", ContextSizes(500))
     windows.record_usage(ANYBODY, "m", 2000)

@@ -22,7 +22,7 @@ def decision(target: Target, reason: str = "") -> Decision:
     return Decision(target.host, target.port, "allowed", reason, 0, 0, 0.0)
 
 
-async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> None:
+async def test_open_connection_is_emitted_at_the_end_of_the_run() -> None:
     events = Events()
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
     assert [await watch.confirm_target(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
@@ -35,7 +35,7 @@ async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> Non
     ]
 
 
-async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
+async def test_rule_applies_after_the_end_of_the_run() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
@@ -46,7 +46,7 @@ async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
-async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
+async def test_refused_and_late_connections_are_not_open() -> None:
     events = Events()
     watch = EgressWatch(
         make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),
@@ -77,7 +77,7 @@ MANY = 100_000
     ],
     ids=["refused", "unreachable"],
 )
-async def test_connections_that_fail_too_often_are_told_in_one(
+async def test_frequent_failed_connections_are_summarized(
     failed: Decision, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 0.0
@@ -105,7 +105,7 @@ async def test_connections_that_fail_too_often_are_told_in_one(
     assert "and 1 more connections" in caplog.messages[-1]
 
 
-async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
+async def test_frequent_rule_matches_are_summarized() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)

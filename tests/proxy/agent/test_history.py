@@ -34,7 +34,7 @@ def history(*messages: dict[str, Any]) -> History:
     return made
 
 
-def test_it_does_not_touch_the_clients_list() -> None:
+def test_history_does_not_modify_the_clients_list() -> None:
     given = list(CLIENT)
     made = History(given)
     made.append(observed("a"))
@@ -42,7 +42,7 @@ def test_it_does_not_touch_the_clients_list() -> None:
     assert made.messages == [*CLIENT, observed("a")]
 
 
-def test_a_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
+def test_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
     long = {**observed("a", "long"), "extra": 1}
     made = history(said("a"), long)
     before = made.messages
@@ -52,7 +52,7 @@ def test_a_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
     assert before == told
 
 
-def test_a_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_turns() -> None:
+def test_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_turns() -> None:
     made = history(said("a"), observed("a"), said("b"), observed("b"), said("c"), observed("c"))
     made.replace_with_summary("so far", made.turns()[2:])
     told = {"role": "user", "content": "so far"}
@@ -60,7 +60,7 @@ def test_a_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_t
     assert valid({"messages": made.messages})
 
 
-def test_a_later_summary_takes_the_place_of_an_earlier_one() -> None:
+def test_later_summary_takes_the_place_of_an_earlier_one() -> None:
     made = history(said("a"), observed("a"))
     made.replace_with_summary("first", [])
     made.append(said("b"), observed("b"))
@@ -68,7 +68,7 @@ def test_a_later_summary_takes_the_place_of_an_earlier_one() -> None:
     assert made.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
 
 
-def test_what_was_asked_last_is_kept_behind_a_summary() -> None:
+def test_last_request_is_kept_after_a_summary() -> None:
     made = history(said("a"), observed("a"))
     made.append_request("Answer now.")
     made.replace_with_summary("so far", [])
@@ -77,7 +77,7 @@ def test_what_was_asked_last_is_kept_behind_a_summary() -> None:
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_what_the_last_message_ends_with_outlives_a_summary(is_kept: bool) -> None:
+def test_appended_text_is_kept_after_a_summary(is_kept: bool) -> None:
     made = history(said("a"), observed("a"))
     made.append_to_last(" 3 steps remain.")
     made.replace_with_summary("so far", made.turns() if is_kept else [])
@@ -88,7 +88,7 @@ def test_what_the_last_message_ends_with_outlives_a_summary(is_kept: bool) -> No
     ]
 
 
-def test_what_the_client_has_said_since_is_kept_before_a_summary() -> None:
+def test_later_client_messages_are_kept_before_a_summary() -> None:
     marks: dict[int, Any] = {3: "result", 4: "theirs"}
     later = {"role": "user", "content": "And quickly."}
     made = History([*CLIENT, said("a"), observed("a"), later], 2, marks)
@@ -99,7 +99,7 @@ def test_what_the_client_has_said_since_is_kept_before_a_summary() -> None:
     assert made.own_start == 3
 
 
-def test_marks_tell_of_what_roles_do_not() -> None:
+def test_marks_are_the_kinds_that_differ_from_roles() -> None:
     made = history(said("a"), observed("a"))
     made.replace_with_summary("so far", [])
     made.append(said("b"), observed("b"))
@@ -118,6 +118,6 @@ def test_marks_tell_of_what_roles_do_not() -> None:
         (7, ""),
     ],
 )
-def test_a_messages_text(content: object, text: str) -> None:
+def test_text_of_a_message(content: object, text: str) -> None:
     assert text_of({"content": content}) == text
     assert text_of({}) == ""

@@ -90,7 +90,7 @@ def reasons(result: Result) -> set[str]:
     return {each.why for each in result.skipped_files}
 
 
-async def test_files_too_large_to_be_handed_back_are_not_hashed(conversation: Talk) -> None:
+async def test_files_too_large_for_artifacts_are_not_hashed(conversation: Talk) -> None:
     first = await conversation.turn(SPARSE)
     assert (reasons(first), len(first.skipped_files)) == ({"too_large"}, 9999)
     with anyio.fail_after(60):
@@ -102,7 +102,7 @@ async def test_files_too_large_to_be_handed_back_are_not_hashed(conversation: Ta
     ]
 
 
-async def test_files_that_are_not_reached_in_time_are_named(conversation: Talk) -> None:
+async def test_files_not_hashed_in_time_are_skipped_files(conversation: Talk) -> None:
     await conversation.turn(ENDLESS)
     with anyio.fail_after(60):
         second = await conversation.turn("echo x > new.txt", wall_time_s=20)

@@ -51,7 +51,7 @@ def linked(text: str, paths: list[str] = PATHS) -> str:
         (f"{OUT}/plot.png\n{OUT}/plot.png", "[plot.png](https://x/0)\n[plot.png](https://x/0)"),
     ],
 )
-def test_every_way_to_write_a_produced_path_becomes_a_link(text: str, expected: str) -> None:
+def test_every_spelling_of_a_produced_path_becomes_a_link(text: str, expected: str) -> None:
     assert linked(text) == expected
 
 
@@ -83,12 +83,12 @@ def test_every_way_to_write_a_produced_path_becomes_a_link(text: str, expected: 
         "",
     ],
 )
-def test_other_paths_are_left_alone(text: str) -> None:
+def test_other_paths_are_unchanged(text: str) -> None:
     assert linked(text) == text
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_pieces_do_not_matter(seed: int) -> None:
+def test_links_do_not_depend_on_the_pieces(seed: int) -> None:
     rng = random.Random(seed)
     words = [
         *PATHS,
@@ -133,13 +133,13 @@ def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
     assert writer.finish() == ""
 
 
-def test_a_name_that_goes_on_is_no_path_though_another_path_may_begin_there() -> None:
+def test_longer_name_is_no_path() -> None:
     writer = LinkRewriter(PATHS, url)
     written = [writer.feed(piece) for piece in (f"{OUT}/plot", "s", "a", "lad")]
     assert "".join([*written, writer.finish()]) == f"{OUT}/plotsalad"
 
 
-def test_without_files_every_piece_passes_as_it_is() -> None:
+def test_text_is_unchanged_without_files() -> None:
     writer = LinkRewriter([], url)
     assert [writer.feed(piece) for piece in ("a /testbed/outp", "ut/x")] == [
         "a /testbed/outp",
@@ -154,7 +154,7 @@ def test_names_that_are_not_utf_8_or_full_of_symbols_are_linked() -> None:
         assert writer.feed(f"{OUT}/{name} ") + writer.finish() == f"[{name}](https://x) "
 
 
-def test_the_longest_of_several_names_is_meant() -> None:
+def test_longest_matching_name_wins() -> None:
     paths = [f"{OUT}/a", f"{OUT}/a b", f"{OUT}/a b c"]
     writer = LinkRewriter(paths, lambda path: path[-5:].replace("/", ""))
     text = writer.feed(f"{OUT}/a b c.") + writer.finish()

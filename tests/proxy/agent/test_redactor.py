@@ -38,7 +38,7 @@ async def test_thinking_and_narration_stay_what_they_are_and_come_before_the_cal
     ]
 
 
-async def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_between() -> None:
+async def test_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_between() -> None:
     ended = ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SECRET}", 0, 1, 0.0)
     events = (
         ToolOutput(1, "stdout", SECRET[:9]),
@@ -53,6 +53,6 @@ async def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_
     ]
 
 
-async def test_the_end_of_the_answer_comes_before_the_end_of_the_run() -> None:
+async def test_end_of_the_answer_comes_before_the_end_of_the_run() -> None:
     pieces = (AnswerDelta(SECRET[:9], {"content": []}), AnswerDelta(SECRET[9:]), FINISHED)
     assert await told(*pieces) == [AnswerDelta(SHOWN), FINISHED]

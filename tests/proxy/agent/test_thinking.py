@@ -17,5 +17,5 @@ from proxy.agent.context import strip_reasoning
         ("<think>a<think>b</think>c</think>said", "said"),
     ],
 )
-def test_thinking_is_no_part_of_what_is_said(text: str, said: str) -> None:
+def test_reasoning_is_stripped(text: str, said: str) -> None:
     assert strip_reasoning(text) == said
