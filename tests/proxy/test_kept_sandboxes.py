@@ -1,4 +1,4 @@
-"""Computers that conversations keep are given back to whoever finds no room."""
+"""Idle sandboxes of sessions are evicted if a request waits for one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ TWO = PoolSettings(idle=0, max_total=2)
 
 @asynccontextmanager
 async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[Workspaces]:
-    """Workspaces that keep as many computers as the pool has."""
+    """Yield Workspaces that keep as many idle sandboxes as the pool has."""
     workspaces = Workspaces(stage.pool, snapshots, keep_s=60, max_kept=2, clock=ManualClock())
     stage.pool.when_full(workspaces.evict_idle)
     try:
@@ -28,7 +28,7 @@ async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[
 
 
 async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
-    """One run's use of a conversation's computer, and where it came from."""
+    """Use the sandbox of a session in one run. Record its origin."""
     session = Session("somebody", chat)
     async with workspaces.use(ResumePoint(session), SMALL) as lease:
         await lease.sandbox()

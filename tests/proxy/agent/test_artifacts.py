@@ -1,4 +1,4 @@
-"""Which files in the output directory a run has produced."""
+"""Files in the output directory that a run has produced."""
 
 from policies.artifacts import SkippedFile
 from policies.workspace import OUTPUT_DIR

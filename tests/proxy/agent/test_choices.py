@@ -1,4 +1,4 @@
-"""Several answers to one request: made at the same time, apart, and all or none."""
+"""Several choices (`n`) of one request: concurrent, separate, and all or none."""
 
 import asyncio
 from collections.abc import Mapping
@@ -131,7 +131,7 @@ def agent(model: ScriptedModel, sandboxes: MemorySandboxes) -> Agent:
 
 
 async def ignore(event: Event) -> None:
-    """Nobody listens."""
+    """Ignore the event."""
 
 
 def _all(task: AgentTask) -> list[AgentTask]:

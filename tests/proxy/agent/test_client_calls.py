@@ -1,4 +1,4 @@
-"""Which calls of the client's tools are told while the model writes them."""
+"""Client tool calls that are streamed while the model writes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,13 +51,13 @@ class Piecewise(ScriptedModel):
 
 
 def told(run: Run) -> list[Event]:
-    """What was told of the client's calls."""
+    """Return the events of client tool calls."""
     kinds = ClientCallStarted | ClientCallDelta | ClientCallFinished
     return [event for event in run.events if isinstance(event, kinds)]
 
 
 def whole(*pieces: str) -> list[Event]:
-    """What is told of one call of `lookup`."""
+    """Return the events of one call of `lookup`."""
     deltas = [ClientCallDelta(0, piece) for piece in pieces]
     return [ClientCallStarted(0, "call_r1_1", "lookup"), *deltas, ClientCallFinished(0)]
 

@@ -1,4 +1,4 @@
-"""A run whose model has a small context: what becomes of the words it has no room for."""
+"""Compaction of the history of a run whose model has a small context window."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -295,7 +295,7 @@ async def test_token_limit_applies_to_summaries() -> None:
 
 
 async def until_summary() -> tuple[int, int, int]:
-    """How many calls come before the first summary, all that they cost, and the last prompt."""
+    """Return the number of calls before the first summary, their cost, and the last prompt."""
     steps = Steps([RAMBLING] * 30)
     play = SmallWindow(steps)
     async with served(play) as model:

@@ -1,4 +1,4 @@
-"""How large a model's context is, from whoever tells."""
+"""The context window: configured, listed, or learnt from refusals."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ANYBODY = "anybody"
 
 
 class Listing(ScriptedModel):
-    """A server that lists its models so."""
+    """A server that lists these models."""
 
     def __init__(self, *entries: dict[str, Any], error: Exception | None = None) -> None:
         super().__init__([])
@@ -124,7 +124,7 @@ async def test_refusal_applies_to_its_owner_only() -> None:
 
 
 async def test_refusal_applies_until_a_call_uses_more_tokens() -> None:
-    """A server with a smaller window may have taken the place of the one that took so much."""
+    """A refusal with a smaller window than earlier usage resets that usage."""
     windows = ContextWindows()
     windows.record_usage("a", "m", 30_000)
     windows.record_refusal("a", "m", ContextSizes(8192))

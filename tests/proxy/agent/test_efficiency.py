@@ -1,4 +1,4 @@
-"""What a run has cost, and what it used its computer for."""
+"""Statistics of a run: usage, times and capabilities."""
 
 from typing import Any
 

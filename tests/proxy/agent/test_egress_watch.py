@@ -1,4 +1,4 @@
-"""What is told of a run's connections: each when it is over, or when the run is."""
+"""Events of a sandbox's connections: emitted when they close, or at the end of the run."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""An answer of a given form holds it, or says that it does not; and a refusal stays one."""
+"""Validation of the final answer against its form, and refusals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ REFUSAL = {"message": {"role": "assistant", "content": None, "refusal": "I will 
 
 
 async def answered(run: Run, **fields: Any) -> Result:
-    """The result of a run, whose answer must be what was sent."""
+    """Return the result of a run. Assert that its answer equals the streamed answer."""
     result = await run.go(**fields)
     assert run.events.answer == result.answer
     return result
@@ -125,13 +125,13 @@ async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
             return await super().complete(body, on_delta)
 
     async def ignore(event: Event) -> None:
-        """Nobody listens."""
+        """Ignore the event."""
 
     async def nothing_there(computer: Sandbox) -> Sequence[str]:
         return ()
 
     async def no_computer() -> None:
-        """There is none."""
+        """Return no sandbox."""
 
     model = Slow([text_reply("It is 42.")])
     task = make_task("r1", MemoryArtifactStore(), "m", [USER], **OBJECT)

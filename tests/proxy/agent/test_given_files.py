@@ -1,4 +1,4 @@
-"""The client's files lie in the sandbox before anything is done there."""
+"""Input files are uploaded into the sandbox before the first command."""
 
 from collections.abc import AsyncGenerator
 

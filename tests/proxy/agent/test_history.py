@@ -1,4 +1,4 @@
-"""The history grows; where it must shrink, a new segment begins."""
+"""The append-only history and its segments."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""A sandbox whose output directory has no end: the run still answers, and says what is missing."""
+"""Output directories that are too large: the run still answers and lists the skipped files."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,13 +28,13 @@ from tests.sandbox_runtime.conformance.backends import open_backend
 
 SESSION = Session("somebody", "run:r1")
 SPARSE = "cd output; seq 9999 | xargs truncate -s 1500M"
-"""15 TB that take no room."""
+"""15 TB of sparse files."""
 ENDLESS = "cd output; seq 9999 | xargs truncate -s 250M"
-"""2.5 TB of files that are small enough to be handed back."""
+"""2.5 TB of sparse files, each small enough to become an artifact."""
 
 
 class OneSandbox:
-    """A Sandboxes that has one sandbox, and a Lease of it."""
+    """A Sandboxes with one sandbox, and its Lease."""
 
     def __init__(self, sandbox: Sandbox | SandboxError) -> None:
         self._sandbox = sandbox
@@ -55,7 +55,7 @@ class OneSandbox:
 
 
 class Talk:
-    """A conversation whose turns use the same sandbox."""
+    """A session whose runs use the same sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         sandboxes, snapshots = OneSandbox(sandbox), MemorySnapshots()

@@ -1,4 +1,4 @@
-"""Paths in an answer become links that open, wherever its pieces end."""
+"""Paths in streamed answers become links, wherever the pieces end."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Someone who watches sees the model typing, and nothing that is not for them."""
+"""Streaming of prose: shown early, without calls written as text or the proxy's own texts."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Halting(Played):
         self.seen = anyio.Event()
 
     async def see(self, event: Event) -> None:
-        """Let the reply go on once an answer shows."""
+        """Continue the reply once a part of the answer was emitted."""
         if isinstance(event, AnswerDelta):
             self.seen.set()
 

@@ -1,4 +1,4 @@
-"""The loop on its straight way: ask, do, tell, until the model is done."""
+"""The agent loop without failures: model call, tool calls, observations, answer."""
 
 import hashlib
 import itertools
@@ -38,7 +38,7 @@ async def test_submit_ends_the_run_with_its_answer() -> None:
 
 
 def prompt_of(model: ScriptedModel) -> str:
-    """The digest of what it was told before the client's own words."""
+    """Return the SHA-256 of the system prompt."""
     return hashlib.sha256(model.requests[0]["messages"][0]["content"].encode()).hexdigest()
 
 

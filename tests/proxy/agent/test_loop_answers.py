@@ -1,4 +1,4 @@
-"""Where the answer is found, and which files go back beside it."""
+"""Sources of the answer, and the artifacts beside it."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Each budget of a run ends it in an answer, and is asked before anything is spent."""
+"""Budgets: checked before each expense; a run that reaches one ends with an answer."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -40,7 +40,7 @@ def refusal(stop: StopReason) -> str:
 
 
 def told(request: Mapping[str, Any]) -> list[str]:
-    """What the tools have said."""
+    """Return the observations."""
     return [each["content"] for each in request["messages"] if each["role"] == "tool"]
 
 

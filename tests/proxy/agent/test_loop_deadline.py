@@ -1,4 +1,4 @@
-"""A deadline ends the work early enough for an answer."""
+"""A deadline ends the turns early enough for an answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What fails besides the model: the context, the backend, the sandbox, the client."""
+"""Failures of the context, the backend, the sandbox and the client."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -147,7 +147,7 @@ async def test_failure_of_the_last_call_with_nothing_found_is_an_error() -> None
 
 
 class BreakingModel(ScriptedModel):
-    """Fails in the middle of its last answer, once words have been passed on."""
+    """Fails in the middle of the final answer, after a part was streamed."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, on_delta)

@@ -1,4 +1,4 @@
-"""A limit withdraws the tools, asks for the answer once, and says why the run ended."""
+"""Limits: the run ends with one final-answer call and its stop reason."""
 
 import anyio
 import pytest

@@ -1,4 +1,4 @@
-"""What the model does wrong is an observation: it is told, and the run goes on."""
+"""Mistakes of the model become observations, and the run continues."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def saying(*entries: object) -> dict[str, Any]:
 
 
 async def told(reply: dict[str, Any]) -> list[str]:
-    """What a reply is answered with in a run that then goes on to its end."""
+    """Return the observation after a reply, in a run that then continues to its end."""
     model = ScriptedModel([reply, SUBMIT])
     run = Run(model)
     result = await run.go()

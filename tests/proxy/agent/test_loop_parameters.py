@@ -1,4 +1,4 @@
-"""Whose parameters go where, and whose tools are run by whom."""
+"""The model calls that parameters are sent with, and client tool calls."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, bash, valid
 
 
 async def asked(**fields: Any) -> list[dict[str, Any]]:
-    """The three requests of a run with two turns and a last call, without their messages."""
+    """Return the requests of a run with two turns and a final call, without their messages."""
     model = ScriptedModel([tool_reply(bash("ls")), tool_reply(bash("ls")), text_reply("42")])
     await Run(model, limits=Limits(max_turns=2)).go(**fields)
     return [

@@ -1,4 +1,4 @@
-"""The same loop with someone watching: what is the answer goes out while it is written."""
+"""Streaming of the agent loop's answer while the model writes it."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ LINKED = (
 
 
 class HalfWay(ScriptedModel):
-    """Writes half of its first call's arguments and then waits to be allowed the rest."""
+    """Writes half of its first call's arguments, then waits for permission to continue."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         super().__init__(replies)
@@ -129,7 +129,7 @@ ESSAY = "\n\n" + "Sandboxes are older than models. " * 60 + "\n"
 
 
 class Typist(ScriptedModel):
-    """Writes the first reply's prose and then waits to be allowed the rest of the reply."""
+    """Writes the first reply's prose, then waits for permission to continue."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         super().__init__(replies)

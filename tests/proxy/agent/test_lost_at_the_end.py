@@ -1,4 +1,4 @@
-"""A sandbox that is lost after the run's last command takes no answer with it."""
+"""A sandbox that is lost after the last command does not affect the answer."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MADE = tool_reply(bash("echo 1 > output/a.csv; echo 2 > output/b.csv"))
 
 
 def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run:
-    """A run whose sandbox ends at the first event of that kind."""
+    """Return a run whose sandbox ends at the first event of a kind."""
     sandboxes = MemorySandboxes()
 
     async def lose(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Until a tool has run, the answer is the one the model would have given without any."""
+"""Until a tool has run, the answer is that of the bare model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -109,7 +109,7 @@ async def test_room_that_does_not_fit_into_the_window_is_given_up() -> None:
 
 
 class Breaking(Played):
-    """Its first call breaks off after these pieces, and is made once more."""
+    """A model whose first call breaks off after these pieces and is retried."""
 
     def __init__(self, replies: list[Any], pieces: list[ModelDelta]) -> None:
         super().__init__(replies)
@@ -291,7 +291,7 @@ async def test_plain_request_may_end_in_a_call_of_the_clients() -> None:
 
 
 class Refusing(Played):
-    """A backend that takes no tools."""
+    """A backend that refuses tools."""
 
     error: Exception = ToolsRefusedError("no tools here", status=400)
 
@@ -302,7 +302,7 @@ class Refusing(Played):
 
 
 class TooLong(Refusing):
-    """A backend whose window has no room for our words and tools."""
+    """A backend whose context window is too small for the proxy's prompt and tools."""
 
     error = ContextOverflowError("too long", status=400)
 
@@ -327,7 +327,7 @@ async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits)
 
 
 class Pausing(ScriptedModel):
-    """Says its words and then nothing more."""
+    """Sends its text and then stalls."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         await super().complete(body, on_delta)

@@ -1,4 +1,4 @@
-"""A run that called the client's tools goes on where it was, once the client has answered."""
+"""Suspended runs resume with the client's tool results."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def result_of(id: str, content: Any = "sunny") -> dict[str, Any]:
 
 
 def asked(result: Result) -> dict[str, Any]:
-    """The turn as the client has it."""
+    """Return the messages of the turn as the client has them."""
     return {"role": "assistant", "content": None, "tool_calls": list(result.tool_calls)}
 
 

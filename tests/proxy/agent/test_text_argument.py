@@ -1,4 +1,4 @@
-"""The answer inside submit's arguments, read while it is written, wherever the pieces end."""
+"""The answer in submit's arguments, read piece by piece."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What a model says is told from what it thinks beside it."""
+"""Reasoning is separated from the model's text."""
 
 import pytest
 

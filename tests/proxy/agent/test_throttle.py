@@ -1,4 +1,4 @@
-"""What happens too often is told a few times, and then counted."""
+"""Throttling of frequent log lines and events."""
 
 from proxy.agent.guard import Throttle
 

@@ -1,4 +1,4 @@
-"""From a reply to its calls: what is well formed stays as it is, byte for byte."""
+"""Parsing of tool calls. Well-formed calls are unchanged, byte for byte."""
 
 import itertools
 import json
