@@ -272,7 +272,7 @@ def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) 
     sessions = config.sessions
     max_kept = min(sessions.max_kept, capacity(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.idle_s, max_kept=max_kept)
-    pool.when_full(workspaces.give_back)
+    pool.when_full(workspaces.evict_idle)
     return workspaces
 
 

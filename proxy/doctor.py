@@ -41,7 +41,7 @@ async def check_model(model: Model, key: str, windows: ContextWindows | None = N
             return Check("model backend", False, str(error))
         return Check("model backend", key == CLIENTS_KEY, f"{key} ({error})")
     if windows is not None:
-        windows.listed(served)
+        windows.record_listing(served)
     names = ", ".join(str(entry.get("id")) for entry in served[:5]) or "no models"
     return Check("model backend", True, names)
 

@@ -1,8 +1,9 @@
-"""Workspaces that outlive a request: each state is a snapshot, and for a while a computer too.
+"""Workspaces that outlive a request. Each state of a workspace is a snapshot and, for a while, an
+idle sandbox too.
 
-A run goes on from a state and ends in another; what was before stays as it was. So two requests
-that go on from the same state, or a conversation that branches, each have a workspace of their own:
-one of them has the computer that is still warm, the others a new one with the same files.
+A run starts from one state and saves another; the earlier state does not change. Two requests that
+start from the same state, as in a conversation that branches, each get a workspace of their own:
+one gets the idle sandbox, the others a new sandbox with the same files.
 """
 
 import asyncio
@@ -32,111 +33,111 @@ logger = logging.getLogger(__name__)
 
 Origin = Literal["new", "kept", "restored"]
 SNAPSHOT_S = 60.0
-"""How long keeping the files may take; beyond that they are lost."""
+"""Timeout of saving a snapshot, in seconds. The files are lost after it."""
 MAX_SNAPSHOT_MIB = 1024
-"""Larger workspaces last only as long as their computer is kept."""
+"""Maximum size of a snapshot. Larger workspaces last only as long as their idle sandbox."""
 
 
 class SnapshotStore(Protocol):
-    """Where the states of workspaces lie."""
+    """Stores the snapshots of workspace states."""
 
     async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
-        """Keep what `write` sends as that state, in full or not at all. Raises what it raises."""
+        """Store the bytes that `write` sends, all or none of them. Raises the errors of `write`."""
 
     async def alias(self, state: State, of: State) -> None:
-        """The one is the same as the other, if that is kept."""
+        """Make `state` an alias of the state `of`, if that is stored."""
 
     async def newest(self, session: Session) -> str | None:
-        """The name of the state that was kept last, if any."""
+        """Return the name of the state that was saved last, or None."""
 
     async def known(self, session: Session, names: Sequence[str]) -> set[str]:
-        """Those of the states that are kept."""
+        """Return the names of the states that are stored."""
 
     def read(self, state: State) -> AsyncIterable[bytes]:
-        """What was saved. Raises SandboxFileError where it is kept no more."""
+        """Return the bytes of a snapshot. Raises SandboxFileError if it is no longer stored."""
 
     async def discard(self, session: Session) -> None:
-        """Forget every state of it. Safe to call twice."""
+        """Delete every state of a session. Safe to call twice."""
 
 
 class WorkspaceLease:
-    """A workspace as one run has it: a lease whose computers have the files of a state."""
+    """The lease of a workspace by one run. Its sandboxes start with the files of a state."""
 
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation) -> None:
         self.isolation = isolation
         self.origin: Origin = "new"
-        self.listener: OnDecision | None = None
-        """Who hears what programs inside reach: of the present run."""
-        self.judge: ConfirmTarget | None = None
-        """Who is asked what they may reach: still the last run's, when that has ended."""
+        self.on_decision: OnDecision | None = None
+        """Callback of the current run for network connections of the sandbox."""
+        self.confirm_target: ConfirmTarget | None = None
+        """Callback that allows or denies a host; after the end of a run, still that of the run."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
-        """What gives a new computer the files of the state that the run goes on from."""
-        self.leave_as: State | None = None
-        """The state that the run leaves, once it is known that it shall be kept."""
-        self.computer: Sandbox | None = None
-        """The last computer that was taken, once one was."""
+        """Copies the files of the state that the run resumes from into a new sandbox."""
+        self.save_as: State | None = None
+        """The state to save the workspace as when the lease ends; None: do not save it."""
+        self.current_sandbox: Sandbox | None = None
+        """The sandbox that was leased last, or None."""
         self.is_used = False
-        """Whether the present run has taken it."""
+        """True once the current run has used the sandbox."""
         self._sandboxes = sandboxes
         self._lease: Lease | None = None
-        self._ends = AsyncExitStack()
-        self._preparing = asyncio.Lock()
+        self._exit_stack = AsyncExitStack()
+        self._preparation = asyncio.Lock()
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there are files of earlier runs in it."""
+    def has_earlier_files(self) -> bool:
+        """True if the workspace has files of earlier runs."""
         return self.origin != "new" or self.restore is not None
 
     async def sandbox(self) -> Sandbox:
-        """See `Lease`."""
-        async with self._preparing:
-            lease = await self.ask()
-            computer = await lease.sandbox()
-            if computer is not self.computer:
-                await self._prepare(computer)
-                self.computer = computer
+        """Return the sandbox; see `Lease`."""
+        async with self._preparation:
+            lease = await self.request_sandbox()
+            sandbox = await lease.sandbox()
+            if sandbox is not self.current_sandbox:
+                await self._restore_files(sandbox)
+                self.current_sandbox = sandbox
             self.is_used = True
-            return computer
+            return sandbox
 
-    async def ask(self) -> Lease:
-        """Claim a computer, which is not waited for. Raises SandboxUnavailableError."""
+    async def request_sandbox(self) -> Lease:
+        """Request a sandbox without waiting for it. Raises SandboxUnavailableError."""
         if self._lease is None:
-            lease = self._sandboxes.lease(self.isolation, self._decided, self._asked)
-            self._lease = await self._ends.enter_async_context(lease)
+            lease = self._sandboxes.lease(self.isolation, self._report, self._confirm)
+            self._lease = await self._exit_stack.enter_async_context(lease)
         return self._lease
 
-    async def _prepare(self, computer: Sandbox) -> None:
+    async def _restore_files(self, sandbox: Sandbox) -> None:
         if self.restore is None:
             return
         try:
-            await self.restore(computer)
-        except SandboxFileError as error:  # nobody is helped by a conversation that cannot go on
-            logger.warning("a workspace is lost, and begins anew: %s", error)
+            await self.restore(sandbox)
+        except SandboxFileError as error:  # an empty workspace is better than a session that fails
+            logger.warning("the workspace is lost; the run starts with an empty one: %s", error)
             self.origin = "new"
         else:
             self.origin = "restored"
 
-    async def end(self) -> None:
-        """Give the computer back."""
-        await self._ends.aclose()
+    async def release(self) -> None:
+        """Release the sandbox."""
+        await self._exit_stack.aclose()
 
-    def _decided(self, decision: Decision) -> Awaitable[None] | None:
-        return self.listener(decision) if self.listener else None
+    def _report(self, decision: Decision) -> Awaitable[None] | None:
+        return self.on_decision(decision) if self.on_decision else None
 
-    async def _asked(self, target: Target) -> str | None:
-        return await self.judge(target) if self.judge else None
+    async def _confirm(self, target: Target) -> str | None:
+        return await self.confirm_target(target) if self.confirm_target else None
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A computer that nobody uses now, in the state it was left in."""
+class _IdleWorkspace:
+    """A workspace that no run uses, with its sandbox."""
 
     lease: WorkspaceLease
-    expiring: asyncio.Task[None]
+    expiration: asyncio.Task[None]
 
 
 class Workspaces:
-    """Lends workspaces to runs, and keeps what they leave."""
+    """Leases workspaces to runs, saves their states, and keeps idle sandboxes for a while."""
 
     def __init__(
         self,
@@ -147,205 +148,203 @@ class Workspaces:
         max_kept: int,
         clock: Clock | None = None,
     ) -> None:
-        """`keep_s`, `max_kept`: how long, and how many, computers are kept that nobody uses."""
+        """Keep at most `max_kept` idle sandboxes, each for `keep_s` seconds."""
         self._sandboxes = sandboxes
         self._snapshots = snapshots
         self._keep_s = keep_s
         self._max_kept = max_kept
         self._clock = clock or SystemClock()
-        self._kept: dict[State, _Kept] = {}
-        self._settling: dict[State, asyncio.Task[None]] = {}
+        self._idle: dict[State, _IdleWorkspace] = {}
+        self._saving: dict[State, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._giving_back: asyncio.Task[None] | None = None
+        self._eviction: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
-        """Where somebody could not be given one that is kept: whether he still waits."""
+        """Set while an eviction found no idle sandbox: True if the request is still queued."""
 
     @asynccontextmanager
     async def use(
         self,
-        goes_on: ResumePoint | None,
+        resume_from: ResumePoint | None,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[WorkspaceLease]:
-        """A workspace for the length of the block; it is kept if its `leave_as` is set by then.
-
-        A block that fails leaves nothing.
+        """Lease a workspace for the duration of the block. Save it afterwards if its `save_as` is
+        set and the block did not fail.
         """
-        parent = await self._parent(goes_on) if goes_on else None
-        lease = self._kept_seat(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
+        parent = await self._parent(resume_from) if resume_from else None
+        lease = self._take_idle(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
         try:
-            lease.judge = confirm_target
-            await self._make_ready(lease, parent)
-            lease.listener = on_decision
+            lease.confirm_target = confirm_target
+            await self._reset(lease, parent)
+            lease.on_decision = on_decision
             yield lease
         except BaseException:
-            await lease.end()
+            await lease.release()
             raise
         finally:
-            lease.listener = None
-        if lease.leave_as:
-            self._leave(parent, lease.leave_as, lease)
+            lease.on_decision = None
+        if lease.save_as:
+            self._save_in_background(parent, lease.save_as, lease)
         else:
-            await lease.end()
+            await lease.release()
 
     async def discard(self, session: Session) -> bool:
-        """End a session: its computers and all its states; whether there were any."""
-        await self._settled_all(session)
+        """Delete the idle sandboxes and all states of a session. Return True if there were any."""
+        await self._wait_until_saved(session)
         known = await self._snapshots.newest(session) is not None
-        for state in [state for state in self._kept if state.session == session]:
+        for state in [state for state in self._idle if state.session == session]:
             known = True
             await self._end(state)
         await self._snapshots.discard(session)
         return known
 
-    def give_back(self, is_wanted: Callable[[], bool]) -> None:
-        """Somebody waits for a computer: end the one that has been kept longest, or the next one
-        that is to be kept, if it is still wanted then."""
-        if self._giving_back is None:
-            self._giving_back = asyncio.create_task(self._give_one_back(is_wanted))
-            self._tasks.add(self._giving_back)
-            self._giving_back.add_done_callback(self._given_back)
+    def evict_idle(self, is_wanted: Callable[[], bool]) -> None:
+        """End the oldest idle sandbox, because a request waits for one. If there is none, end the
+        next sandbox that becomes idle, if `is_wanted` is still True by then."""
+        if self._eviction is None:
+            self._eviction = asyncio.create_task(self._evict_one(is_wanted))
+            self._tasks.add(self._eviction)
+            self._eviction.add_done_callback(self._eviction_done)
 
     async def aclose(self) -> None:
-        """Keep what is being kept, and give all computers back."""
+        """Wait until all states are saved, then end all idle sandboxes."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for state in list(self._kept):
+        for state in list(self._idle):
             await self._end(state)
 
-    # Taking
-
-    async def _parent(self, goes_on: ResumePoint) -> State | None:
-        session = goes_on.session
-        states = [State(session, name) for name in goes_on.parents]
+    async def _parent(self, resume_from: ResumePoint) -> State | None:
+        """Return the state to start from: the first known parent, else the newest state."""
+        session = resume_from.session
+        states = [State(session, name) for name in resume_from.parents]
         for state in states:
-            if settling := self._settling.get(state):
-                await asyncio.wait([settling])  # it is this state only from then on
-        known = await self._snapshots.known(session, goes_on.parents)
-        there = (state for state in states if state.name in known or state in self._kept)
-        if found := next(there, None):
+            if saving := self._saving.get(state):
+                await asyncio.wait([saving])
+        known = await self._snapshots.known(session, resume_from.parents)
+        available = (state for state in states if state.name in known or state in self._idle)
+        if found := next(available, None):
             return found
-        if goes_on.anew:
+        if resume_from.anew:
             return None
-        await self._settled_all(session)
+        await self._wait_until_saved(session)
         newest = await self._snapshots.newest(session)
         return State(session, newest) if newest else None
 
-    async def _settled_all(self, session: Session) -> None:
-        if settling := self._settling_of(session):
-            await asyncio.wait(settling)
+    async def _wait_until_saved(self, session: Session) -> None:
+        if saving := self._saving_of(session):
+            await asyncio.wait(saving)
 
-    def _settling_of(self, session: Session) -> list[asyncio.Task[None]]:
-        return [task for state, task in self._settling.items() if state.session == session]
+    def _saving_of(self, session: Session) -> list[asyncio.Task[None]]:
+        return [task for state, task in self._saving.items() if state.session == session]
 
-    def _kept_seat(self, state: State | None, isolation: Isolation) -> WorkspaceLease | None:
-        kept = self._kept.get(state) if state else None
-        if state is None or kept is None or kept.lease.isolation != isolation:
+    def _take_idle(self, state: State | None, isolation: Isolation) -> WorkspaceLease | None:
+        idle = self._idle.get(state) if state else None
+        if state is None or idle is None or idle.lease.isolation != isolation:
             return None
         return self._take(state)
 
-    async def _make_ready(self, lease: WorkspaceLease, parent: State | None) -> None:
-        lease.leave_as, lease.is_used = None, False
-        if lease.computer:
+    async def _reset(self, lease: WorkspaceLease, parent: State | None) -> None:
+        lease.save_as, lease.is_used = None, False
+        if lease.current_sandbox:
             lease.origin = "kept"
         lease.restore = None
         if parent and await self._snapshots.known(parent.session, [parent.name]):
-            # Also where the computer is warm: should it be lost, the next one has the files.
-            lease.restore = lambda computer: computer.restore(self._snapshots.read(parent))
+            # Also for an idle sandbox: if it is lost, the next sandbox gets the files.
+            lease.restore = lambda sandbox: sandbox.restore(self._snapshots.read(parent))
 
     def _take(self, state: State) -> WorkspaceLease:
-        kept = self._kept.pop(state)
-        kept.expiring.cancel()
-        return kept.lease
+        idle = self._idle.pop(state)
+        idle.expiration.cancel()
+        return idle.lease
 
     async def _end(self, state: State) -> None:
-        """End a kept computer, unless somebody was faster."""
-        if state in self._kept:
-            await self._take(state).end()
+        """End an idle sandbox, unless it was taken or ended meanwhile."""
+        if state in self._idle:
+            await self._take(state).release()
 
-    # Leaving
+    def _save_in_background(
+        self, parent: State | None, state: State, lease: WorkspaceLease
+    ) -> None:
+        before = self._saving_of(state.session)
+        saving = asyncio.create_task(self._save(parent, state, lease, before))
+        self._saving[state] = saving
+        self._tasks.add(saving)
+        saving.add_done_callback(self._tasks.discard)
+        saving.add_done_callback(partial(self._forget_saving, state))
 
-    def _leave(self, parent: State | None, state: State, lease: WorkspaceLease) -> None:
-        before = self._settling_of(state.session)
-        work = self._settle(parent, state, lease, before)
-        settling = self._settling[state] = asyncio.create_task(work)
-        self._tasks.add(settling)
-        settling.add_done_callback(self._tasks.discard)
-        settling.add_done_callback(partial(self._settled, state))
+    def _forget_saving(self, state: State, saving: "asyncio.Task[None]") -> None:
+        if self._saving.get(state) is saving:  # another run may save the same state meanwhile
+            del self._saving[state]
 
-    def _settled(self, state: State, settling: "asyncio.Task[None]") -> None:
-        if self._settling.get(state) is settling:  # no other run has left the same state meanwhile
-            del self._settling[state]
-
-    async def _settle(
+    async def _save(
         self,
         parent: State | None,
         state: State,
         lease: WorkspaceLease,
         before: Collection[asyncio.Task[None]],
     ) -> None:
-        """Keep the state that a run has left, and its computer for a while."""
-        if before:  # the newest is what was left last, however long it takes to keep
+        """Save the state of a workspace, then keep its sandbox idle for a while."""
+        if before:  # in order, so that the newest state is that of the last run
             await asyncio.wait(before)
         is_lost = False
         try:
             if lease.is_used:
-                is_lost = not await self._saved(state, lease)
+                is_lost = not await self._save_snapshot(state, lease)
             if parent and (is_lost or not lease.is_used):
                 await self._snapshots.alias(state, parent)
         except Exception:
-            logger.exception("the workspace of %s cannot be kept", state.session.name)
-        if lease.computer and not is_lost:
-            await self._keep(state, lease)
+            logger.exception("the workspace of %s cannot be saved", state.session.name)
+        if lease.current_sandbox and not is_lost:
+            await self._keep_idle(state, lease)
         else:
-            await lease.end()
+            await lease.release()
 
-    async def _saved(self, state: State, lease: WorkspaceLease) -> bool:
-        """Make a snapshot; False: there is no use in the computer any more."""
-        assert lease.computer
+    async def _save_snapshot(self, state: State, lease: WorkspaceLease) -> bool:
+        """Save a snapshot. Return False if the sandbox is lost."""
+        assert lease.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                await self._snapshots.save(state, _snapshot_of(lease.computer))
+                await self._snapshots.save(state, _snapshot_of(lease.current_sandbox))
         except (SandboxLostError, TimeoutError) as error:
             logger.warning("the workspace of %s was lost: %s", state.session.name, error)
             return False
         except SandboxError as error:
-            logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
+            logger.warning("the workspace of %s cannot be saved: %s", state.session.name, error)
         return True
 
-    async def _keep(self, state: State, lease: WorkspaceLease) -> None:
-        while state in self._kept:  # again, should another run have left the same meanwhile
+    async def _keep_idle(self, state: State, lease: WorkspaceLease) -> None:
+        while state in self._idle:  # a loop, for another run may save the same state meanwhile
             await self._end(state)
-        self._kept[state] = _Kept(lease, asyncio.create_task(self._expire(state)))
-        while len(self._kept) > self._max_kept:
-            await self._end(next(iter(self._kept)))
+        self._idle[state] = _IdleWorkspace(lease, asyncio.create_task(self._expire(state)))
+        while len(self._idle) > self._max_kept:
+            await self._end(next(iter(self._idle)))
         is_wanted, self._is_wanted = self._is_wanted, None
         if is_wanted and is_wanted():
-            self.give_back(is_wanted)
+            self.evict_idle(is_wanted)
 
-    async def _give_one_back(self, is_wanted: Callable[[], bool]) -> None:
-        for state in list(self._kept):
-            # Files that were too large to be kept otherwise stay with their computer.
+    async def _evict_one(self, is_wanted: Callable[[], bool]) -> None:
+        for state in list(self._idle):
+            # A sandbox without a snapshot has the only copy of its files, so it is not evicted.
             known = await self._snapshots.known(state.session, [state.name])
             if not is_wanted():
                 return
-            if known and state in self._kept:
+            if known and state in self._idle:
                 await self._end(state)
                 return
         self._is_wanted = is_wanted
 
-    def _given_back(self, giving_back: "asyncio.Task[None]") -> None:
-        self._giving_back = None
-        self._tasks.discard(giving_back)
+    def _eviction_done(self, eviction: "asyncio.Task[None]") -> None:
+        self._eviction = None
+        self._tasks.discard(eviction)
 
     async def _expire(self, state: State) -> None:
         await self._clock.sleep(self._keep_s)
-        await self._kept.pop(state).lease.end()
+        await self._idle.pop(state).lease.release()
 
 
-def _snapshot_of(computer: Sandbox) -> Callable[[Sink], Awaitable[int]]:
+def _snapshot_of(sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:
     async def write(sink: Sink) -> int:
-        return await computer.snapshot(sink, max_bytes=MAX_SNAPSHOT_MIB << 20)
+        return await sandbox.snapshot(sink, max_bytes=MAX_SNAPSHOT_MIB << 20)
 
     return write

@@ -37,9 +37,9 @@ from proxy.agent.model import (
     StopRetryingError,
     refusal_of,
 )
-from proxy.agent.result import Result, RunStats, Stopwatch, times, token_counts, tokens
+from proxy.agent.result import Result, RunStats, Stopwatch, run_times, token_counts, usage_count
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
-from proxy.agent.turn_stream import FirstCall, emit_reasoning
+from proxy.agent.turn_stream import FirstCallProgress, emit_reasoning
 from proxy.errors import BackendError
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
@@ -63,7 +63,7 @@ class Agent:
     ) -> int | None:
         """Return the context window of a model in tokens, or None if the window is unknown.
         `credentials` are the client's own credentials for the backend."""
-        return await self.windows.of_first_asked(self._model_for(credentials), owner, model)
+        return await self.windows.get_without_refresh(self._model_for(credentials), owner, model)
 
     async def answer(self, task: AgentTask, emit: Emit) -> Result:
         """Return the answer to a request with all its choices, each from a run and a sandbox of its
@@ -100,10 +100,10 @@ class Agent:
         clock = RunClock(time.monotonic(), deadline_s)
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
-            session.resume_from, task.profile.isolation, watch.decided, watch.asked
+            session.resume_from, task.profile.isolation, watch.on_decision, watch.confirm_target
         ) as lease:
             if task.profile.enabled == "always":
-                await lease.ask()
+                await lease.request_sandbox()
             loop = AgentLoop(
                 self.model_of(task),
                 self.windows,
@@ -117,11 +117,11 @@ class Agent:
                 clock,
             )
             try:
-                result = await loop.go()
+                result = await loop.run()
             finally:
                 watch.close()
                 await loop.budget.close()
-            lease.leave_as = session.save_as or (
+            lease.save_as = session.save_as or (
                 session.suspend_as if result.suspended_run else None
             )
             return result
@@ -177,8 +177,8 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
 
 
 def _single_call_stats(completion: Completion, budget: RunBudget, model_s: float) -> RunStats:
-    prompt = tokens(completion.usage, "prompt_tokens")
-    said = prompt + tokens(completion.usage, "completion_tokens")
+    prompt = usage_count(completion.usage, "prompt_tokens")
+    said = prompt + usage_count(completion.usage, "completion_tokens")
     return RunStats(
         llm_calls=1,
         turns=1,
@@ -186,7 +186,7 @@ def _single_call_stats(completion: Completion, budget: RunBudget, model_s: float
         trajectory_tokens=said,
         cost_usd=budget.cost_usd,
         **token_counts(completion.usage),
-        **times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),
+        **run_times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),
     )
 
 
@@ -194,11 +194,11 @@ class _SingleCallHandler:
     """Emits the pieces of a single call's completion as they arrive."""
 
     def __init__(self, task: AgentTask, emit: Emit) -> None:
-        self._first_call = FirstCall(task.delivery.status_hold, emit)
+        self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
         self._emit = emit
         self._has_shown = False
 
-    async def hear(self, delta: ModelDelta) -> None:
+    async def on_delta(self, delta: ModelDelta) -> None:
         """Emit a piece. Raises StopRetryingError if the client has seen a piece of the failed
         attempt."""
         match delta:
@@ -211,7 +211,7 @@ class _SingleCallHandler:
             case CallFailed() if self._has_shown:
                 raise StopRetryingError
             case CallAccepted() | CallFailed():
-                await self._first_call.hear(delta)
+                await self._first_call.on_progress(delta)
 
 
 async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
@@ -222,10 +222,12 @@ async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopw
         **task.params.final,
         **task.params.token_limits,
     }
-    hear = waited.standing(_SingleCallHandler(task, emit).hear) if task.request.stream else None
+    on_delta = (
+        waited.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
+    )
     try:
         with waited:
-            completion = await model.complete(body, hear)
+            completion = await model.complete(body, on_delta)
     except BackendError as error:
         error.renumber(lambda _: None)  # the client wrote them in another API
         raise

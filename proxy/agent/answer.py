@@ -1,4 +1,5 @@
-"""Writes the answer to the client: piece by piece, paths of produced files turned into links."""
+"""The answer on its way to the client: streamed piece by piece, with paths of produced files
+rewritten to links."""
 
 import re
 from bisect import bisect_left
@@ -9,68 +10,65 @@ from urllib.parse import quote
 
 from policies.artifacts import select
 from policies.file_names import shown_name
-from policies.profile import Profile
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES, OUTPUT_DIR, WORKING_DIR
-from proxy.agent.artifacts import all_files
+from proxy.agent.artifacts import list_output_files
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.result import Artifact
-from proxy.agent.task import ArtifactStore
+from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import TextArgument
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
-APART = "\n\n"
-"""Between narration and what follows it in a stream."""
+SEPARATOR = "\n\n"
+"""Separates narration from the text that follows it in a stream."""
 ANSWER_FILE_S = 10.0
-"""How long one answer file may take to be read."""
+"""Timeout of reading one answer file, in seconds."""
 _GUESSED_DIRS = ("/mnt/data", OUTPUT_DIR)
-"""Where models say that their files are: `/mnt/data` is known from other services."""
+"""Directories that models name for their files: `/mnt/data` is known from other services."""
 _RELATIVE_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
-_NAME_ENDS = r"(?![\w/-]|\.\w)"
-_NAME_BEGAN = r"(?<![\w./\\\"'-])"
+_PATH_END = r"(?![\w/-]|\.\w)"
+_PATH_START = r"(?<![\w./\\\"'-])"
 """Matches before a relative path that is neither the rest of another path nor a string in code."""
-_SEEN_BEFORE = 2
-"""How many characters before a path decide how it is rewritten."""
+_LOOKBEHIND_CHARS = 2
+"""Number of characters before a path that decide how the path is rewritten."""
 
 
 class AnswerWriter:
-    """Writes one answer, at once or piece by piece.
+    """Streams the answer of one run.
 
-    What was sent cannot be taken back: if a begun answer turns out to be narration, it stays in the
-    stream, and the answer follows it, set apart by an empty line.
+    Text that was sent cannot be withdrawn: if it turns out to be narration, it stays in the stream,
+    and the answer follows after an empty line.
     """
 
-    def __init__(
-        self, emit: Emit, artifact_store: ArtifactStore, profile: Profile, *, rewrite_links: bool
-    ) -> None:
+    def __init__(self, task: AgentTask, emit: Emit) -> None:
         self._emit = emit
-        self._artifact_store = artifact_store
-        self._profile = profile
-        self._rewrite = rewrite_links
-        self._links: LinkWriter | None = None
+        self._artifact_store = task.artifact_store
+        self._profile = task.profile
+        self._rewrite_links = task.request.rewrite_links
+        self._links: LinkRewriter | None = None
         self._submit = TextArgument("answer")
         self._submit_held = ""
-        """The beginning of a submitted answer that repeats the narration before it."""
-        self._linked = set[str]()
+        """The beginning of a submitted answer, held while it repeats the narration before it."""
+        self._linked_paths = set[str]()
         self._narration: _Part | None = None
-        """An answer that was begun and given up, as long as nothing has followed it."""
-        self.given = ""
-        """The answer so far, its paths as the model wrote them."""
+        """Text sent as an answer that turned out to be narration, until other text follows."""
+        self.source = ""
+        """The answer so far, with paths as the model wrote them."""
         self.text = ""
-        """The answer so far, as the client was sent it."""
-        self.streamed_before = 0
-        """How many characters the client was sent before it."""
+        """The answer so far, as it was sent to the client."""
+        self.answer_offset = 0
+        """Number of characters that were streamed before the answer."""
 
     async def begin(self) -> None:
-        """Begin an answer. One that was begun before is given up."""
+        """Begin a new answer. Text of an earlier one becomes narration."""
         await self._end()
         if self.text:
-            self._narration = _Part(self.given, self.text)
+            self._narration = _Part(self.source, self.text)
         self._submit, self._submit_held = TextArgument("answer"), ""
-        self.given = self.text = ""
+        self.source = self.text = ""
 
-    async def set_aside(self) -> None:
-        """Treat what was begun as narration: something else is shown before the answer."""
+    async def mark_as_narration(self) -> None:
+        """Turn the text sent so far into narration, because the client sees other output next."""
         await self.begin()
         await self._restart()
 
@@ -78,68 +76,68 @@ class AnswerWriter:
         """Send a piece of the answer."""
         if self._links is None:
             await self._restart()
-            self._links = LinkWriter(await self._linkable(sandbox), self._url)
-        self.given += piece
+            self._links = LinkRewriter(await self._linkable(sandbox), self._url)
+        self.source += piece
         await self._send(self._links.feed(piece), logprobs)
 
     async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
-        """Send the answer inside a piece of submit's arguments, unless it only repeats the
+        """Send the answer contained in a piece of submit's arguments, unless it only repeats the
         narration before it."""
         piece = self._submit_held + self._submit.feed(arguments)
         self._submit_held = ""
-        before = _without_space(self._narration.given) if self._narration else None
+        before = _without_space(self._narration.source) if self._narration else None
         if before is not None and before.startswith(_without_space(piece)):
             self._submit_held = piece
         elif piece:
             await self.write(piece, sandbox)
 
     async def finish(self, answer: str, sandbox: Sandbox | None) -> None:
-        """Send what is missing of `answer`."""
-        if not answer.startswith(self.given.rstrip()):
+        """Send the part of `answer` that was not sent yet."""
+        if not answer.startswith(self.source.rstrip()):
             await self.begin()
-        if self._narration and not self.given and self._narration.says(answer):
-            self.given, self.text = self._narration.given, self._narration.text
+        if self._narration and not self.source and self._narration.matches(answer):
+            self.source, self.text = self._narration.source, self._narration.text
             self._narration = None
-        elif missing := answer[len(self.given) :]:
-            # Without a path in it there is nothing to look for in the sandbox.
+        elif missing := answer[len(self.source) :]:
+            # Text without a slash cannot contain a path, so the files need not be listed.
             await self.write(missing, sandbox if "/" in answer else None)
         await self._end()
 
     async def list_files(self, artifacts: Iterable[Artifact]) -> None:
-        """Send links to the files that the answer does not name, below it."""
-        unnamed = [each for each in artifacts if each.url not in self.text]
-        if self._rewrite and unnamed and self._profile.artifacts.list_files == "always":
-            apart = APART if self.text else ""
-            await self._send(apart + "\n".join(map(_listed, unnamed)), None)
+        """Append links to the files that the answer does not link to."""
+        unnamed = [artifact for artifact in artifacts if artifact.url not in self.text]
+        if self._rewrite_links and unnamed and self._profile.artifacts.list_files == "always":
+            separator = SEPARATOR if self.text else ""
+            await self._send(separator + "\n".join(map(_listed, unnamed)), None)
 
-    async def dead_links(self) -> list[str]:
-        """Return the paths that the answer links to and that are not saved: not yet, or, if an
-        earlier run has made the files, no more."""
-        return [path for path in self._linked if not await self._artifact_store.has(path)]
+    async def unsaved_links(self) -> list[str]:
+        """Return the linked paths whose files are not saved: not yet, or no longer if an earlier
+        run produced them."""
+        return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
 
     async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
-        """Return the paths of the files that will be handed back: other links would be dead."""
-        if sandbox is None or not self._rewrite:
+        """Return the paths of the files that will become artifacts. Other links would be dead."""
+        if sandbox is None or not self._rewrite_links:
             return []
         try:
-            files = await all_files(sandbox)
+            files = await list_output_files(sandbox)
         except SandboxLostError:
-            return []  # the files are lost; the answer need not be
+            return []  # the answer is still valid without links
         withheld = self._profile.watch.withheld(file.path for file in files)
         allowed = (file for file in files if file.path not in withheld)
         return [file.path for file in select(allowed, self._profile.artifacts).chosen]
 
     def _url(self, path: str) -> str:
-        self._linked.add(path)
+        self._linked_paths.add(path)
         return self._artifact_store.url(path)
 
     async def _restart(self) -> None:
-        """Set what follows apart from an answer that was given up."""
+        """Separate the text that follows from narration that was sent as an answer."""
         narration, self._narration = self._narration, None
         if narration is not None:
-            await self._emit(AnswerDelta(APART))
+            await self._emit(AnswerDelta(SEPARATOR))
             await self._emit(AnswerRestarted())
-            self.streamed_before += len(narration.text) + len(APART)
+            self.answer_offset += len(narration.text) + len(SEPARATOR)
 
     async def _end(self) -> None:
         if self._links is not None:
@@ -148,37 +146,37 @@ class AnswerWriter:
 
     async def _send(self, text: str, logprobs: Any) -> None:
         if text:
-            text = text.encode(errors="replace").decode()  # half a surrogate pair is no text
+            text = text.encode(errors="replace").decode()  # replaces lone surrogates
             self.text += text
             await self._emit(AnswerDelta(text, logprobs))
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Text that was sent as an answer and given up."""
+    """Text that was sent as an answer and turned out to be narration."""
 
-    given: str
+    source: str
     text: str
 
-    def says(self, answer: str) -> bool:
-        """Return whether the text is that answer, but for white space."""
-        return _without_space(self.given) == _without_space(answer)
+    def matches(self, answer: str) -> bool:
+        """Return True if the text equals `answer` except for white space."""
+        return _without_space(self.source) == _without_space(answer)
 
 
 def _listed(artifact: Artifact) -> str:
-    """Return a file's line of the list."""
+    """Return the Markdown list item that links to a file."""
     name = artifact.filename or shown_name(artifact.path)
-    shown = "!" if artifact.mime_type.startswith("image/") else ""
-    return f"- {shown}[{name}]({artifact.url})"
+    image = "!" if artifact.mime_type.startswith("image/") else ""
+    return f"- {image}[{name}]({artifact.url})"
 
 
 def _without_space(text: str) -> str:
     return "".join(text.split())
 
 
-async def answer_file(sandbox: Sandbox) -> str:
-    """Return the text of the first answer file that has any, or "". Only a regular file of at most
-    MAX_ANSWER_BYTES counts."""
+async def read_answer_file(sandbox: Sandbox) -> str:
+    """Return the text of the first answer file that is not empty, or "". Files that are not regular
+    or larger than MAX_ANSWER_BYTES are ignored."""
     for path in ANSWER_FILES:
         pieces: list[bytes] = []
 
@@ -197,34 +195,34 @@ async def answer_file(sandbox: Sandbox) -> str:
     return ""
 
 
-class LinkWriter:
-    """Turns paths of the given files into links that open, also while the text is streamed:
-    `sandbox:/…`, absolute and relative paths."""
+class LinkRewriter:
+    """Rewrites the paths of produced files in streamed text to links. Recognizes `sandbox:/…`,
+    absolute and relative paths."""
 
     def __init__(self, paths: Iterable[str], url_of: Callable[[str], str]) -> None:
         self._url_of = url_of
         self._targets = _spellings(paths)
         self._sorted = sorted(self._targets)
         longest_first = sorted(self._targets, key=len, reverse=True)
-        alternatives = "|".join(map(_written, longest_first))
+        alternatives = "|".join(map(_spelling_pattern, longest_first))
         self._pattern = re.compile(alternatives)
         self._longest = len(longest_first[0]) + 2 if longest_first else 0
         self._pending = ""
-        self._before = ""
+        self._lookbehind = ""
 
     def feed(self, piece: str) -> str:
-        """Take in a piece of text. Return the text that is certain by now."""
+        """Add a piece of text. Return the text that can be sent by now."""
         self._pending += piece
         if not self._targets:
             return self._release(len(self._pending))
-        return self._release(self._certain())
+        return self._release(self._settled_chars())
 
     def finish(self) -> str:
         """Return the rest of the text."""
         return self._release(len(self._pending))
 
-    def _certain(self) -> int:
-        """Return how much of the pending text no later text can turn into a path."""
+    def _settled_chars(self) -> int:
+        """Return the length of the pending text that no later text can turn into a path."""
         text = self._pending
         for index in range(max(0, len(text) - self._longest), len(text)):
             if self._may_become_path(text[index:]):
@@ -232,17 +230,17 @@ class LinkWriter:
         return len(text)
 
     def _may_become_path(self, rest: str) -> bool:
-        """Return whether `rest` begins a spelling, or is one that the next character may end."""
+        """Return True if `rest` is a prefix of a spelling, or a spelling and one more character."""
         at = bisect_left(self._sorted, rest)
         begins = at < len(self._sorted) and self._sorted[at].startswith(rest)
         return begins or rest[:-1] in self._targets
 
     def _release(self, end: int) -> str:
-        """Return the text up to `end`, rewritten. What follows is looked at too: a path's name may
-        go on in it."""
-        text = self._before + self._pending
+        """Return the pending text up to `end`, rewritten. A path that begins before `end` is
+        matched beyond it."""
+        text = self._lookbehind + self._pending
         out: list[str] = []
-        position = len(self._before)
+        position = len(self._lookbehind)
         end += position
         for match in self._pattern.finditer(text, position) if self._targets else ():
             if match.start() >= end:
@@ -251,7 +249,7 @@ class LinkWriter:
             position = match.end()
         end = max(end, position)
         out.append(text[position:end])
-        self._before = text[max(0, end - _SEEN_BEFORE) : end]
+        self._lookbehind = text[max(0, end - _LOOKBEHIND_CHARS) : end]
         self._pending = text[end:]
         return "".join(out)
 
@@ -260,22 +258,22 @@ class LinkWriter:
         url = self._url_of(path)
         if match.group().startswith("]("):
             return f"]({url})"
-        before = match.string[max(0, match.start() - _SEEN_BEFORE) : match.start()]
+        before = match.string[max(0, match.start() - _LOOKBEHIND_CHARS) : match.start()]
         if before.endswith(("](", "<", '"', "'", "=")):
             return url
         return f"[{path.rpartition('/')[2]}]({url})"
 
 
-def _written(spelling: str) -> str:
-    """Return the pattern of one spelling."""
+def _spelling_pattern(spelling: str) -> str:
+    """Return the regular expression that matches one spelling."""
     if spelling.startswith("]("):
         return re.escape(spelling)
     is_relative = spelling.lstrip("`").startswith((f"{_RELATIVE_DIR}/", f"./{_RELATIVE_DIR}/"))
-    return (_NAME_BEGAN if is_relative else "") + re.escape(spelling) + _NAME_ENDS
+    return (_PATH_START if is_relative else "") + re.escape(spelling) + _PATH_END
 
 
 def _spellings(paths: Iterable[str]) -> dict[str, str]:
-    """Return each path by every spelling that a model may write of it."""
+    """Return a map from every spelling that a model may use to its path."""
     found: dict[str, str] = {}
     for path in paths:
         relative = path.removeprefix(OUTPUT_DIR + "/")

@@ -1,5 +1,5 @@
-"""The output directory of a run: what the run has produced there, what of it is handed back to the
-client, and what earlier runs have left."""
+"""The output directory of a run: finding the files that the run produced, saving them as artifacts,
+and reading what earlier runs left in the workspace."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ from proxy.agent.task import AgentTask, ArtifactStore, InputFile
 from sandbox_runtime.errors import FileTimeoutError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import LIST_TIMEOUT_S, Entry, HashLimits, Listing, Sandbox
 
-TIDY_S = 10.0
-LINKABLE_S = 10.0
-"""How long an answer waits for the names of the files that it may link to."""
-MAX_HASH_S, HASH_PART = 15.0, 0.25
-"""The seconds that hashing files may take, and the part of the time that is left."""
+REMOVE_TIMEOUT_S = 10.0
+LINK_LISTING_S = 10.0
+"""Timeout of listing the files that an answer may link to, in seconds."""
+MAX_HASH_S, HASH_SHARE = 15.0, 0.25
+"""Maximum duration of hashing files: in seconds, and as a share of the time left."""
 _MANIFEST = f"{INPUT_DIR}/.given"
-"""Names the files that clients gave to runs in this workspace."""
+"""The manifest of the input files that earlier runs put into this workspace."""
 _OUTPUTS = f"{OUTPUT_DIR}/"
 _MAX_MANIFEST_BYTES = 1 << 20
 _UNLISTED = Listing((), truncated=True)
@@ -39,21 +39,21 @@ SANDBOX_LOST = RunWarning(
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
-    """What lies in the output directory at the end of a run."""
+class FoundFiles:
+    """The files in the output directory at the end of a run."""
 
-    is_whole: bool
-    """False if there are more files than can be listed, or not all could be named in time."""
+    is_complete: bool
+    """False if there were too many files to list all of them in time."""
     produced: list[ProducedFile] = field(default_factory=list)
     skipped_files: list[SkippedFile] = field(default_factory=list)
-    """Files that could not be hashed in time, so that nobody knows whether they have changed."""
+    """Files that may have changed: they could not be hashed in time."""
 
 
 class ArtifactCollector:
-    """The output directory of one run.
+    """Finds the files that one run produced in the output directory.
 
-    A hash tells whether a file of an earlier run has changed. A file larger than `max_file_bytes`
-    cannot be handed back, so its size alone is compared.
+    Files of earlier runs are compared by hash. A file larger than `max_file_bytes` cannot become an
+    artifact, so only its size is compared.
     """
 
     def __init__(self, inputs: Sequence[InputFile], max_file_bytes: int) -> None:
@@ -64,30 +64,32 @@ class ArtifactCollector:
         }
         self._max_file_bytes = max_file_bytes
         self._before = given or None
-        """The files that lay there before; None if it was empty."""
+        """The files that existed before the run; None if there were none."""
         self._is_before_known = True
 
-    async def begin(self, sandbox: Sandbox, seconds: float) -> None:
-        """Note what lies there from earlier runs, as far as `seconds` allow."""
+    async def record_existing(self, sandbox: Sandbox, seconds: float) -> None:
+        """Record the files of earlier runs, as far as `seconds` allow."""
         listing = await self._hashed(sandbox, seconds)
         self._is_before_known = listing is not _UNLISTED
-        left = {output_path(entry.path): _contents(entry) for entry in listing.entries}
-        self._before = {**left, **(self._before or {})}
+        existing = {output_path(entry.path): _contents(entry) for entry in listing.entries}
+        self._before = {**existing, **(self._before or {})}
 
-    async def produced(self, sandbox: Sandbox, again: Collection[str], seconds: float) -> FoundFile:
-        """Return the regular files that are new, have changed, or are to be handed back `again`."""
+    async def produced(
+        self, sandbox: Sandbox, linked: Collection[str], seconds: float
+    ) -> FoundFiles:
+        """Return the regular files that are new, have changed, or are in `linked`."""
         if self._before is None:
             listing = await _listing(sandbox, None, seconds)
         else:
             listing = await self._hashed(sandbox, seconds)
-        found = FoundFile(is_whole=not listing.truncated)
-        before, wanted = self._before or {}, set(again)
+        found = FoundFiles(is_complete=not listing.truncated)
+        before, linked = self._before or {}, set(linked)
         for entry in listing.entries:
             if entry.kind != "file":
                 continue
             path = output_path(entry.path)
             is_unknown = path not in before and not self._is_before_known
-            has_changed = path in wanted or (
+            has_changed = path in linked or (
                 None if is_unknown else changed(before.get(path), _contents(entry))
             )
             if has_changed:
@@ -97,18 +99,18 @@ class ArtifactCollector:
         return found
 
     async def _hashed(self, sandbox: Sandbox, seconds: float) -> Listing:
-        hash_s = min(MAX_HASH_S, seconds * HASH_PART)
+        hash_s = min(MAX_HASH_S, seconds * HASH_SHARE)
         return await _listing(sandbox, HashLimits(self._max_file_bytes, hash_s), seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedArtifacts:
-    """The files that a run hands back, and those that it does not."""
+    """The artifacts of a run, and the files that were skipped."""
 
     artifacts: Sequence[Artifact] = ()
     skipped_files: Sequence[SkippedFile] = ()
     warnings: Sequence[RunWarning] = ()
-    """Notices of files that a rule withholds, or that are lost."""
+    """Warnings of files that a rule withholds, or that are lost."""
 
 
 async def collect_artifacts(
@@ -120,13 +122,15 @@ async def collect_artifacts(
     emit: Emit,
     seconds: float,
 ) -> CollectedArtifacts:
-    """Save what a run has produced, and the files that its answer has `linked` and that are not
-    saved yet, in so many seconds. Raises SandboxLostError if the files cannot be listed; whatever
-    fails later is told in the notices, for the answer is there all the same.
+    """Save the files that a run produced, and the `linked` files of its answer that are not saved
+    yet.
+
+    Raises SandboxLostError if the files cannot be listed. Later failures become warnings, for the
+    answer is valid without the files.
     """
     end = asyncio.get_running_loop().time() + seconds
     found = await outputs.produced(sandbox, linked, seconds)
-    withheld = await guard.withhold(found.produced)
+    withheld = await guard.withheld_files(found.produced)
     allowed = [file for file in found.produced if file.path not in withheld]
     selection = select(allowed, task.profile.artifacts)
     saved = await _save(sandbox, selection.chosen, task.artifact_store, emit, end)
@@ -134,7 +138,7 @@ async def collect_artifacts(
     return CollectedArtifacts(
         saved.artifacts,
         [*selection.skipped_files, *ruled_out, *saved.skipped_files, *found.skipped_files],
-        [*withheld.values(), *saved.warnings, *(() if found.is_whole else (NOT_ALL_LISTED,))],
+        [*withheld.values(), *saved.warnings, *(() if found.is_complete else (NOT_ALL_LISTED,))],
     )
 
 
@@ -145,22 +149,21 @@ async def _save(
     emit: Emit,
     end: float,
 ) -> CollectedArtifacts:
-    """Take files out of the sandbox, until the loop's time `end`."""
+    """Save files until `end`, by the event loop's clock."""
     artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueShownNames()
     for n, file in enumerate(chosen):
         try:
             left_s = max(0.0, end - asyncio.get_running_loop().time())
             artifact = await artifact_store.save(sandbox, file, left_s)
         except FileTimeoutError:
-            skipped_files += [SkippedFile(each.path, each.bytes, "no_time") for each in chosen[n:]]
+            skipped_files += [SkippedFile(rest.path, rest.bytes, "no_time") for rest in chosen[n:]]
             break
         except SandboxFileError:
-            skipped_files.append(
-                SkippedFile(file.path, file.bytes, "changed")
-            )  # a process still runs
+            # A process that still runs has changed or removed the file.
+            skipped_files.append(SkippedFile(file.path, file.bytes, "changed"))
             continue
         except SandboxLostError:
-            skipped_files += [SkippedFile(each.path, each.bytes, "lost") for each in chosen[n:]]
+            skipped_files += [SkippedFile(rest.path, rest.bytes, "lost") for rest in chosen[n:]]
             return CollectedArtifacts(artifacts, skipped_files, (SANDBOX_LOST,))
         artifacts.append(replace(artifact, filename=names.give(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
@@ -168,13 +171,13 @@ async def _save(
 
 
 async def remove_answer_files(sandbox: Sandbox) -> None:
-    """Remove the answer files of earlier runs: they are no answer of this run."""
+    """Remove the answer files of earlier runs."""
     files = shlex.join(ANSWER_FILES)
-    await sandbox.exec(f"rm -rf {files}", timeout_s=TIDY_S, shell_state="none")
+    await sandbox.exec(f"rm -rf {files}", timeout_s=REMOVE_TIMEOUT_S, shell_state="none")
 
 
 async def read_manifest(sandbox: Sandbox) -> dict[str, str]:
-    """Return the files that clients gave to earlier runs: paths and identities."""
+    """Return the input files of earlier runs: identities by path."""
     pieces: list[bytes] = []
 
     async def keep(piece: bytes) -> None:
@@ -184,24 +187,24 @@ async def read_manifest(sandbox: Sandbox) -> dict[str, str]:
         await sandbox.get(_MANIFEST, keep, max_bytes=_MAX_MANIFEST_BYTES)
         given = json.loads(b"".join(pieces))
     except (SandboxFileError, ValueError, RecursionError):
-        return {}  # missing, or changed by the model: all files are given anew
+        return {}  # missing, or changed by the model: all input files are uploaded again
     found = given.items() if isinstance(given, dict) else ()
     return {path: identity for path, identity in found if isinstance(identity, str)}
 
 
 async def write_manifest(sandbox: Sandbox, given: Mapping[str, str]) -> None:
-    """Note the files that clients gave, paths and identities, in the workspace, which is kept."""
+    """Write the input files, as identities by path, into the workspace for later runs."""
 
     async def written() -> AsyncIterator[bytes]:
         yield json.dumps(given).encode()
 
-    with suppress(SandboxFileError):  # the next run gives the files once more
+    with suppress(SandboxFileError):  # the next run uploads the files again
         await sandbox.put(_MANIFEST, written())
 
 
-async def all_files(sandbox: Sandbox) -> list[ProducedFile]:
-    """Return the regular files in the output directory, as far as they can be named in time."""
-    listing = await _listing(sandbox, None, LINKABLE_S)
+async def list_output_files(sandbox: Sandbox) -> list[ProducedFile]:
+    """Return the regular files in the output directory, or none if listing times out."""
+    listing = await _listing(sandbox, None, LINK_LISTING_S)
     return [
         ProducedFile(output_path(entry.path), entry.bytes)
         for entry in listing.entries

@@ -1,5 +1,5 @@
-"""What a run has spent and whether it may go on spending: its own limits, the daily budget of the
-client's key, and the count of replies that are cut off."""
+"""The budget of a run: its own limits, the daily budget of the client's key, and the usage of
+replies that are cut off."""
 
 import asyncio
 import time
@@ -41,19 +41,21 @@ from sandbox_runtime.tools.base import Observation
 
 
 class RunBudget:
-    """The expenses of one run: it is asked before each expense, and told afterwards."""
+    """The expenses of one run. The run reserves each expense before it is made and reports it
+    after."""
 
     def __init__(self, task: AgentTask, limits: Limits, began: float) -> None:
-        """`limits` are the run's own; their time is what the deadline leaves of it."""
+        """`limits` are those of the profile, with the wall time cut to the client's deadline.
+        `began` is the start of the run, by time.monotonic."""
         self.turns = 0
         self.commands = 0
         self.cpu_s = 0.0
         self.cost_usd: float | None = None
-        """The cost of all model calls; None if the cost of one is unknown."""
+        """Cost of all model calls; None if the cost of a call is unknown."""
         self._limits = limits
         self._tariff = task.limits.tariff
-        self.unfinished: Completion | None = None
-        """The reply to the last call as far as it came, if it was cut off."""
+        self.partial_completion: Completion | None = None
+        """The reply to the last call as far as it arrived, if it was cut off."""
         reservation = task.limits.reservation
         self._day = DailyBudgetUse(reservation.account) if reservation else None
         self._began = began
@@ -62,7 +64,8 @@ class RunBudget:
         self._prompt_tokens = 0
         self._output_chars = 0
         self._traffic_quotas: list[tuple[TrafficQuota, int]] = []
-        self._told: dict[str, int] = {}
+        self._reminded: dict[str, int] = {}
+        """The highest level of each budget that the model was reminded of."""
 
     @property
     def wall_time_s(self) -> float:
@@ -70,27 +73,25 @@ class RunBudget:
 
     @property
     def time_left_s(self) -> float:
-        """The rest of the run's time for work, more than 0 in any case."""
+        """Seconds left for turns, always more than 0."""
         return max(0.001, self._limits.max_run_seconds - self.wall_time_s)
 
     @property
     def egress_bytes(self) -> int:
-        """The traffic between the run's sandboxes and the network, both ways."""
+        """Bytes between the run's sandboxes and the network, in both directions."""
         return sum(traffic.bytes - before for traffic, before in self._traffic_quotas)
-
-    # Model calls
 
     async def before_turn(
         self, messages: list[Message], trajectory_tokens: int
     ) -> StopReason | None:
-        """Return the limit that leaves no room for another model call with tools, or None."""
+        """Reserve a model call with tools. Return the limit that rules the call out, or None."""
         if stop := exceeded(self._limits, self._spent(trajectory_tokens)):
             return stop
         return await self._take_call(messages)
 
-    async def before_aside(self, messages: Sequence[Message]) -> StopReason | None:
-        """Return the limit that leaves no room for a call beside the turn's own call, which is
-        still to be made, or None."""
+    async def before_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
+        """Reserve a model call beside the turn's own call, which is still to be made. Return the
+        limit that rules the call out, or None."""
         spent = self._spent()
         with_turn = replace(
             spent,
@@ -105,27 +106,27 @@ class RunBudget:
         return await self._day.take_call(self._expected(messages)) if self._day else None
 
     async def call(
-        self, model: ChatModel, body: Mapping[str, Any], hear: OnDelta | None
+        self, model: ChatModel, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
-        """Make a model call, even if nothing is left: the last answer is always asked for. A reply
-        that is cut off, by its listener or from outside, is counted as far as it came."""
+        """Make a model call, even over budget: the final-answer call is always allowed. A reply
+        that is cut off, by `on_delta` or by cancellation, is counted as far as it arrived."""
         expected = self._expected(body["messages"]) if self._day else Expense()
         receipt = await self._day.call_receipt(expected) if self._day else None
-        partial = PartialCompletion(body["messages"])
-        self.unfinished = None
+        recorder = CompletionRecorder(body["messages"])
+        self.partial_completion = None
         try:
-            reply = await model.complete(body, hear and partial.heard_by(hear))
+            reply = await model.complete(body, on_delta and recorder.wrap(on_delta))
         except CompletionStopped as stopped:
-            reply = partial.reply(stopped)
+            reply = recorder.completion(stopped)
         except (BackendError, asyncio.CancelledError) as error:
             with anyio.CancelScope(shield=True):
-                await self._cut_off(partial, receipt, made=not isinstance(error, BackendError))
+                was_made = not isinstance(error, BackendError)
+                await self._count_cut_off(recorder, receipt, was_made=was_made)
             raise
-        await self._made(_counted(reply, body["messages"]), receipt)
+        await self._count_call(_counted(reply, body["messages"]), receipt)
         return reply
 
-    async def _made(self, tokens: Counted, receipt: Receipt | None) -> None:
-        """Count a call that was made."""
+    async def _count_call(self, tokens: Counted, receipt: Receipt | None) -> None:
         cost = cost_usd(self._tariff, tokens)
         is_known = cost is not None and (self.cost_usd is not None or not self._calls)
         self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if is_known else None
@@ -135,25 +136,23 @@ class RunBudget:
         if self._day and receipt:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
-    async def _cut_off(
-        self, partial: "PartialCompletion", receipt: Receipt | None, *, made: bool
+    async def _count_cut_off(
+        self, recorder: "CompletionRecorder", receipt: Receipt | None, *, was_made: bool
     ) -> None:
-        """Count a reply that was cut off. `made`: the backend had the call even if it sent
-        nothing, so the receipt stays as it was expected."""
-        if partial.has_begun:
-            self.unfinished = partial.reply()
-            await self._made(counted(self.unfinished.usage), receipt)
-        elif self._day and receipt and not made:
+        """Count a reply that was cut off. If `was_made`, the backend worked on the call even if
+        nothing arrived, so the expected expense stands."""
+        if recorder.has_begun:
+            self.partial_completion = recorder.completion()
+            await self._count_call(counted(self.partial_completion.usage), receipt)
+        elif self._day and receipt and not was_made:
             await self._day.settle(receipt, Expense())
 
     def _expected(self, messages: Sequence[Message]) -> Expense:
         prompt = Counted(prompt=max(self._prompt_tokens, expected_tokens(messages)))
         return Expense(tokens=prompt.prompt, cost_usd=cost_usd(self._tariff, prompt) or 0.0)
 
-    # Commands
-
     async def before_command(self) -> StopReason | None:
-        """Count a command that is about to run. Return the limit that forbids it, or None."""
+        """Reserve and count a command. Return the limit that rules the command out, or None."""
         stop = no_more_commands(self._limits, self._spent())
         if not stop and self._day:
             stop = await self._day.take_command()
@@ -163,7 +162,7 @@ class RunBudget:
         return stop
 
     async def after_command(self, observation: Observation) -> None:
-        """Count what a command has spent."""
+        """Count the expenses of a command that has ended."""
         self.cpu_s += observation.cpu_s
         self._output_chars += len(observation.text)
         if self._day:
@@ -171,27 +170,25 @@ class RunBudget:
             actual = Expense(commands=1, cpu_s=observation.cpu_s, tool_output_chars=chars)
             await self._day.end_command(actual, self.egress_bytes)
 
-    def watch(self, traffic: TrafficQuota) -> None:
-        """Count the traffic of a sandbox that the run uses from now on."""
+    def track_traffic(self, traffic: TrafficQuota) -> None:
+        """Count the traffic of a sandbox from now on."""
         self._traffic_quotas.append((traffic, traffic.bytes))
         self._limit_egress()
 
     def _limit_egress(self) -> None:
-        """Let the current sandbox pass no more bytes than are left."""
+        """Cap the traffic of the current sandbox at the bytes that are left."""
         left = in_bytes(self._limits.max_egress_mib) - self.egress_bytes
         if self._day:
             left = self._day.egress_left(left, self.egress_bytes)
-        self._allow(left)
+        self._cap_traffic(left)
 
-    def _allow(self, count: int) -> None:
-        for traffic, _ in self._traffic_quotas[-1:]:  # the sandboxes before it are lost
+    def _cap_traffic(self, count: int) -> None:
+        for traffic, _ in self._traffic_quotas[-1:]:  # earlier sandboxes are lost
             traffic.cap(count)
 
-    # What is left
-
     def reminder(self) -> str:
-        """Return a line that tells the model which budgets are nearly used up, or "". Each budget
-        is named at few levels, and once at each."""
+        """Return a line that names the budgets that are nearly used up, or "". Each budget is named
+        once at each of a few levels."""
         spent = self._spent()
         is_over = exceeded(self._limits, spent) or (self._day and self._day.is_over)
         if is_over or not self._limits.tell_remaining:
@@ -199,24 +196,24 @@ class RunBudget:
         left = little_left(self._limits, spent)
         if self._day:
             left |= self._day.little_left()
-        line = reminder(left, self._told)
-        self._told |= {
-            kind: max(each.level, self._told.get(kind, 0)) for kind, each in left.items()
+        line = reminder(left, self._reminded)
+        self._reminded |= {
+            kind: max(remaining.level, self._reminded.get(kind, 0))
+            for kind, remaining in left.items()
         }
         return line
 
     async def close(self) -> None:
-        """Count the traffic since the last command, and return receipts that were not used. If the
-        daily budget bounds traffic, a sandbox that is kept passes nothing until its next run,
-        which counts again."""
+        """Count the traffic since the last command, and refund unused receipts. If the daily budget
+        bounds traffic, an idle sandbox passes none until its next run counts it."""
         if self._day:
             if self._day.bounds_egress:
-                self._allow(0)
-            await self._day.give_back()
+                self._cap_traffic(0)
+            await self._day.refund_unused()
             await self._day.count_egress(self.egress_bytes)
 
     def _spent(self, trajectory_tokens: int = 0) -> Spent:
-        coming = Counted(prompt=self._prompt_tokens, cached=self._prompt_tokens)
+        next_prompt = Counted(prompt=self._prompt_tokens, cached=self._prompt_tokens)
         return Spent(
             turns=self.turns,
             wall_time_s=self.wall_time_s,
@@ -228,30 +225,30 @@ class RunBudget:
             egress_bytes=self.egress_bytes,
             trajectory_tokens=trajectory_tokens,
             next_tokens=self._prompt_tokens,
-            next_cost_usd=cost_usd(self._tariff, coming) or 0.0,
+            next_cost_usd=cost_usd(self._tariff, next_prompt) or 0.0,
         )
 
 
 class MeteredModel:
-    """A model whose calls are counted by a budget."""
+    """A model whose calls are counted by a RunBudget."""
 
     def __init__(self, model: Model, budget: RunBudget, timeout_s: float | None = None) -> None:
-        """`timeout_s` is the longest silence of the backend; None keeps the model's own."""
+        """`timeout_s` is the read timeout of the backend; None keeps the model's own."""
         self._model = model if timeout_s is None else model.with_timeout(timeout_s)
         self._budget = budget
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Answering. If the reply is cut off, `unfinished` is what came of it."""
+        """See `ChatModel`. A reply that is cut off is left in `partial_completion`."""
         return await self._budget.call(self._model, body, on_delta)
 
     @property
-    def unfinished(self) -> Completion | None:
-        """The reply to the last call as far as it came, if it was cut off."""
-        return self._budget.unfinished
+    def partial_completion(self) -> Completion | None:
+        """The reply to the last call as far as it arrived, if it was cut off."""
+        return self._budget.partial_completion
 
-    async def allows(self, messages: Sequence[Message]) -> bool:
-        """Return whether there is room for a call beside the turn's own."""
-        return await self._budget.before_aside(messages) is None
+    async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> bool:
+        """Reserve a call beside the turn's own. Return False if the budget rules the call out."""
+        return await self._budget.before_out_of_band_call(messages) is None
 
 
 class DailyBudgetUse:
@@ -260,16 +257,16 @@ class DailyBudgetUse:
     def __init__(self, account: BudgetAccount) -> None:
         self._account = account
         self._spent = Expense()
-        """What the key had spent when the account last told."""
+        """Expenses of the key, as of the last receipt."""
         self._calls: list[Receipt] = []
-        """Receipts for calls that are still to be made; the next call's is the last."""
+        """Receipts for calls that are still to be made; the last is that of the next call."""
         self._command: Receipt | None = None
         self._egress_counted = 0
         self._stop: StopReason | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can be taken, by what the account last told."""
+        """True if a part of the daily budget is used up, as of the last receipt."""
         return self._stop is not None or bool(used_up(self._account.budget, self._spent, Expense()))
 
     @property
@@ -282,15 +279,15 @@ class DailyBudgetUse:
         return self._stop
 
     async def call_receipt(self, expected: Expense) -> Receipt:
-        """Return the receipt that was taken before, else one for a call that must be made."""
+        """Return the receipt taken for the call, or else overdraw the account."""
         if self._calls:
             return self._calls.pop()
         receipt = await self._account.overdraw(expected)
         self._spent = receipt.spent
         return receipt
 
-    async def give_back(self) -> None:
-        """Settle the receipts of calls that were not made after all."""
+    async def refund_unused(self) -> None:
+        """Refund the receipts of calls that were not made."""
         while self._calls:
             await self.settle(self._calls.pop(), Expense())
 
@@ -309,7 +306,7 @@ class DailyBudgetUse:
     async def count_egress(self, egress_bytes: int) -> None:
         if new := egress_bytes - self._egress_counted:
             self._egress_counted = egress_bytes
-            with anyio.CancelScope(shield=True):  # traffic counts even if the client has left
+            with anyio.CancelScope(shield=True):  # traffic counts even if the client disconnects
                 await self._account.overdraw(Expense(egress_bytes=new))
 
     async def settle(self, receipt: Receipt, actual: Expense) -> None:
@@ -317,7 +314,8 @@ class DailyBudgetUse:
         await self._account.settle(receipt, actual)
 
     def egress_left(self, usual: int, egress_bytes: int) -> int:
-        """Return how many bytes may still pass after a run's `egress_bytes`, `usual` at most."""
+        """Return how many bytes may still pass, `usual` at most. `egress_bytes` is the run's
+        traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
             return usual
@@ -336,81 +334,83 @@ class DailyBudgetUse:
         return receipt
 
 
-class PartialCompletion:
-    """The pieces of one reply that have arrived so far, from which a cut-off reply is made."""
+class CompletionRecorder:
+    """Records the deltas of one reply, so that a Completion can be built of a reply that is cut
+    off."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        """`messages` are the prompt."""
+        """`messages` is the prompt."""
         self._messages = messages
         self._text: list[TextDelta] = []
-        self._thinking: list[str] = []
+        self._reasoning: list[str] = []
         self._pieces = 0
         self._chars = 0
         self._count: TokenCount | None = None
         self._counted_pieces = 0
-        """How many pieces had come when the engine sent that count."""
+        """Number of pieces that had arrived when the backend sent the count."""
 
-    def heard_by(self, hear: OnDelta) -> OnDelta:
-        """Return a listener that notes each piece before `hear` does."""
+    def wrap(self, on_delta: OnDelta) -> OnDelta:
+        """Return a callback that records each delta before it calls `on_delta`."""
 
-        async def note_and_hear(delta: ModelDelta) -> None:
-            self._note(delta)
-            await hear(delta)
+        async def record(delta: ModelDelta) -> None:
+            self._record(delta)
+            await on_delta(delta)
 
-        return note_and_hear
+        return record
 
     @property
     def has_begun(self) -> bool:
-        """True once the model has generated something."""
+        """True once a piece of the reply has arrived."""
         return self._pieces > 0
 
-    def reply(self, stopped: CompletionStopped | None = None) -> Completion:
-        """Return what has come so far, cut off for the cause that `stopped` tells, or by the end
-        of the time or the connection. Unfinished tool calls are left out; a reply that was ended
-        for its many calls has all complete calls and one more, which tells that there were more.
+    def completion(self, stopped: CompletionStopped | None = None) -> Completion:
+        """Return the reply as far as it arrived. `stopped` is the cause if the proxy cut it off.
+
+        Tool calls are left out. Only a reply that was cut off for its many calls keeps them: all
+        complete calls and one more, which shows that there were more.
         """
         if stopped is not None and stopped.cause == "many_calls" and stopped.partial:
             return replace(stopped.partial, usage=self._usage(), stopped="many_calls")
-        thinking = "".join(self._thinking)
+        reasoning = "".join(self._reasoning)
         text = "".join(delta.text for delta in self._text)
         if stopped is not None and stopped.stop:
             text = text.partition(stopped.stop)[0]
         message: Message = {"role": "assistant", "content": text}
-        if thinking:
-            message |= {"reasoning": thinking, "reasoning_content": thinking}
-        ends_by_itself = stopped is not None and stopped.cause in ("stop", "no_call")
+        if reasoning:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        is_complete = stopped is not None and stopped.cause in ("stop", "no_call")
         sent = stopped.partial if stopped else None
         return Completion(
             message=message,
-            finish_reason="stop" if ends_by_itself else "length",
+            finish_reason="stop" if is_complete else "length",
             usage=self._usage(),
             choice={**(sent.choice if sent else {}), **self._choice(stopped)},
             response=sent.response if sent else {},
             stopped=stopped.cause if stopped else None,
         )
 
-    def _note(self, delta: ModelDelta) -> None:
+    def _record(self, delta: ModelDelta) -> None:
         match delta:
             case TextDelta(text):
                 self._text.append(delta)
                 self._add(text)
             case ReasoningDelta(text):
-                self._thinking.append(text)
+                self._reasoning.append(text)
                 self._add(text)
             case ToolCallDelta(arguments=text):
                 self._add(text)
             case TokenCount():
                 self._count, self._counted_pieces = delta, self._pieces
-            case CallFailed():  # tokens of the failed attempt count all the same
+            case CallFailed():  # its tokens still count
                 self._text.clear()
-                self._thinking.clear()
+                self._reasoning.clear()
 
     def _add(self, text: str) -> None:
         self._pieces += 1
         self._chars += len(text)
 
     def _usage(self) -> dict[str, Any]:
-        """Return the engine's running count, or an estimate marked `estimated`."""
+        """Return the backend's running count, or an estimate marked `estimated`."""
         if self._count is not None:
             prompt = self._count.prompt
             completion = self._count.completion + self._pieces - self._counted_pieces
@@ -425,8 +425,8 @@ class PartialCompletion:
         return usage if self._count is not None else {**usage, "estimated": True}
 
     def _choice(self, stopped: CompletionStopped | None) -> dict[str, Any]:
-        given = [d.logprobs.get("content") for d in self._text if isinstance(d.logprobs, dict)]
-        found = [tokens for tokens in given if isinstance(tokens, list)]
+        contents = [d.logprobs.get("content") for d in self._text if isinstance(d.logprobs, dict)]
+        found = [tokens for tokens in contents if isinstance(tokens, list)]
         choice: dict[str, Any] = {}
         if found:
             choice["logprobs"] = {"content": [token for tokens in found for token in tokens]}
@@ -436,9 +436,9 @@ class PartialCompletion:
 
 
 def _counted(reply: Completion, messages: list[Message]) -> Counted:
-    """Return the tokens of a call; an estimate where the backend has not counted them."""
+    """Return the tokens of a call; an estimate if the backend reports none."""
     tokens = counted(reply.usage)
     if tokens.total or tokens.reported_usd is not None:
         return tokens
-    said = len(text_of(reply.message)) // CHARS_PER_TOKEN
-    return Counted(prompt=expected_tokens(messages), completion=said)
+    completion = len(text_of(reply.message)) // CHARS_PER_TOKEN
+    return Counted(prompt=expected_tokens(messages), completion=completion)

@@ -1,6 +1,6 @@
-"""Fits a run into its model's context: counts the tokens of the history, lowers the token limit of
-a call, and makes the history smaller, first by stubs in place of old observations, then by a
-summary. Each of these begins a new segment of the history.
+"""Keeps a run within its model's context window: counts the tokens of the history, lowers the token
+limit of a call, and compacts the history, first by stubs in place of old observations, then by a
+summary. Each compaction begins a new segment of the history.
 """
 
 import json
@@ -25,43 +25,44 @@ from policies.workspace import OBSERVATION_DIR
 from proxy.agent.context_windows import ContextWindow
 from proxy.agent.history import Entry, History, text_of
 from proxy.agent.model import Completion, Message
-from proxy.agent.result import Compaction, tokens
+from proxy.agent.result import Compaction, usage_count
 from proxy.errors import BackendError, ContextOverflowError
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
 _LOG = logging.getLogger(__name__)
 TOKEN_LIMITS = ("n_predict", "max_completion_tokens", "max_tokens")
-"""A request's token limit under the names that backends have for it."""
+"""The fields in which backends take a request's token limit."""
 MIN_ANSWER_TOKENS = 256
-"""A token limit is never made smaller than this to let a prompt in."""
+"""Minimum token limit that a call is lowered to."""
 SPARE_TOKENS = 32
-SPARE_PART = 32
-"""A prompt may be longer by this part (1/32) than is estimated."""
+SPARE_DIVISOR = 32
+"""A prompt may be longer than its estimate by SPARE_TOKENS and 1/32."""
 REFUSED_SHARE = 0.9
-"""The share that is left of a refused prompt where no better number is known."""
-WORTH_TOKENS = 400
-"""The least that a summary takes; turns of less than twice as much are not summed up."""
+"""Share of a refused prompt that the next prompt may have if no better number is known."""
+MIN_SUMMARY_TOKENS = 400
+"""Turns of less than twice as many tokens are not summarized."""
 MAX_SUMMARY_TOKENS = 2000
-SUMMARY_PART = 8
-"""A summary takes at most this part (1/8) of the prompt."""
-MAX_ASKED = 4
-"""How often a summary is asked for, each time of half as much, if the prompt does not fit."""
+SUMMARY_DIVISOR = 8
+"""A summary takes at most 1/8 of the prompt."""
+MAX_SUMMARY_ATTEMPTS = 4
+"""Maximum number of summary calls. After each that does not fit, the transcript is halved."""
 MIN_SHOWN_CHARS = 200
-"""The least that a transcript shows of each message."""
+"""Minimum number of characters that a transcript shows of each message."""
 MAX_CHARS_A_TOKEN = 6
-_BESIDE_BYTES = 16
-"""The bytes that a chat template writes around a message."""
-KEEP_S = 10.0
-"""How long writing one observation into the sandbox may take."""
+_TEMPLATE_BYTES = 16
+"""Bytes that a chat template adds to a message."""
+WRITE_TIMEOUT_S = 10.0
+"""Timeout of writing one observation into the sandbox, in seconds."""
 _THINK, _END_THINK = "<think>", "</think>"
 
-Ask = Callable[[Sequence[Message]], Awaitable[Completion | None]]
-"""Has the model answer without tools; None if the budget has no room. Raises BackendError."""
+OutOfBandCall = Callable[[Sequence[Message]], Awaitable[Completion | None]]
+"""Makes a model call without tools. Returns None if the budget rules it out. Raises
+BackendError."""
 
 
 class ContextManager:
-    """The context of one run: looked at before each call, made smaller if need be."""
+    """Keeps the prompts of one run within the context window."""
 
     def __init__(
         self,
@@ -69,105 +70,107 @@ class ContextManager:
         history: History,
         counter: "TokenCounter",
         files: "ObservationFiles",
-        ask: Ask,
+        complete: OutOfBandCall,
         *,
         compacts: bool,
     ) -> None:
-        """`compacts`: whether the history may be made smaller."""
+        """`complete` makes the summary call. `compacts` is False if the profile rules out
+        compaction."""
         self._compacts = compacts
         self._window = window
         self._history = history
         self._counter = counter
-        self._compactor = _Compactor(history, counter, files, ask)
+        self._compactor = _Compactor(history, counter, files, complete)
         self._ceiling: int | None = None
-        """Fewer tokens than a prompt had that was refused although it seemed to fit."""
+        """Maximum prompt tokens, learnt from refusals; None if no refusal set it."""
 
     @property
     def known_window(self) -> int | None:
-        """The model's window, if it is known without asking."""
+        """The context window if it is known without asking the server, in tokens."""
         return self._window.known
 
     @property
     def compactions(self) -> Sequence[Compaction]:
-        """How the history was made smaller, in order."""
-        return self._compactor.done
+        """The compactions of the history, in order."""
+        return self._compactor.compactions
 
-    async def fit(self, extra: Mapping[str, Any], *, shortens: bool) -> Mapping[str, Any]:
-        """Return the fields of a call, its token limit lowered if need be. If the context is about
-        to overflow and `shortens` allows it, the history is made smaller first."""
-        if len(self._history.entries) == self._history.ours_from:
-            return extra  # the request alone: whether it fits is for the backend to say
+    async def fit(self, extra: Mapping[str, Any], *, may_compact: bool) -> Mapping[str, Any]:
+        """Return the fields `extra` of a call, with the token limit lowered if necessary. Compact
+        the history first if the prompt does not fit and `may_compact` is True."""
+        if len(self._history.entries) == self._history.own_start:
+            return extra  # only the client's request: the backend decides whether it fits
         window = await self._window.tokens()
         limit = self._limit(window, extra)
-        shortens = shortens and self._compacts
-        if shortens and limit is not None and (before := self._tokens()) > limit:
+        may_compact = may_compact and self._compacts
+        if may_compact and limit is not None and (before := self._tokens()) > limit:
             await self._compactor.make_room(_Overflow("nearly full", limit, before))
         return self._with_token_limit(window, extra)
 
-    async def refit(
-        self, extra: Mapping[str, Any], error: ContextOverflowError, *, shortens: bool
+    async def fit_after_overflow(
+        self, extra: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
     ) -> Mapping[str, Any]:
-        """Return the same after the backend refused a call. Raises that error where nothing can be
-        made smaller."""
+        """Return the fields of a call that the backend refused as too long, with less to send.
+        Raises `error` if nothing can be made smaller."""
         self._learn(extra, error.sizes)
         window = await self._window.tokens()
         limit, before = self._limit(window, extra), self._tokens()
         if limit is None or before <= limit:
             self._ceiling = limit = int(before * REFUSED_SHARE)
-        may_shorten = shortens and self._compacts
+        compacts = may_compact and self._compacts
         overflow = _Overflow("refused", limit, before)
-        is_smaller = may_shorten and await self._compactor.make_room(overflow)
+        is_smaller = compacts and await self._compactor.make_room(overflow)
         smaller = self._with_token_limit(window, extra)
         if not is_smaller and smaller == extra:
             raise error
         return smaller
 
-    async def relimit(
+    async def limit_after_overflow(
         self, extra: Mapping[str, Any], error: ContextOverflowError
     ) -> Mapping[str, Any]:
-        """Return the fields of a call whose token limit was lowered after a refusal, lowered
-        further if the sizes in the refusal demand it."""
+        """Return the fields of a call with the token limit lowered to the sizes in the refusal."""
         self._learn(extra, error.sizes)
         return self._with_token_limit(await self._window.tokens(), extra)
 
-    def counted(self, messages: Sequence[Message], reply: Completion) -> None:
-        """Note how many tokens the backend counted in these messages and its reply."""
-        prompt = tokens(reply.usage, "prompt_tokens")
-        answer = tokens(reply.usage, "completion_tokens")
-        self._counter.counted(messages, prompt, answer)
-        self._window.taken(prompt + answer)
+    def record_usage(self, messages: Sequence[Message], reply: Completion) -> None:
+        """Record the backend's token counts of these messages and the reply."""
+        prompt = usage_count(reply.usage, "prompt_tokens")
+        answer = usage_count(reply.usage, "completion_tokens")
+        self._counter.record_usage(messages, prompt, answer)
+        self._window.record_usage(prompt + answer)
 
     def _tokens(self) -> int:
         return self._counter.tokens(self._history.messages)
 
     def _learn(self, extra: Mapping[str, Any], sizes: ContextSizes) -> None:
-        """Note the sizes that a refusal told."""
-        self._window.refused(sizes)
+        """Record the sizes in a refusal."""
+        self._window.record_refusal(sizes)
         if sizes.window is None:
             return
-        asked = _token_limit(extra)[1]
-        prompt = sizes.prompt or sizes.window - (sizes.answer or asked or 0)
+        requested = _token_limit(extra)[1]
+        prompt = sizes.prompt or sizes.window - (sizes.answer or requested or 0)
         if prompt > self._tokens():
-            self._counter.counted(self._history.messages, prompt, 0)
-        if sizes.answer and asked is None and sizes.answer < sizes.window:
-            self._ceiling = sizes.window - sizes.answer  # what the backend leaves by itself
+            self._counter.record_usage(self._history.messages, prompt, 0)
+        if sizes.answer and requested is None and sizes.answer < sizes.window:
+            self._ceiling = (
+                sizes.window - sizes.answer
+            )  # the backend reserves the rest for the answer
 
     def _limit(self, window: int | None, extra: Mapping[str, Any]) -> int | None:
-        """Return how many tokens a prompt may have, as far as is known."""
+        """Return the maximum prompt tokens, or None if unknown."""
         limits = [] if window is None else [window - room(window, _token_limit(extra)[1])]
         if self._ceiling is not None:
             limits.append(self._ceiling)
         return min(limits, default=None)
 
     def _with_token_limit(self, window: int | None, extra: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields with a token limit that fits beside the prompt. The client's limit was
-        made for its own prompt; the run's has grown since, and backends refuse what cannot fit."""
-        field, asked = _token_limit(extra)
-        if window is None or asked is None:
+        """Return the fields with a token limit that fits beside the prompt. Backends refuse a limit
+        that does not fit, and the prompt has grown since the client chose its limit."""
+        field, requested = _token_limit(extra)
+        if window is None or requested is None:
             return extra
         prompt = self._tokens()
-        left = window - prompt - SPARE_TOKENS - prompt // SPARE_PART
-        return {**extra, field: left} if MIN_ANSWER_TOKENS <= left < asked else extra
+        left = window - prompt - SPARE_TOKENS - prompt // SPARE_DIVISOR
+        return {**extra, field: left} if MIN_ANSWER_TOKENS <= left < requested else extra
 
 
 def _token_limit(extra: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -181,37 +184,42 @@ class _Overflow:
 
     cause: Literal["nearly full", "refused"]
     limit: int
-    """The tokens that the prompt may have."""
+    """Maximum prompt tokens."""
     before: int
-    """The tokens that it has."""
+    """Prompt tokens before the compaction."""
 
 
 class _Compactor:
-    """Makes the history of one run smaller."""
+    """Compacts the history of one run."""
 
     def __init__(
-        self, history: History, counter: "TokenCounter", files: "ObservationFiles", ask: Ask
+        self,
+        history: History,
+        counter: "TokenCounter",
+        files: "ObservationFiles",
+        complete: OutOfBandCall,
     ) -> None:
         self._history = history
         self._counter = counter
         self._files = files
-        self._ask = ask
+        self._complete = complete
         self._gave_up = False
-        self.done: list[Compaction] = []
+        self.compactions: list[Compaction] = []
 
     async def make_room(self, overflow: _Overflow) -> bool:
-        """Make the history smaller. Return False if nothing is left that could be."""
-        after = await self._shorten(overflow)
+        """Compact the history. Return False if there is nothing left to compact."""
+        after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
         lasts = after <= overflow.limit * (1 + EASED_SHARE) / 2 or any(self._long_observations())
         if after <= overflow.limit and lasts:
             return is_smaller
         # With stubs alone the next turn would overflow again.
-        return await self._sum_up(overflow) or is_smaller
+        return await self._summarize(overflow) or is_smaller
 
-    async def _shorten(self, overflow: _Overflow) -> int:
-        """Replace observations by stubs, the oldest first, until the prompt is eased; return its
-        tokens. Observations that the model has not read yet are spared where they fit."""
+    async def _replace_observations(self, overflow: _Overflow) -> int:
+        """Replace observations by stubs, the oldest first, until EASED_SHARE of the limit is
+        reached. Return the prompt tokens. Observations that the model has not read yet are replaced
+        only if the prompt does not fit otherwise."""
         stubs: dict[int, str] = {}
         tokens = overflow.before
         said = [n for n, entry in enumerate(self._history.entries) if entry.kind == "said"]
@@ -220,11 +228,11 @@ class _Compactor:
             if tokens <= overflow.limit * (1 if n > unread_from else EASED_SHARE):
                 break
             text = text_of(entry.message)
-            stubs[n] = stub(text, await self._files.keep(text))
+            stubs[n] = stub(text, await self._files.save(text))
             shorter = {**entry.message, "content": stubs[n]}
             tokens -= self._counter.estimate([entry.message]) - self._counter.estimate([shorter])
         if stubs:
-            self._history.shorten(stubs)
+            self._history.replace_with_stubs(stubs)
             self._note("stubs", overflow, tokens)
         return tokens
 
@@ -237,25 +245,25 @@ class _Compactor:
             and is_worth_a_stub(entry.message["content"])
         ]
 
-    async def _sum_up(self, overflow: _Overflow) -> bool:
-        """Replace all but the latest turns by a summary. Return whether that was done."""
+    async def _summarize(self, overflow: _Overflow) -> bool:
+        """Replace all but the latest turns by a summary. Return False if there is no summary."""
         turns = self._history.turns()
-        allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_PART)
+        allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_DIVISOR)
         latest = self._latest(turns, round(overflow.limit * SUMMARY_SHARE) - allowed)
         gone = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
-        if self._gave_up or self._counter.estimate(gone) < 2 * WORTH_TOKENS:
+        if self._gave_up or self._counter.estimate(gone) < 2 * MIN_SUMMARY_TOKENS:
             return False
         summary = await self._summary(allowed, overflow.limit)
         if not summary:
             self._gave_up = summary is not None
             return False
-        self._history.sum_up(summary_words(summary), latest)
+        self._history.replace_with_summary(summary_words(summary), latest)
         self._note("summary", overflow, self._counter.tokens(self._history.messages))
         return True
 
     def _latest(self, turns: Sequence[Sequence[Entry]], free: int) -> Sequence[Sequence[Entry]]:
-        """Return the last turns that fit beside the client's messages. Results of the client's
-        tools in the last turn are among them in any case: the model has not read them yet."""
+        """Return the last turns that fit into `free` tokens beside the client's messages. A last
+        turn with results of the client's tools is always kept: the model has not read them yet."""
         entries = self._history.entries
         theirs = [entry.message for entry in entries if entry.kind == "theirs"]
         tokens, count = self._counter.tokens(theirs), 0
@@ -269,41 +277,42 @@ class _Compactor:
         return turns[len(turns) - count :]
 
     async def _summary(self, allowed: int, limit: int) -> str | None:
-        """Return the model's summary of the history; where that does not fit into the prompt, of
-        less and less of it. "" if no part fits; None if a later try may succeed."""
+        """Return the model's summary of the history, or of a shortened transcript if the history
+        does not fit into a prompt. Return "" if no transcript fits; None if a later attempt may
+        succeed."""
         request: Message = {"role": "user", "content": sum_up_request(allowed)}
-        told = list(self._history.entries)
-        if told[-1].kind == "asked":
-            told.pop()  # this question follows the summary
-        messages = [entry.message for entry in told]
+        entries = list(self._history.entries)
+        if entries[-1].kind == "asked":
+            entries.pop()  # the proxy's request follows the summary
+        messages = [entry.message for entry in entries]
         tokens = limit
-        for _ in range(MAX_ASKED):
+        for _ in range(MAX_SUMMARY_ATTEMPTS):
             try:
-                reply = await self._ask([*messages, request])
+                reply = await self._complete([*messages, request])
             except ContextOverflowError:
                 tokens //= 2
-                messages = _transcript(told, self._counter.chars(tokens))
+                messages = _transcript(entries, self._counter.chars(tokens))
                 continue
             except BackendError as error:
-                _LOG.warning("no summary of a full context: %s", error)
+                _LOG.warning("the context could not be summarized: %s", error)
                 return None
             if reply is None:
                 return None
-            return spoken(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
+            return strip_reasoning(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
         return ""
 
     def _note(self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int) -> None:
-        self.done.append(Compaction(kind, overflow.cause, overflow.before, after))
+        self.compactions.append(Compaction(kind, overflow.cause, overflow.before, after))
         _LOG.info("context %s: %s, %d to %d tokens", overflow.cause, kind, overflow.before, after)
 
 
 def _transcript(entries: Sequence[Entry], chars: int) -> list[Message]:
-    """Return the client's messages, and in one more message what was said since, cut to about
-    `chars` characters: each message to the same length, and of all of them the latest."""
+    """Return the client's messages and one more message with the later messages, cut to about
+    `chars` characters: each message to the same length, and the oldest dropped."""
     theirs = [entry.message for entry in entries if entry.kind == "theirs"]
     ours = [entry.message for entry in entries if entry.kind != "theirs"]
-    shown = max(MIN_SHOWN_CHARS, chars // max(1, len(ours)))
-    lines = [f"{each['role']}: {_cut(_text_and_calls(each), shown)}" for each in ours]
+    chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(ours)))
+    lines = [f"{message['role']}: {_cut(_text_and_calls(message), chars_each)}" for message in ours]
     return [*theirs, {"role": "user", "content": "\n\n".join(lines)[-chars:]}]
 
 
@@ -316,32 +325,32 @@ def _cut(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars // 2]} [...] {text[-chars // 2 :]}"
 
 
-def spoken(text: str) -> str:
-    """Return a text without the thinking between `<think>` and `</think>`, also where a chat
-    template has opened it or its end was cut off."""
+def strip_reasoning(text: str) -> str:
+    """Return a text without the reasoning between `<think>` and `</think>`, also if the opening tag
+    is in the chat template or the closing tag was cut off."""
     *blocks, rest = text.split(_END_THINK)  # a regular expression would take quadratic time
-    said = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]
-    return "".join([*said, rest.partition(_THINK)[0]]).strip()
+    spoken = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]
+    return "".join([*spoken, rest.partition(_THINK)[0]]).strip()
 
 
 class TokenCounter:
-    """The tokens of one run's history: those that the backend has counted, and an estimate of
-    what came since."""
+    """Counts the tokens of one run's history: the backend's last count, and an estimate of later
+    messages."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools = tools
         self._density = TOKENS_PER_BYTE
         self._tokens = 0
-        """The prompt and the answer that the backend counted last."""
+        """Tokens of the prompt and the answer that the backend counted last."""
         self._counted: Sequence[Message] = ()
         """The messages of that prompt."""
         self._bytes = 0
-        """The bytes of these messages."""
+        """Bytes of these messages."""
         self._uncounted: tuple[Sequence[Message], int, int] | None = None
-        """The last count, until an estimate is asked for, which mostly never happens."""
+        """Latest token count from the backend, applied lazily: most runs never need an estimate."""
 
-    def counted(self, messages: Sequence[Message], prompt: int, answer: int) -> None:
-        """Note the tokens that the backend has counted in these messages and its answer."""
+    def record_usage(self, messages: Sequence[Message], prompt: int, answer: int) -> None:
+        """Record the tokens that the backend counted in these messages and its answer."""
         if prompt:
             self._uncounted = messages, prompt, answer
 
@@ -350,17 +359,17 @@ class TokenCounter:
         self._take_count()
         known = len(self._counted)
         if known and _begins_with(messages, self._counted):
-            # The next message is the answer, which is counted already.
+            # The message after the counted prompt is the answer, which is counted too.
             return self._tokens + self.estimate(messages[known + 1 :])
         return round(self._tools_bytes * self._density) + self.estimate(messages)
 
     def estimate(self, messages: Sequence[Message]) -> int:
-        """Return an estimate of the tokens of these messages alone."""
+        """Return the estimated tokens of these messages, without the tools."""
         self._take_count()
         return round(sum(map(_bytes_of, messages)) * self._density)
 
     def chars(self, tokens: int) -> int:
-        """Return how many characters of text have about so many tokens."""
+        """Return how many characters of text make about `tokens` tokens."""
         self._take_count()
         return int(tokens / self._density)
 
@@ -381,8 +390,8 @@ class TokenCounter:
 
 
 def _begins_with(messages: Sequence[Message], others: Sequence[Message]) -> bool:
-    """Return whether the first messages are the same objects as the others: a segment keeps those
-    that it does not replace."""
+    """Return True if `messages` begins with the same objects as `others`. A new segment keeps the
+    objects that it does not replace."""
     if len(messages) < len(others):
         return False
     return all(one is other for one, other in zip(messages, others, strict=False))
@@ -391,9 +400,9 @@ def _begins_with(messages: Sequence[Message], others: Sequence[Message]) -> bool
 def _bytes_of(message: Message) -> int:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    size = _BESIDE_BYTES + sum(_bytes_of_part(part) for part in parts if part)
-    beside = {key: each for key, each in message.items() if key not in ("role", "content")}
-    return size + (len(json.dumps(beside)) if beside else 0)
+    size = _TEMPLATE_BYTES + sum(_bytes_of_part(part) for part in parts if part)
+    rest = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return size + (len(json.dumps(rest)) if rest else 0)
 
 
 def _bytes_of_part(part: Any) -> int:
@@ -404,20 +413,19 @@ def _bytes_of_part(part: Any) -> int:
 
 
 class ObservationFiles:
-    """Observations of one run kept whole in its sandbox, once stubs take their place in the
-    history."""
+    """Saves the observations of one run as files in its sandbox when stubs replace them."""
 
-    def __init__(self, run_id: str, computer: Callable[[], Awaitable[Sandbox | None]]) -> None:
-        """`computer` returns the run's sandbox, if it has one."""
-        # Runs of a conversation share the sandbox; ids made from time begin alike.
+    def __init__(self, run_id: str, sandbox: Callable[[], Awaitable[Sandbox | None]]) -> None:
+        """`sandbox` returns the run's sandbox, or None if it has none."""
+        # Runs of a session share the sandbox. The beginning of a run id is a time stamp.
         self._name = run_id[-8:]
-        self._computer = computer
+        self._sandbox = sandbox
         self._count = 0
 
-    async def keep(self, text: str) -> str | None:
-        """Write a text into the sandbox. Return its path, or None if it could not be written."""
-        computer = await self._computer()
-        if computer is None:
+    async def save(self, text: str) -> str | None:
+        """Write a text into the sandbox. Return the path, or None if the write failed."""
+        sandbox = await self._sandbox()
+        if sandbox is None:
             return None
         self._count += 1
         path = f"{OBSERVATION_DIR}/{self._name}-{self._count}.txt"
@@ -426,7 +434,7 @@ class ObservationFiles:
             yield text.encode(errors="replace")
 
         try:
-            await computer.put(path, written(), timeout_s=KEEP_S)
+            await sandbox.put(path, written(), timeout_s=WRITE_TIMEOUT_S)
         except (SandboxFileError, SandboxLostError):
             return None
         return path

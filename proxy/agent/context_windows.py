@@ -1,4 +1,5 @@
-"""The context window of each model: configured, listed by its server, or learnt from refusals."""
+"""The context window of each model: configured, listed by the model server, or learnt from
+refusals."""
 
 import asyncio
 import time
@@ -11,112 +12,111 @@ from proxy.errors import BackendError
 
 K = TypeVar("K")
 
-LISTED_AS = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""The field of vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has it in `meta`."""
-ASK_S = 5.0
-"""How long a server may take to list its models: a run waits for it once."""
-HOLDS_S = 600.0
-"""After so long the server is asked again: another may have taken its place."""
+WINDOW_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
+"""The fields of vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has its own in `meta`."""
+LISTING_TIMEOUT_S = 5.0
+"""Timeout of listing the server's models, in seconds."""
+REFRESH_S = 600.0
+"""Maximum age of a listing, in seconds. The server may have been replaced meanwhile."""
 MAX_LEARNT = 4096
-"""The most names in each table: clients can make up names of models."""
+"""Maximum number of entries in each table: clients can invent model names."""
 
 
 class ContextWindows:
-    """The windows of all models of one backend."""
+    """The context windows of all models of one backend, in tokens of prompt and answer together."""
 
     def __init__(self, configured: int | None = None) -> None:
         self._configured = configured
-        self._known: dict[str, int] = {}
-        """By model: as the server lists it."""
+        self._listed: dict[str, int] = {}
+        """Windows that the server lists, by model."""
         self._refused: dict[tuple[str, str], int] = {}
-        """By owner and model: as a refusal of the owner's request told it."""
-        self._taken: dict[tuple[str, str], int] = {}
-        """By owner and model: the most tokens of prompt and answer that a call of the owner's had
-        since the last refusal: no window is smaller."""
-        self._of_any: int | None = None
-        """The window of a server that answers any name with its only model."""
-        self._asked: float | None = None
-        self._asking = asyncio.Lock()
+        """Windows that refusals of the owner's requests named, by owner and model."""
+        self._used: dict[tuple[str, str], int] = {}
+        """Most tokens of prompt and answer in one call since the last refusal, by owner and model:
+        the window cannot be smaller."""
+        self._default: int | None = None
+        """Window of a server that answers any model name with its only model."""
+        self._listed_at: float | None = None
+        self._listing = asyncio.Lock()
 
-    async def of(self, model: Model, owner: str, name: str) -> int | None:
-        """Return the window, in tokens of prompt and answer together, or None if it is unknown.
-        The server is asked unless the window is known or it was asked within HOLDS_S."""
+    async def get(self, model: Model, owner: str, name: str) -> int | None:
+        """Return the window, or None if it is unknown. List the server's models if the window is
+        unknown and the last listing is older than REFRESH_S."""
         if self.known(owner, name) is None and not self._is_fresh():
-            async with self._asking:
+            async with self._listing:
                 if not self._is_fresh():
-                    await self._ask(model)
-        return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
+                    await self._list_models(model)
+        return self.known(owner, name) or self._unless_outgrown(owner, name, self._default)
 
-    async def of_first_asked(self, model: Model, owner: str, name: str) -> int | None:
-        """Return the window; ask the server only if it was never asked."""
-        if self._asked is None:
-            return await self.of(model, owner, name)
-        return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
+    async def get_without_refresh(self, model: Model, owner: str, name: str) -> int | None:
+        """Return the window, or None. List the server's models only if that was never done."""
+        if self._listed_at is None:
+            return await self.get(model, owner, name)
+        return self.known(owner, name) or self._unless_outgrown(owner, name, self._default)
 
-    def listed(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """Note the models that the server has listed. If it lists another size than before, the
-        sizes of earlier calls are forgotten."""
-        self._asked = time.monotonic()
-        for each in models:
-            name = str(each.get("id"))
-            if (tokens := _listed(each)) and tokens != self._known.get(name):
-                self._known[name] = tokens
-                self._taken = {key: n for key, n in self._taken.items() if key[1] != name}
-        of_any = _served(models[0]) if len(models) == 1 else None
-        if of_any != self._of_any:
-            self._of_any = of_any
-            self._taken.clear()
+    def record_listing(self, models: Sequence[Mapping[str, Any]]) -> None:
+        """Record the models that the server lists. If a window has changed, forget the usage of
+        earlier calls."""
+        self._listed_at = time.monotonic()
+        for entry in models:
+            name = str(entry.get("id"))
+            if (tokens := _listed_window(entry)) and tokens != self._listed.get(name):
+                self._listed[name] = tokens
+                self._used = {key: n for key, n in self._used.items() if key[1] != name}
+        default = _llama_cpp_window(models[0]) if len(models) == 1 else None
+        if default != self._default:
+            self._default = default
+            self._used.clear()
 
     def known(self, owner: str, name: str) -> int | None:
-        """Return the window if it is known without asking the server. A refusal's size goes before
-        the listed one."""
+        """Return the window if it is known without asking the server. A refusal takes precedence
+        over the listing."""
         if self._configured is not None:
             return self._configured
-        refused = self._not_outgrown(owner, name, self._refused.get((owner, name)))
-        return refused or self._not_outgrown(owner, name, self._known.get(name))
+        refused = self._unless_outgrown(owner, name, self._refused.get((owner, name)))
+        return refused or self._unless_outgrown(owner, name, self._listed.get(name))
 
-    def refused(self, owner: str, name: str, sizes: ContextSizes) -> None:
-        """Note the sizes in a refusal of a prompt that was too long. They hold for this owner
-        alone: an owner that can word its refusals harms nobody else. If earlier calls had more
-        tokens, another server has taken the place of theirs, and their sizes are forgotten."""
+    def record_refusal(self, owner: str, name: str, sizes: ContextSizes) -> None:
+        """Record the sizes in a refusal of a prompt as too long. They apply to this owner only, who
+        may be able to forge refusals. If earlier calls had more tokens, the server was replaced,
+        and their usage is forgotten."""
         if sizes.window is not None:
             _put(self._refused, (owner, name), sizes.window)
-            if sizes.window < self._taken.get((owner, name), 0):
-                del self._taken[owner, name]
+            if sizes.window < self._used.get((owner, name), 0):
+                del self._used[owner, name]
 
-    def taken(self, owner: str, name: str, tokens: int) -> None:
-        """Note the tokens of prompt and answer of a call of this owner's: a smaller window is not
-        believed."""
-        if tokens > self._taken.get((owner, name), 0):
-            _put(self._taken, (owner, name), tokens)
+    def record_usage(self, owner: str, name: str, tokens: int) -> None:
+        """Record the tokens of prompt and answer of a call. Smaller windows are then ignored."""
+        if tokens > self._used.get((owner, name), 0):
+            _put(self._used, (owner, name), tokens)
 
-    def _not_outgrown(self, owner: str, name: str, window: int | None) -> int | None:
-        taken = self._taken.get((owner, name), 0)
-        return window if window is None or window >= taken else None
+    def _unless_outgrown(self, owner: str, name: str, window: int | None) -> int | None:
+        used = self._used.get((owner, name), 0)
+        return window if window is None or window >= used else None
 
     def _is_fresh(self) -> bool:
-        return self._asked is not None and time.monotonic() - self._asked < HOLDS_S
+        return self._listed_at is not None and time.monotonic() - self._listed_at < REFRESH_S
 
-    async def _ask(self, model: Model) -> None:
+    async def _list_models(self, model: Model) -> None:
         try:
-            async with asyncio.timeout(ASK_S):
-                self.listed(await model.models())
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
+                self.record_listing(await model.models())
         except (BackendError, TimeoutError):
             return
         finally:
-            self._asked = time.monotonic()
+            self._listed_at = time.monotonic()
 
 
-def _put(kept: dict[K, int], key: K, tokens: int) -> None:
-    """Put a size in, and take the oldest out above MAX_LEARNT."""
-    kept.pop(key, None)
-    kept[key] = tokens
-    if len(kept) > MAX_LEARNT:
-        kept.pop(next(iter(kept)))
+def _put(sizes: dict[K, int], key: K, tokens: int) -> None:
+    """Add a size, and drop the oldest beyond MAX_LEARNT."""
+    sizes.pop(key, None)
+    sizes[key] = tokens
+    if len(sizes) > MAX_LEARNT:
+        sizes.pop(next(iter(sizes)))
 
 
 class ContextWindow:
-    """The window of one model for one owner."""
+    """The context window of one model for one owner. See the methods of ContextWindows."""
 
     def __init__(self, windows: ContextWindows, model: Model, owner: str, name: str) -> None:
         self._windows = windows
@@ -125,30 +125,27 @@ class ContextWindow:
         self._name = name
 
     async def tokens(self) -> int | None:
-        """See `Windows.of`."""
-        return await self._windows.of(self._model, self._owner, self._name)
+        return await self._windows.get(self._model, self._owner, self._name)
 
     @property
     def known(self) -> int | None:
-        """See `Windows.known`."""
         return self._windows.known(self._owner, self._name)
 
-    def refused(self, sizes: ContextSizes) -> None:
-        """See `Windows.refused`."""
-        self._windows.refused(self._owner, self._name, sizes)
+    def record_refusal(self, sizes: ContextSizes) -> None:
+        self._windows.record_refusal(self._owner, self._name, sizes)
 
-    def taken(self, tokens: int) -> None:
-        """See `Windows.taken`."""
-        self._windows.taken(self._owner, self._name, tokens)
+    def record_usage(self, tokens: int) -> None:
+        self._windows.record_usage(self._owner, self._name, tokens)
 
 
-def _listed(entry: Mapping[str, Any]) -> int | None:
-    found = (entry.get(field) for field in LISTED_AS)
-    return next((each for each in found if _is_size(each)), None) or _served(entry)
+def _listed_window(entry: Mapping[str, Any]) -> int | None:
+    found = (entry.get(field) for field in WINDOW_FIELDS)
+    return next((size for size in found if _is_size(size)), None) or _llama_cpp_window(entry)
 
 
-def _served(entry: Mapping[str, Any]) -> int | None:
-    """Return what llama.cpp gives to one request; the size the model was trained for differs."""
+def _llama_cpp_window(entry: Mapping[str, Any]) -> int | None:
+    """Return the window that llama.cpp gives to one request, which may be smaller than the size
+    that the model was trained for."""
     meta = entry.get("meta")
     size = meta.get("n_ctx") if isinstance(meta, Mapping) else None
     return size if _is_size(size) else None

@@ -1,5 +1,5 @@
-"""The conversation of a run with its model: the requests that are sent, the history that they
-carry, and the usage that the replies report."""
+"""The conversation of a run with its model: the history, the model calls that extend it, and the
+usage that the backend reports."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,33 +18,33 @@ from proxy.agent.context_windows import ContextWindow
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
 from proxy.agent.model import Completion, Message, StopRetryingError
-from proxy.agent.result import Compaction, Stopwatch, add, tokens
-from proxy.agent.suspension import INSTRUCTING, SuspendedRun, leading
+from proxy.agent.result import Compaction, Stopwatch, add_usage, usage_count
+from proxy.agent.suspension import INSTRUCTION_ROLES, SuspendedRun, leading_instructions
 from proxy.agent.task import AgentTask, Params
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
-FLOOR_SHARE = 4
-"""The least that a call may take is at most this part (1/4) of the model's window."""
-WITH_TURNS = ("logprobs", "top_logprobs")
-"""Parameters of the visible answer that go with turns too, for prose may be the answer."""
+MIN_LIMIT_DIVISOR = 4
+"""The minimum token limit of a call is at most 1/4 of the context window."""
+LOGPROBS_PARAMS = ("logprobs", "top_logprobs")
+"""Parameters of the visible answer that are also sent with turns, whose prose may be the answer."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """The tokens of a run's conversation, each counted once however often it was sent."""
+    """Token counts of a run's conversation. Each token counts once, however often it was sent."""
 
     llm_calls: int = 0
     tokens: int = 0
     env_tokens: int = 0
-    """The part that was output of tools."""
+    """Tokens of tool output."""
     context_tokens: int = 0
-    """The length of the last prompt."""
+    """Tokens of the last prompt."""
     known_tokens: int = 0
-    """The length of that prompt and of the model's reply to it."""
+    """Tokens of the last prompt and of the reply to it."""
 
 
 class Conversation:
-    """The history of one run, and the model calls that make it grow."""
+    """The history of one run, and the model calls that extend it."""
 
     def __init__(
         self,
@@ -53,89 +53,90 @@ class Conversation:
         messages: Sequence[Message],
         params: Params,
         tools: Sequence[Mapping[str, Any]],
-        words: str,
+        prompt: str,
         window: ContextWindow,
         files: ObservationFiles,
     ) -> None:
-        """`messages` and `params` are the task's as the run's style words them; `words` go to the
-        model before the messages."""
+        """`messages` and `params` are the task's, adapted by the run's style. `prompt` is the
+        proxy's system prompt."""
         self._model = model
         self._task, self._request, self._params = task, task.request, params
-        self._clients = len(messages)
-        """The number of the client's messages."""
+        self._client_message_count = len(messages)
         self._tools = [*tools, *task.request.client_tools]
-        self.history = _history(messages, task.session.suspended_run, words)
-        self._ours_before = len(self.history.entries) - len(messages)
-        """How many messages of ours stand before the client's, unless the run was resumed."""
+        self.history = _history(messages, task.session.suspended_run, prompt)
+        self._index_offset = len(self.history.entries) - len(messages)
+        """Number of the proxy's messages before the client's, unless the run was resumed."""
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
-        """The usage of each call."""
+        """The usage of each model call, in order."""
         self.trajectory = Trajectory()
-        self.waited = Stopwatch()
-        """The time spent waiting for the model, without that spent on pieces of its replies."""
+        self.model_time = Stopwatch()
+        """Time spent waiting for the model, without the time spent on handling its deltas."""
         self._known_stubs = 0
-        self._is_last = False
+        """Number of stub compactions that the trajectory accounts for."""
+        self._is_final = False
+        """True once the call that ends the run was requested."""
         self._optional = params.optional
-        self._floor: int | None = task.profile.limits.min_turn_tokens
-        """The least token limit that calls are given; None once the backend refused it."""
-        self._with_turns = {k: v for k, v in params.final.items() if k in WITH_TURNS}
-        self.has_worked = False
-        """True once a tool has run: only then may the history be shortened."""
+        self._min_token_limit: int | None = task.profile.limits.min_turn_tokens
+        """Minimum token limit of a call; None once the backend refused it."""
+        self._turn_params = {k: v for k, v in params.final.items() if k in LOGPROBS_PARAMS}
+        self.has_used_tools = False
+        """True once a tool has run. Before that, the history is never compacted."""
         self._counter = TokenCounter(self._tools)
         self._context = ContextManager(
-            *(window, self.history, self._counter, files, self._ask_aside),
+            *(window, self.history, self._counter, files, self._complete_out_of_band),
             compacts=task.profile.limits.compact,
         )
 
     @property
     def compactions(self) -> Sequence[Compaction]:
-        """How the history was made smaller."""
+        """The compactions of the history, in order."""
         return self._context.compactions
 
     def trajectory_tokens(self) -> int:
-        """Return the trajectory's tokens, with an estimate of what no call has sent yet; 0 where
-        they are not limited."""
+        """Return the tokens of the trajectory and an estimate of the messages not sent yet; 0 if
+        the profile does not limit them."""
         if self._task.profile.limits.max_trajectory_tokens is None:
             return 0
         prompt = self._counter.tokens(self.history.messages)
         return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
 
     def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
-        """Return the usage that the client is told: of the last call, or of all."""
+        """Return the usage to report to the client: of the last call, or of all calls."""
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
     @property
-    def unfinished(self) -> Completion | None:
-        """The reply to the last call as far as it came, if it was cut off."""
-        return self._model.unfinished
+    def partial_completion(self) -> Completion | None:
+        """The reply to the last call as far as it arrived, if it was cut off; else None."""
+        return self._model.partial_completion
 
-    async def ask(self, on_delta: OnDelta) -> Completion:
-        """Ask for the model's next turn, with tools. Raises BackendError."""
-        with_tools: dict[str, Any] = {"tools": self._tools, **self._with_turns}
+    async def complete_turn(self, on_delta: OnDelta) -> Completion:
+        """Request the model's next turn, with tools. Raises BackendError."""
+        fields: dict[str, Any] = {"tools": self._tools, **self._turn_params}
         if self._request.must_call:
-            with_tools["tool_choice"] = "required"
+            fields["tool_choice"] = "required"
         elif self._request.tool_choice is not None and self.trajectory.llm_calls == 0:
-            # A forced call holds for the first turn; repeated, the run would never end.
-            with_tools["tool_choice"] = self._request.tool_choice
+            # Only for the first turn: a forced call in every turn would never let the run end.
+            fields["tool_choice"] = self._request.tool_choice
         if self._request.parallel_tool_calls is not None:
-            with_tools["parallel_tool_calls"] = self._request.parallel_tool_calls
+            fields["parallel_tool_calls"] = self._request.parallel_tool_calls
         try:
-            return await self._complete(with_tools, on_delta)
+            return await self._complete(fields, on_delta)
         except BackendError as error:
-            if not self._with_turns or error.status != 400 or self.trajectory.llm_calls:
+            if not self._turn_params or error.status != 400 or self.trajectory.llm_calls:
                 raise
             if isinstance(error, ContextOverflowError | ToolsRefusedError):
                 raise
-            # llama.cpp has no log probabilities beside tools in a stream.
-            for name in self._with_turns:
-                del with_tools[name]
-            self._with_turns = {}
-            return await self._complete(with_tools, on_delta)
+            # llama.cpp refuses log probabilities together with tools in a stream.
+            for name in self._turn_params:
+                del fields[name]
+            self._turn_params = {}
+            return await self._complete(fields, on_delta)
 
-    async def ask_plainly(self, on_delta: OnDelta | None) -> Completion:
-        """Send the client's request as it came, without words or tools of ours. Raises
+    async def complete_plain(self, on_delta: OnDelta | None) -> Completion:
+        """Send the client's own request, without the proxy's prompt and tools. Raises
         BackendError."""
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self._task.model,
             "messages": self._request.messages,
             **self._params.base,
@@ -143,112 +144,124 @@ class Conversation:
             **self._params.token_limits,
         }
         if self._request.client_tools:
-            asked["tools"] = self._request.client_tools
+            body["tools"] = self._request.client_tools
             if self._request.tool_choice is not None:
-                asked["tool_choice"] = self._request.tool_choice
-        hear = on_delta and self.waited.standing(on_delta)
-        reply = await self._answered(asked, hear, ours_before=0)
+                body["tool_choice"] = self._request.tool_choice
+        on_delta = on_delta and self.model_time.pausing(on_delta)
+        reply = await self._call_model(body, on_delta, index_offset=0)
         self._count(reply)
         return reply
 
-    async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
-        """Ask for a call of one of the client's tools, without ours."""
-        self._is_last = True
-        self.history.ask(call_request(stop))
+    async def complete_required_call(
+        self, stop: StopReason, on_delta: OnDelta | None
+    ) -> Completion:
+        """Request a call of one of the client's tools, without offering the proxy's tools."""
+        self._is_final = True
+        self.history.append_request(call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
-    async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
-        """Ask for the visible answer, without tools and in the form that the client wants."""
-        self._is_last = True
-        self.history.ask(final_request(stop, self._request.answer_form))
-        return await self._complete_final(on_delta)
+    async def complete_final_answer(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
+        """Request the visible answer, without tools and in the form that the client wants."""
+        self._is_final = True
+        self.history.append_request(final_request(stop, self._request.answer_form))
+        return await self._complete(self._params.final, on_delta)
 
-    async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Completion:
-        """Ask for the visible answer once more, because `answer` lacks its form."""
+    async def retry_final_answer(
+        self, answer: str, request: str, on_delta: OnDelta | None
+    ) -> Completion:
+        """Request the visible answer again after `answer`, which violates the form. `request` is
+        the message that says how."""
         self.history.append({"role": "assistant", "content": answer})
-        self.history.ask(request)
-        return await self._complete_final(on_delta)
-
-    async def _complete_final(self, on_delta: OnDelta | None) -> Completion:
+        self.history.append_request(request)
         return await self._complete(self._params.final, on_delta)
 
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        hear = on_delta and self.waited.standing(on_delta)
-        extra = {**extra, **self._budget()}
-        extra = await self._context.fit(extra, shortens=self.has_worked)
+        on_delta = on_delta and self.model_time.pausing(on_delta)
+        extra = {**extra, **self._token_limits()}
+        extra = await self._context.fit(extra, may_compact=self.has_used_tools)
         while True:
             messages = self.history.messages
             try:
-                reply = await self._answered(self._body(messages, extra), hear)
+                reply = await self._call_model(self._body(messages, extra), on_delta)
             except ContextOverflowError as error:
-                await self._may_ask_again(error, hear)
+                await self._report_retry(error, on_delta)
                 if self._optional:
                     self._optional = {}
-                elif self._floor is not None and self._budget() != self._params.token_limits:
-                    self._floor = None
-                    extra = await self._context.relimit({**extra, **self._budget()}, error)
+                elif self._raises_token_limit():
+                    self._min_token_limit = None
+                    extra = await self._context.limit_after_overflow(
+                        {**extra, **self._token_limits()}, error
+                    )
                 else:
-                    extra = await self._context.refit(extra, error, shortens=self.has_worked)
+                    extra = await self._context.fit_after_overflow(
+                        extra, error, may_compact=self.has_used_tools
+                    )
             else:
                 self._count(reply)
-                self._context.counted(messages, reply)
+                self._context.record_usage(messages, reply)
                 return reply
 
-    async def _may_ask_again(self, error: BackendError, hear: OnDelta | None) -> None:
-        """Tell the listener that a reply broke off. Raises the error if the client would see that
-        another one follows."""
-        if hear is None or self._model.unfinished is None:
+    async def _report_retry(self, error: BackendError, on_delta: OnDelta | None) -> None:
+        """Report to `on_delta` that a reply broke off and is requested again. Raises the error if
+        the client has already seen a part of the reply."""
+        if on_delta is None or self._model.partial_completion is None:
             return
         try:
-            await hear(CallFailed(error.status, 0.0))
+            await on_delta(CallFailed(error.status, 0.0))
         except StopRetryingError:
             raise error from None
 
-    def _budget(self) -> dict[str, Any]:
+    def _raises_token_limit(self) -> bool:
+        return (
+            self._min_token_limit is not None and self._token_limits() != self._params.token_limits
+        )
+
+    def _token_limits(self) -> dict[str, Any]:
         """Return the token limit of a call under the client's name for it, raised to leave room for
-        thinking and for a call's arguments."""
+        reasoning and for tool-call arguments."""
         if not self._params.token_limits:
             return {}
-        floor = self._floor or 0
+        minimum = self._min_token_limit or 0
         if (window := self._context.known_window) is not None:
-            floor = min(floor, window // FLOOR_SHARE)
-        return {name: max(limit, floor) for name, limit in self._params.token_limits.items()}
+            minimum = min(minimum, window // MIN_LIMIT_DIVISOR)
+        return {name: max(limit, minimum) for name, limit in self._params.token_limits.items()}
 
-    async def _ask_aside(self, messages: Sequence[Message]) -> Completion | None:
-        """Make a call that is no part of the history, without tools. Return None if the budget has
-        no room for it; once the last answer is asked for, it is made in any case."""
-        if not self._is_last and not await self._model.allows(messages):
+    async def _complete_out_of_band(self, messages: Sequence[Message]) -> Completion | None:
+        """Make a model call without tools whose messages do not enter the history. Return None if
+        the budget does not allow the call; it is always allowed for the final answer."""
+        if not self._is_final and not await self._model.reserve_out_of_band_call(messages):
             return None
-        reply = await self._answered(self._body(messages, self._budget()), ignore)
+        reply = await self._call_model(self._body(messages, self._token_limits()), ignore_delta)
         self._count(reply)
         return reply
 
-    async def _answered(
-        self, body: Mapping[str, Any], on_delta: OnDelta | None, ours_before: int | None = None
+    async def _call_model(
+        self, body: Mapping[str, Any], on_delta: OnDelta | None, index_offset: int | None = None
     ) -> Completion:
-        """Make a model call. `ours_before`: how many messages of ours stand before the client's;
-        None: as many as in the history."""
+        """Make a model call. `index_offset` is the number of the proxy's messages before the
+        client's; None stands for that of the history."""
         if body.get("prompt_logprobs") is not None:
-            on_delta = None  # no engine has them in a stream
+            on_delta = None  # no engine returns prompt_logprobs in a stream
         try:
-            with self.waited:
+            with self.model_time:
                 return await self._model.complete(body, on_delta)
         except (BackendError, asyncio.CancelledError) as error:
-            if unfinished := self._model.unfinished:
-                self._count(unfinished)
+            if partial_completion := self._model.partial_completion:
+                self._count(partial_completion)
             if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.words, body):
                 error.sizes = ContextSizes()
             if isinstance(error, BackendError):
-                before = self._ours_before if ours_before is None else ours_before
-                error.renumber(partial(self._clients_index, before))
+                offset = self._index_offset if index_offset is None else index_offset
+                error.renumber(partial(self._client_message_index, offset))
             raise
 
-    def _clients_index(self, ours_before: int, index: int) -> int | None:
-        """Return the index of a message in the client's request, or None if it is not there."""
+    def _client_message_index(self, offset: int, index: int) -> int | None:
+        """Return the index that a message of a model call has in the client's request, or None if
+        the message is not the client's."""
         is_new = self._request.has_client_indexes and self._task.session.suspended_run is None
-        index -= ours_before
-        return index if is_new and 0 <= index < self._clients else None
+        index -= offset
+        return index if is_new and 0 <= index < self._client_message_count else None
 
     def _body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -260,63 +273,63 @@ class Conversation:
         }
 
     def _count(self, reply: Completion) -> None:
-        self.usage = add(self.usage, reply.usage)
+        self.usage = add_usage(self.usage, reply.usage)
         self.usages.append(reply.usage)
-        prompt = tokens(reply.usage, "prompt_tokens")
-        completion = tokens(reply.usage, "completion_tokens")
-        said = self.trajectory
-        # What the prompt grew by, beyond the model's own words, is what we told it.
-        told = self._newly_told(prompt) if said.known_tokens else 0
-        said.tokens += completion + (told if said.llm_calls else prompt)
-        said.env_tokens += self._put_out(told)
-        said.context_tokens = prompt
-        said.known_tokens = prompt + completion
-        said.llm_calls += 1
+        prompt = usage_count(reply.usage, "prompt_tokens")
+        completion = usage_count(reply.usage, "completion_tokens")
+        trajectory = self.trajectory
+        new = self._new_prompt_tokens(prompt) if trajectory.known_tokens else 0
+        trajectory.tokens += completion + (new if trajectory.llm_calls else prompt)
+        trajectory.env_tokens += self._tool_output_tokens(new)
+        trajectory.context_tokens = prompt
+        trajectory.known_tokens = prompt + completion
+        trajectory.llm_calls += 1
 
-    def _newly_told(self, prompt: int) -> int:
-        stubs = sum(each.kind == "stubs" for each in self.compactions)
+    def _new_prompt_tokens(self, prompt: int) -> int:
+        """Return how many tokens of a prompt were added after the model's last reply."""
+        stubs = sum(compaction.kind == "stubs" for compaction in self.compactions)
         if stubs == self._known_stubs:
             return max(0, prompt - self.trajectory.known_tokens)
-        # What became shorter hides what came: that is told after the model's last words.
+        # The prompt shrank by the stubs, so its growth is estimated from the new messages instead.
         self._known_stubs = stubs
         turns = self.history.turns()
         return self._counter.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
 
-    def _put_out(self, told: int) -> int:
-        """Return how many of `told`, the tokens after the model's last words, came from tools."""
-        new = turns[-1][1:] if told and (turns := self.history.turns()) else []
-        ours = [entry.message for entry in new if entry.kind == "asked"]
-        if len(ours) == len(new):
+    def _tool_output_tokens(self, new_tokens: int) -> int:
+        """Return how many of the `new_tokens` after the model's last reply are tool output."""
+        new = turns[-1][1:] if new_tokens and (turns := self.history.turns()) else []
+        requests = [entry.message for entry in new if entry.kind == "asked"]
+        if len(requests) == len(new):
             return 0
-        return max(0, told - self._counter.estimate(ours)) if ours else told
+        return max(0, new_tokens - self._counter.estimate(requests)) if requests else new_tokens
 
 
-async def ignore(delta: ModelDelta) -> None:
-    """Ignore the piece: the whole reply is enough."""
+async def ignore_delta(delta: ModelDelta) -> None:
+    """Do nothing: the caller reads the complete reply."""
 
 
-def _history(messages: Sequence[Message], waited: SuspendedRun | None, words: str) -> History:
-    """Return the history that a run begins with, or goes on with if `waited` is suspended."""
-    if waited is None:
-        return History(opening(messages, words))
-    if instructions := leading(messages):
-        waited = waited.instructed(opening(instructions, words))
-    continued, marks = waited.continued(messages)
-    return History(continued, waited.ours_from, marks)
+def _history(messages: Sequence[Message], suspended: SuspendedRun | None, prompt: str) -> History:
+    """Return the initial history of a new run, or the history of a resumed run."""
+    if suspended is None:
+        return History(with_system_prompt(messages, prompt))
+    if instructions := leading_instructions(messages):
+        suspended = suspended.with_instructions(with_system_prompt(instructions, prompt))
+    resumed, marks = suspended.with_results(messages)
+    return History(resumed, suspended.own_start, marks)
 
 
-def opening(messages: Sequence[Message], words: str) -> list[Message]:
-    """Return the client's messages with our words before its own system prompt, as one system
-    message at the beginning: many chat templates refuse any other.
+def with_system_prompt(messages: Sequence[Message], prompt: str) -> list[Message]:
+    """Return the client's messages with `prompt` before the client's own system prompt, in one
+    system message at the beginning: many chat templates accept no other.
     """
-    if not words:
+    if not prompt:
         return list(messages)
     first = messages[0] if messages else {}
-    if first.get("role") not in INSTRUCTING:
-        return [{"role": "system", "content": words}, *messages]
+    if first.get("role") not in INSTRUCTION_ROLES:
+        return [{"role": "system", "content": prompt}, *messages]
     content = first.get("content")
     if isinstance(content, list):
-        merged: Any = [{"type": "text", "text": words}, *content]
+        merged: Any = [{"type": "text", "text": prompt}, *content]
     else:
-        merged = f"{words}\n\n{content}" if content else words
+        merged = f"{prompt}\n\n{content}" if content else prompt
     return [{**first, "content": merged}, *messages[1:]]

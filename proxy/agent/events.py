@@ -1,4 +1,4 @@
-"""The events of a run. All that a listener learns of a run arrives as one of these."""
+"""The events of a run, which observers and subscribers receive, and the deltas of model replies."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from sandbox_runtime.egress.decision import Decision
 class RunStarted:
     run_id: str
     prompt: str = ""
-    """The SHA-256 of our words before the client's own; "" if there are none."""
+    """SHA-256 of the proxy's system prompt; "" if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +24,35 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallAccepted:
-    """The backend has accepted a model call; what follows is the reply. As an event: the run's
-    first call."""
+    """The backend has accepted a model call; the reply follows. Emitted for the run's first call
+    only."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """An attempt at a model call has failed, and another is to follow. As an event: an attempt at
-    the run's first call."""
+    """An attempt at a model call has failed, and a retry follows. Emitted for the run's first call
+    only."""
 
     status: int
-    """The backend's."""
+    """HTTP status of the backend."""
     retry_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of the model's thinking."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Narration(ReasoningDelta):
-    """The model's words beside its calls, which clients are shown as thinking."""
+    """The model's prose beside its tool calls, which clients see as reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of the model's prose; whether it is the answer shows only when the turn ends."""
+    """A piece of the model's prose. The end of the turn decides whether the prose is the answer."""
 
     text: str
     logprobs: Any = None
@@ -61,32 +61,32 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call as the model writes it."""
+    """A piece of a tool call."""
 
     index: int
     name: str
-    """The name so far; whole from the first piece that carries arguments."""
+    """The name so far; complete from the first piece with arguments."""
     arguments: str
-    """The piece of the arguments' JSON text."""
+    """A piece of the JSON text of the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCallStarted:
-    """The model has begun a call of a client's tool. The client runs it, unless the reply breaks
-    off before the call is whole."""
+    """The model has begun a call of a client's tool, which the client runs once the call is
+    complete."""
 
     index: int
-    """The call's place among the result's `tool_calls`."""
+    """Index of the call in the result's `tool_calls`."""
     call_id: str
-    """Its id there."""
+    """Id of the call in the result's `tool_calls`."""
     name: str
     takes_text: bool = False
-    """Whether the tool takes a text and no arguments (OpenAI's `custom`)."""
+    """True if the tool takes a text instead of arguments (OpenAI's `custom`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCallDelta:
-    """A piece of the arguments of a client's call, or of its text."""
+    """A piece of the arguments, or of the text, of a client tool call."""
 
     index: int
     text: str
@@ -94,14 +94,14 @@ class ClientCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ClientCallFinished:
-    """A client's call is whole."""
+    """A client tool call is complete."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """The tokens that the backend has counted so far, if it tells while the model writes."""
+    """The backend's token counts so far, if it reports them during the reply."""
 
     prompt: int
     completion: int
@@ -133,13 +133,13 @@ class ToolCallFinished:
     observation: str
     exit_code: int | None
     output_lines: int | None
-    """The lines that a command wrote; None if no command ran."""
+    """Number of lines that the command wrote; None if no command ran."""
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepsOmitted:
-    """Stands for the oldest steps, for a listener that came too late to hear of them."""
+    """Stands for the oldest steps, which a late subscriber does not receive."""
 
     steps: int
 
@@ -153,13 +153,13 @@ class EgressDecided:
 
 @dataclass(frozen=True, slots=True)
 class RuleMatched:
-    """The run is about to do something that a rule is about; emitted before it is done."""
+    """A rule matches something that the run is about to do."""
 
     rule: str
     action: Action
     over: Act
     subject: str
-    """The command, path or `host:port`, or its beginning."""
+    """The command, path or `host:port`, possibly cut."""
     reason: str
 
 
@@ -173,8 +173,8 @@ class AnswerDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRestarted:
-    """The answer begins anew: what was sent of it so far was narration, which stays in a stream
-    and is no part of a whole answer."""
+    """The answer starts again: the answer text so far was narration. It stays in a stream and is
+    not part of a complete answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEvent:
-    """An event in the run of a further choice (`n`); those of the first choice come bare."""
+    """An event of a further choice (`n`). Events of the first choice are not wrapped."""
 
     index: int
     """Counted from 1."""

@@ -1,7 +1,7 @@
-"""The visible answer of a run: found, or asked for in a model call of its own, and checked against
-the form that the client wants.
+"""The visible answer of a run: taken from what the run produced, or requested in a separate model
+call, and validated against the form that the client wants.
 
-An answer with a form is held back until it is checked: what was sent cannot be taken back.
+An answer with a form is held back until it is validated: text that was sent cannot be withdrawn.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ import anyio.to_process
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm, answer_fault, unfenced
 from policies.limits import StopReason
 from policies.prompts import INSTRUCTIONS, WHY_NO_MORE_TOOLS, form_request
-from proxy.agent.answer import AnswerWriter, answer_file
-from proxy.agent.conversation import WITH_TURNS, Conversation
+from proxy.agent.answer import AnswerWriter, read_answer_file
+from proxy.agent.conversation import LOGPROBS_PARAMS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Message, refusal_of
@@ -26,154 +26,13 @@ from proxy.agent.prose import Prose, ProseRules, own_texts
 from proxy.agent.result import RunWarning
 from proxy.agent.task import AgentTask, out_of_time
 from proxy.agent.tools import ToolExecutor, tool_name
-from proxy.agent.turn_stream import FirstCall, Shows, StreamHandler
+from proxy.agent.turn_stream import FirstCallProgress, ProseVisibility, StreamHandler
 from proxy.errors import BackendError
 from sandbox_runtime.sandbox import Sandbox
 
 CHECK_S = 20.0
-"""How long one check against a client's schema may take."""
+"""Timeout of one validation against a client's schema, in seconds."""
 CUT_SHORT = ("length", "content_filter")
-
-
-@dataclass(frozen=True, slots=True)
-class FinalAnswer:
-    """The visible answer."""
-
-    text: str
-    finish_reason: str | None = None
-    """None: the run's own stays."""
-    reply: Completion | None = None
-    """The reply that contains it."""
-    refusal: str | None = None
-    warnings: tuple[RunWarning, ...] = ()
-
-
-class FinalCall:
-    """Asks the model for the visible answer."""
-
-    def __init__(
-        self,
-        task: AgentTask,
-        talk: Conversation,
-        writer: AnswerWriter,
-        toolbox: ToolExecutor,
-        emit: Emit,
-        first_call: FirstCall,
-        rules: ProseRules,
-    ) -> None:
-        self._task = task
-        self._talk = talk
-        self._writer = writer
-        self._toolbox = toolbox
-        self._emit = emit
-        self._first_call = first_call
-        self._rules = rules
-        self._last_text = ""
-        """The last answer of the model that came whole."""
-        self._listener: StreamHandler | None = None
-
-    async def answer(self, stop: StopReason, fallback: str, seconds: float) -> FinalAnswer:
-        """Return the model's answer, or `fallback` if there is none. Raises BackendError."""
-        await self._writer.begin()
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._asked(stop, fallback)
-        except BackendError:
-            if not fallback or self._writer.text:
-                raise
-            return await self._as_it_is(FinalAnswer(fallback))
-        except TimeoutError as error:
-            if best := self._writer.given or self._last_text or self._unfinished() or fallback:
-                return await self._as_it_is(FinalAnswer(best, "length"))
-            raise out_of_time(self._task) from error
-
-    async def unasked(self, answer: str) -> FinalAnswer:
-        """Return the run's own answer, which may be empty, without asking the model."""
-        return await self._as_it_is(FinalAnswer(answer))
-
-    async def _asked(self, stop: StopReason, fallback: str) -> FinalAnswer:
-        final = await self._heard(partial(self._talk.ask_final, stop), fallback)
-        form = self._task.request.answer_form
-        if form is None or final.refusal or final.finish_reason in CUT_SHORT:
-            return await self._released(final)
-        formed = await in_form(form, final)
-        if formed.finish_reason == "length":
-            formed = await self._mended(form, formed)
-        return await self._released(formed)
-
-    async def _mended(self, form: AnswerForm, final: FinalAnswer) -> FinalAnswer:
-        """Ask once more, naming what the form lacks. Return the first answer if that fails."""
-        (warning,) = final.warnings
-        request = form_request(warning.message, form)
-        try:
-            again = await self._heard(
-                partial(self._talk.ask_again, final.text, request), final.text
-            )
-        except BackendError:
-            return final
-        if again.refusal or again.finish_reason in CUT_SHORT:
-            return again
-        return await in_form(form, again)
-
-    async def _heard(
-        self, ask: Callable[[OnDelta], Awaitable[Completion]], fallback: str
-    ) -> FinalAnswer:
-        """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
-        proxy's own texts."""
-        shows: Shows = (
-            "soon"
-            if self._task.request.stream and self._task.request.answer_form is None
-            else "never"
-        )
-        async with StreamHandler(
-            self._emit,
-            self._first_call,
-            self._writer,
-            self._toolbox,
-            Prose(self._rules),
-            streams=self._task.request.stream,
-            shows=shows,
-            shows_submit=False,
-        ) as listener:
-            self._listener = listener
-            reply = await ask(_but_calls(listener.hear))
-            await listener.end_without_calls(reply, is_answer=True)
-        refusal = refusal_of(reply.message)
-        is_echo = reply.stopped == "echo" or listener.prose.is_echo_at_end()
-        text = "" if refusal or is_echo else text_of(reply.message).lstrip()
-        if not text.strip() and not refusal:
-            text = fallback
-        self._last_text = text
-        return FinalAnswer(text, reply.finish_reason, reply, refusal)
-
-    def _unfinished(self) -> str:
-        """Return what has come of a reply that was cut off."""
-        if self._listener is None or self._listener.prose.is_echo_at_end():
-            return ""
-        return self._listener.prose.text.strip()
-
-    async def _released(self, final: FinalAnswer) -> FinalAnswer:
-        """Write what was held back of the answer, in the pieces it came in."""
-        held = self._listener.prose.rest() if self._listener else []
-        if "".join(delta.text for delta in held) == final.text:
-            for delta in held:
-                await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
-        return final
-
-    async def _as_it_is(self, final: FinalAnswer) -> FinalAnswer:
-        form = self._task.request.answer_form
-        return final if form is None else await in_form(form, final)
-
-
-def _but_calls(hear: OnDelta) -> OnDelta:
-    """Return a listener that passes everything to `hear` but tool calls, which a call without tools
-    cannot make."""
-
-    async def hear_words(delta: ModelDelta) -> None:
-        if not isinstance(delta, ToolCallDelta):
-            await hear(delta)
-
-    return hear_words
 
 
 FORMS = frozenset(
@@ -186,80 +45,42 @@ FORMS = frozenset(
         "guided_whitespace_pattern",
     }
 )
-"""Parameters that ask for a form, which can be checked if the task has one."""
-SHOWN_AS_IT_COMES = frozenset({"stop", *WITH_TURNS})
-"""Parameters of the visible answer that any turn's prose can satisfy while it is written."""
+"""Parameters that request a form; an answer can be validated against it instead."""
+STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
+"""Parameters of the visible answer that the prose of any turn can satisfy while it streams."""
 
 
-def when_shown(task: AgentTask) -> Shows:
-    """Return how soon the prose of a turn may be shown as the answer."""
-    needs_call = task.params.final.keys() - SHOWN_AS_IT_COMES
-    must_wait = task.delivery.narration == "reasoning" or needs_call
-    return "never" if must_wait or not task.request.stream else "soon"
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """The visible answer."""
 
-
-async def fitting_answer(task: AgentTask, found: str, outcome: RunOutcome) -> str | None:
-    """Return an answer as the client's parameters want it, or None if only a model call with these
-    parameters can give that."""
-    form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}
-    if outcome.choice.get("logprobs"):
-        unmet -= set(WITH_TURNS)
-    if form is not None and unmet & FORMS:
-        formed = await in_form(form, FinalAnswer(found))
-        if not formed.warnings:
-            found, unmet = formed.text, unmet - FORMS
-    if unmet:
-        return None
-    return _up_to_stop(found, stop_strings(task))
-
-
-def stop_strings(task: AgentTask) -> tuple[str, ...]:
-    """The client's stop strings."""
-    stop = task.params.final.get("stop")
-    given = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    return tuple(each for each in given if isinstance(each, str) and each)
-
-
-def _up_to_stop(text: str, stops: Sequence[str]) -> str:
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
-
-
-def prose_rules(
-    task: AgentTask,
-    messages: Sequence[Message],
-    words: str,
-    tools: Sequence[Mapping[str, Any]],
-) -> ProseRules:
-    """Return the rules for the visible prose of a run that sends these words and tools beside the
-    client's messages."""
-    limits = [n for n in task.params.token_limits.values() if isinstance(n, int) and n > 0]
-    descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
-    return ProseRules(
-        max_tokens=min(limits, default=None),
-        stops=stop_strings(task),
-        own=own_texts((words, *descriptions), INSTRUCTIONS),
-        client_texts=[text_of(message) for message in messages],
-        tool_names=[tool_name(tool) for tool in (*tools, *task.request.client_tools)],
-    )
+    text: str
+    finish_reason: str | None = None
+    """None if the run's own finish reason applies."""
+    reply: Completion | None = None
+    """The reply that contains it."""
+    refusal: str | None = None
+    warnings: tuple[RunWarning, ...] = ()
 
 
 class BestAnswer:
-    """Finds the best answer of a run: submitted, in an answer file, the last prose, or asked for.
-    The model is asked first if tools have run and a limit has ended the run, or if the answer does
-    not satisfy the client's parameters."""
+    """Finds the best answer of a run, in this order: submitted, in an answer file, the last prose.
+
+    The final-answer call is made if there is none of these, if a limit has ended a run that used
+    tools, or if the answer cannot satisfy the client's parameters.
+    """
 
     def __init__(
         self,
         task: AgentTask,
         outcome: RunOutcome,
-        call: FinalCall,
+        call: "FinalCall",
         seconds: float | None,
         *,
         takes_prose: bool,
     ) -> None:
-        """`seconds`: how long asking the model may take; None: it is not asked. `takes_prose`:
-        whether the model's prose can be the answer."""
+        """`seconds` is the timeout of the final-answer call; None rules the call out. `takes_prose`
+        is True if the model's prose can be the answer."""
         self._takes_prose = takes_prose
         self._task = task
         self._outcome = outcome
@@ -267,26 +88,26 @@ class BestAnswer:
         self._seconds = seconds
 
     async def find(
-        self, stop: StopReason, computer: Sandbox | None, *, has_worked: bool, is_plain: bool
+        self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
     ) -> str:
-        """Return the answer, or "" if the run ends in client tool calls or a refusal. `is_plain`:
-        the client's parameters went with the call that wrote the answer."""
-        ends_bare = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
-        if ends_bare or self._outcome.has_cut_call:
+        """Return the answer, or "" if the run ends in client tool calls or a refusal. `is_plain` is
+        True if the client's parameters were sent with the call that wrote the answer."""
+        has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
+        if has_no_answer or self._outcome.has_cut_call:
             return ""
-        found = await self._found(computer)
-        if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_worked):
-            fitting = found if is_plain else await fitting_answer(self._task, found, self._outcome)
-            if fitting is not None:
-                return fitting
+        found = await self._found(sandbox)
+        if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_used_tools):
+            adapted = found if is_plain else await adapt_to_params(self._task, found, self._outcome)
+            if adapted is not None:
+                return adapted
         may_be_prose = self._seconds is not None or self._takes_prose
-        return await self._asked(stop, found or (self._outcome.prose if may_be_prose else ""))
+        return await self._request(stop, found or (self._outcome.prose if may_be_prose else ""))
 
-    async def _found(self, computer: Sandbox | None) -> str | None:
+    async def _found(self, sandbox: Sandbox | None) -> str | None:
         outcome = self._outcome
         if outcome.submitted:
             return outcome.submitted
-        if in_file := await answer_file(computer) if computer else "":
+        if in_file := await read_answer_file(sandbox) if sandbox else "":
             return in_file
         if outcome.prose_reply is None or not self._takes_prose:
             return None
@@ -294,9 +115,9 @@ class BestAnswer:
         outcome.choice = outcome.prose_reply.choice
         return outcome.prose
 
-    async def _asked(self, stop: StopReason, fallback: str) -> str:
+    async def _request(self, stop: StopReason, fallback: str) -> str:
         if self._seconds is None:
-            final = await self._call.unasked(fallback)
+            final = await self._call.without_call(fallback)
         else:
             final = await self._call.answer(stop, fallback, self._seconds)
         outcome = self._outcome
@@ -308,9 +129,137 @@ class BestAnswer:
         return final.text
 
 
-async def in_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
-    """Strip the code fence from an answer and check it against its form. An answer that fails gets
-    a notice and the finish reason of one that was cut off, so that no client takes it for valid.
+class FinalCall:
+    """The model call that requests the visible answer."""
+
+    def __init__(
+        self,
+        task: AgentTask,
+        conversation: Conversation,
+        writer: AnswerWriter,
+        executor: ToolExecutor,
+        emit: Emit,
+        first_call: FirstCallProgress,
+        rules: ProseRules,
+    ) -> None:
+        self._task = task
+        self._conversation = conversation
+        self._writer = writer
+        self._executor = executor
+        self._emit = emit
+        self._first_call = first_call
+        self._rules = rules
+        self._last_text = ""
+        """The last complete answer of the model."""
+        self._handler: StreamHandler | None = None
+
+    async def answer(self, stop: StopReason, fallback: str, seconds: float) -> FinalAnswer:
+        """Return the model's answer, or `fallback` if there is none. Raises BackendError and
+        OutOfTimeError if there is no fallback either."""
+        await self._writer.begin()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._complete_in_form(stop, fallback)
+        except BackendError:
+            if not fallback or self._writer.text:
+                raise
+            return await self._validated(FinalAnswer(fallback))
+        except TimeoutError as error:
+            if best := self._writer.source or self._last_text or self._partial_text() or fallback:
+                return await self._validated(FinalAnswer(best, "length"))
+            raise out_of_time(self._task) from error
+
+    async def without_call(self, answer: str) -> FinalAnswer:
+        """Return the run's own answer, which may be empty, without a model call."""
+        return await self._validated(FinalAnswer(answer))
+
+    async def _complete_in_form(self, stop: StopReason, fallback: str) -> FinalAnswer:
+        final = await self._complete(
+            partial(self._conversation.complete_final_answer, stop), fallback
+        )
+        form = self._task.request.answer_form
+        if form is None or final.refusal or final.finish_reason in CUT_SHORT:
+            return await self._write_held(final)
+        formed = await check_form(form, final)
+        if formed.finish_reason == "length":
+            formed = await self._retry(form, formed)
+        return await self._write_held(formed)
+
+    async def _retry(self, form: AnswerForm, final: FinalAnswer) -> FinalAnswer:
+        """Request the answer once more and say how it violates the form. Return the first answer
+        if the backend fails."""
+        (warning,) = final.warnings
+        request = form_request(warning.message, form)
+        try:
+            retried = await self._complete(
+                partial(self._conversation.retry_final_answer, final.text, request), final.text
+            )
+        except BackendError:
+            return final
+        if retried.refusal or retried.finish_reason in CUT_SHORT:
+            return retried
+        return await check_form(form, retried)
+
+    async def _complete(
+        self, call: Callable[[OnDelta], Awaitable[Completion]], fallback: str
+    ) -> FinalAnswer:
+        """Make the model call and stream its reply to the client. Return `fallback` if the reply is
+        empty or repeats the proxy's own texts."""
+        streams = self._task.request.stream
+        may_show = streams and self._task.request.answer_form is None
+        async with StreamHandler(
+            self._emit,
+            self._first_call,
+            self._writer,
+            self._executor,
+            Prose(self._rules),
+            streams=streams,
+            visibility="soon" if may_show else "never",
+            shows_submit=False,
+        ) as handler:
+            self._handler = handler
+            reply = await call(_ignore_tool_calls(handler.on_delta))
+            await handler.end_without_calls(reply, is_answer=True)
+        refusal = refusal_of(reply.message)
+        is_echo = reply.stopped == "echo" or handler.prose.is_echo_at_end()
+        text = "" if refusal or is_echo else text_of(reply.message).lstrip()
+        if not text.strip() and not refusal:
+            text = fallback
+        self._last_text = text
+        return FinalAnswer(text, reply.finish_reason, reply, refusal)
+
+    def _partial_text(self) -> str:
+        """Return the text of a reply that was cut off, as far as it arrived."""
+        if self._handler is None or self._handler.prose.is_echo_at_end():
+            return ""
+        return self._handler.prose.text.strip()
+
+    async def _write_held(self, final: FinalAnswer) -> FinalAnswer:
+        """Write the held-back deltas of the answer, unless validation has changed the text."""
+        held = self._handler.prose.rest() if self._handler else []
+        if "".join(delta.text for delta in held) == final.text:
+            for delta in held:
+                await self._writer.write(delta.text, self._executor.current_sandbox, delta.logprobs)
+        return final
+
+    async def _validated(self, final: FinalAnswer) -> FinalAnswer:
+        form = self._task.request.answer_form
+        return final if form is None else await check_form(form, final)
+
+
+def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
+    """Return a callback that drops tool-call deltas, for the call offers no tools."""
+
+    async def without_tool_calls(delta: ModelDelta) -> None:
+        if not isinstance(delta, ToolCallDelta):
+            await on_delta(delta)
+
+    return without_tool_calls
+
+
+async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
+    """Strip the code fence from an answer and validate it against its form. An answer that fails
+    gets a warning and the finish reason "length", so that no client takes it for valid.
     """
     text = unfenced(final.text)
     try:
@@ -328,6 +277,58 @@ async def in_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S
 async def _fault(form: AnswerForm, answer: str, seconds: float) -> str | None:
     if form in (ANY_OBJECT, ANY_JSON):
         return answer_fault(form, answer)
-    # In a process, for a schema can make a check endless, and a thread could not be ended.
+    # In a process: a schema can make validation endless, and a thread cannot be killed.
     with anyio.fail_after(seconds):
         return await anyio.to_process.run_sync(answer_fault, form, answer, cancellable=True)
+
+
+def prose_visibility(task: AgentTask) -> ProseVisibility:
+    """Return when the prose of a turn may be sent as the answer."""
+    needs_call = task.params.final.keys() - STREAMABLE_PARAMS
+    is_hidden = task.delivery.narration == "reasoning" or needs_call
+    return "never" if is_hidden or not task.request.stream else "soon"
+
+
+async def adapt_to_params(task: AgentTask, answer: str, outcome: RunOutcome) -> str | None:
+    """Return the answer adapted to the client's parameters, or None if only a model call with these
+    parameters can satisfy them."""
+    form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}
+    if outcome.choice.get("logprobs"):
+        unmet -= set(LOGPROBS_PARAMS)
+    if form is not None and unmet & FORMS:
+        formed = await check_form(form, FinalAnswer(answer))
+        if not formed.warnings:
+            answer, unmet = formed.text, unmet - FORMS
+    if unmet:
+        return None
+    return _up_to_stop(answer, stop_strings(task))
+
+
+def stop_strings(task: AgentTask) -> tuple[str, ...]:
+    """Return the client's stop strings."""
+    stop = task.params.final.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return tuple(each for each in stops if isinstance(each, str) and each)
+
+
+def _up_to_stop(text: str, stops: Sequence[str]) -> str:
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def prose_rules(
+    task: AgentTask,
+    messages: Sequence[Message],
+    prompt: str,
+    tools: Sequence[Mapping[str, Any]],
+) -> ProseRules:
+    """Return the rules for the visible prose of a run with this system prompt and these tools."""
+    limits = [n for n in task.params.token_limits.values() if isinstance(n, int) and n > 0]
+    descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
+    return ProseRules(
+        max_tokens=min(limits, default=None),
+        stops=stop_strings(task),
+        own=own_texts((prompt, *descriptions), INSTRUCTIONS),
+        client_texts=[text_of(message) for message in messages],
+        tool_names=[tool_name(tool) for tool in (*tools, *task.request.client_tools)],
+    )

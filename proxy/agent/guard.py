@@ -1,5 +1,5 @@
-"""Watches what a run does: the rules that its acts are held to, the secrets that it must not tell,
-and the connections that programs in its sandbox make."""
+"""The rules of a run's profile, the redaction of secrets, and the log of the sandbox's network
+connections."""
 
 import logging
 import time
@@ -21,13 +21,13 @@ from sandbox_runtime.egress.decision import Decision
 
 log = logging.getLogger(__name__)
 STILL_OPEN = "still open when the run ended"
-MAX_TOLD, PERIOD_S = 50, 60.0
-"""How many connections that came to nothing are emitted in a period, and how many times a rule."""
+MAX_EMITTED, PERIOD_S = 50, 60.0
+"""Maximum number of events about failed connections, and about each rule, in a period."""
 
 
 class Guard:
-    """Holds the acts of one run to the rules of its profile. Every rule that is met is emitted
-    before anything is done."""
+    """Applies the rules of the profile to one run. Each rule that matches is emitted before the run
+    acts."""
 
     def __init__(self, profile: Profile, emit: Emit) -> None:
         self._watch = profile.watch
@@ -35,17 +35,17 @@ class Guard:
         self._emit = emit
 
     async def refusal(self, tool: str, arguments: object) -> str | None:
-        """Return why a call is not made, in words for the model; None if it is."""
-        does = subject(tool, arguments) if isinstance(arguments, Mapping) else None
-        refused = await self._refusal(*does) if does else None
+        """Return the observation for a call that a rule denies, or None if the call is allowed."""
+        act = subject(tool, arguments) if isinstance(arguments, Mapping) else None
+        refused = await self._refusal(*act) if act else None
         return f"Nothing was done: {refused}." if refused else None
 
     async def egress_refusal(self, target: Target) -> str | None:
-        """Return why no connection is made; None if it is."""
+        """Return why a rule denies a connection, or None if the connection is allowed."""
         return await self._refusal("egress", str(target))
 
-    async def withhold(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
-        """Return a notice for each file that a rule withholds, by path."""
+    async def withheld_files(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
+        """Return a warning for each file that a rule withholds, by path."""
         warnings = {}
         for file in files:
             if file.path in ANSWER_FILES:
@@ -55,105 +55,105 @@ class Guard:
                 warnings[file.path] = RunWarning("file_withheld", words)
         return warnings
 
-    def without_secrets(self, text: str) -> str:
-        """Return a text as the model may be told it: what goes to the model leaves the server."""
+    def redact(self, text: str) -> str:
+        """Return a text without secrets."""
         return self._secrets.without(text)
 
-    async def _refusal(self, over: Act, what: str) -> str | None:
-        rule = self._watch.met(over, what)
+    async def _refusal(self, over: Act, target: str) -> str | None:
+        rule = self._watch.met(over, target)
         if rule is None:
             return None
-        shown = what[:MAX_SUBJECT_CHARS]
+        shown = target[:MAX_SUBJECT_CHARS]
         await self._emit(RuleMatched(rule.name, rule.action, rule.target, shown, rule.reason))
         return rule.refusal
 
 
-def cleaned(value: Any, secrets: Secrets) -> Any:
-    """Return a value of JSON without secrets in its strings."""
+def redact_json(value: Any, secrets: Secrets) -> Any:
+    """Return a JSON value without secrets in its strings."""
     if isinstance(value, str):
         return secrets.without(value)
     if isinstance(value, Mapping):
-        return {key: cleaned(each, secrets) for key, each in value.items()}
+        return {key: redact_json(item, secrets) for key, item in value.items()}
     if isinstance(value, list):
-        return [cleaned(each, secrets) for each in value]
+        return [redact_json(item, secrets) for item in value]
     return value
 
 
 class EgressWatch:
-    """Emits and logs the connections of programs in one run's sandbox.
+    """Emits and logs the network connections of one run's sandbox.
 
-    Connections that come to nothing cost a program next to nothing: after a few in a period they
-    are counted, and one event stands for the others.
+    Failed connections are cheap for a program, so only the first MAX_EMITTED in a period are
+    emitted one by one. One event summarizes the others.
     """
 
     def __init__(
         self, task: AgentTask, emit: Emit, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._run_id = task.run_id
-        self._guard = Guard(task.profile, self._met)
+        self._guard = Guard(task.profile, self._on_rule)
         self._emit: Emit | None = emit
         self._now = now
         self._open = Counter[Target]()
-        self._failed = Throttle(MAX_TOLD, PERIOD_S)
+        self._failed = Throttle(MAX_EMITTED, PERIOD_S)
         self._rules: dict[str, tuple[Throttle, RuleMatched]] = {}
-        """By name of a rule: its throttle, and the last event about it."""
+        """Throttle and last event of each rule, by name."""
 
-    async def asked(self, target: Target) -> str | None:
-        """Return why a connection that the sandbox's own rules allow is not made; None if it is."""
+    async def confirm_target(self, target: Target) -> str | None:
+        """Return why a rule denies a connection that the network policy allows, or None."""
         refused = await self._guard.egress_refusal(target)
         if refused is None and self._emit is not None:
             self._open[target] += 1
         return refused
 
-    async def decided(self, decision: Decision) -> None:
-        """Note a connection that is over, or was refused."""
+    async def on_decision(self, decision: Decision) -> None:
+        """Record a connection that is closed, or was refused."""
         target = Target(decision.host, decision.port)
         if self._open[target] > 1:
             self._open[target] -= 1
         else:
             self._open.pop(target, None)
-        if _came_to_nothing(decision):
-            await self._tell_failed(self._failed.start_period(self._now()))
+        if _has_failed(decision):
+            await self._emit_failed(self._failed.start_period(self._now()))
             if not self._failed.allows():
                 return
-        await self._tell_decision(decision)
+        await self._emit_decision(decision)
 
-    async def tell_open(self) -> None:
-        """Emit the connections that outlive the run, and those that were only counted so far."""
-        await self._tell_failed(self._failed.take_held_back())
+    async def flush(self) -> None:
+        """Emit the connections that are still open, and the summary of those that were counted."""
+        await self._emit_failed(self._failed.take_held_back())
         for throttle, met in self._rules.values():
-            await self._tell_met(met, throttle.take_held_back())
+            await self._emit_suppressed(met, throttle.take_held_back())
         for target in list(self._open.elements()):
             decision = Decision(target.host, target.port, "allowed", STILL_OPEN, 0, 0, 0.0)
-            await self._tell(EgressDecided(decision))
+            await self._emit_event(EgressDecided(decision))
 
     def close(self) -> None:
-        """Emit no more events, for the run is over: later connections are logged only."""
+        """Stop emitting, because the run is over. Later connections are only logged."""
         self._emit = None
         self._open.clear()
         if more := self._failed.take_held_back():
             self._log(_summary(more))
 
-    async def _met(self, event: Event) -> None:
-        """Emit that a connection has met a rule."""
+    async def _on_rule(self, event: Event) -> None:
+        """Emit a rule that a connection matched, unless there were too many."""
         assert isinstance(event, RuleMatched)
-        throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_TOLD, PERIOD_S), event)
+        throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_EMITTED, PERIOD_S), event)
         self._rules[event.rule] = (throttle, event)
-        await self._tell_met(event, throttle.start_period(self._now()))
+        await self._emit_suppressed(event, throttle.start_period(self._now()))
         if throttle.allows():
-            await self._tell(event)
+            await self._emit_event(event)
 
-    async def _tell_met(self, event: RuleMatched, more: int) -> None:
+    async def _emit_suppressed(self, event: RuleMatched, more: int) -> None:
         if more:
-            await self._tell(replace(event, subject=f"and {more} more"))
+            await self._emit_event(replace(event, subject=f"and {more} more"))
 
-    async def _tell_failed(self, more: int) -> None:
+    async def _emit_failed(self, more: int) -> None:
         if more:
-            await self._tell_decision(_summary(more))
+            await self._emit_decision(_summary(more))
 
-    async def _tell_decision(self, decision: Decision) -> None:
+    async def _emit_decision(self, decision: Decision) -> None:
         self._log(decision)
-        await self._tell(EgressDecided(decision))
+        await self._emit_event(EgressDecided(decision))
 
     def _log(self, decision: Decision) -> None:
         log.info(
@@ -167,23 +167,23 @@ class EgressWatch:
             decision.reason,
         )
 
-    async def _tell(self, event: Event) -> None:
+    async def _emit_event(self, event: Event) -> None:
         if self._emit is not None:
             await self._emit(event)
 
 
-def _came_to_nothing(decision: Decision) -> bool:
+def _has_failed(decision: Decision) -> bool:
     is_empty = not decision.bytes_up and not decision.bytes_down
     return decision.verdict == "denied" or bool(decision.reason and is_empty)
 
 
 def _summary(more: int) -> Decision:
-    """Return the decision that stands for connections that are not emitted one by one."""
+    """Return the decision that summarizes connections that were not emitted one by one."""
     return Decision("", 0, "denied", f"and {more} more connections that failed", 0, 0, 0.0)
 
 
 class Throttle:
-    """Lets `most` log lines or events through in each period and counts the others."""
+    """Allows `most` log lines or events in each period and counts the others."""
 
     def __init__(self, most: int, period_s: float) -> None:
         self._most = most
@@ -192,7 +192,7 @@ class Throttle:
         self._seen = 0
 
     def start_period(self, now: float) -> int:
-        """Begin a new period if the last one is over. Return how many that one held back."""
+        """Begin a new period if the last one is over. Return how many the last one held back."""
         if now < self._ends_at:
             return 0
         held_back = self.take_held_back()
@@ -200,12 +200,12 @@ class Throttle:
         return held_back
 
     def allows(self) -> bool:
-        """Count one more. Return whether it may be told by itself."""
+        """Count one more. Return True if it is within the limit."""
         self._seen += 1
         return self._seen <= self._most
 
     def take_held_back(self) -> int:
-        """Return how many the period has held back so far, and count them no more."""
+        """Return how many the period has held back so far, and reset that count."""
         held_back = max(0, self._seen - self._most)
         self._seen -= held_back
         return held_back

@@ -1,5 +1,5 @@
-"""The history of a run: the messages that its model has been sent, in order. Nothing in it is ever
-edited, for prefix caches and token histories depend on that; to shrink, it begins a new segment."""
+"""The history of a run: the messages of its prompts, in order. The history is append-only, for
+prefix caches and token histories depend on that. A compaction begins a new segment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ from policies.prompts import BEFORE_SUMMARY
 from proxy.agent.model import Message
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""SGLang's (and litellm's) name and vLLM's. Mistral's models think in parts of the content."""
+"""The fields of SGLang and litellm, and of vLLM. Mistral sends reasoning as content parts."""
 
 Kind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
-"""theirs: the client's own; result: of a tool of the client's; said: by the model; observed: the
-output of a tool of ours; asked: our words to the model; summary: of messages that are sent no more.
+"""theirs: from the client; result: of a client tool; said: by the model; observed: an observation
+of one of the proxy's tools; asked: a request by the proxy; summary: of earlier messages. Stored.
 """
-UNTOLD: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
-"""The kind of a message by its role, unless it is marked; calls written as text are answered in the
-user's role."""
+DEFAULT_KINDS: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
+"""The kind of a message without a mark, by role. Observations of calls written as text have the
+user role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Entry:
 
     message: Message
     kind: Kind
-    ending: str = ""
-    """The text that was added to its end by us."""
+    appended: str = ""
+    """Text that the proxy appended to the message."""
 
 
 class History:
@@ -36,21 +36,22 @@ class History:
     def __init__(
         self,
         messages: Sequence[Message],
-        ours_from: int | None = None,
+        own_start: int | None = None,
         marks: Mapping[int, Kind] | None = None,
     ) -> None:
-        """`ours_from`: where the run's own messages begin; after all of them if not told. `marks`
-        tells of those that are not what their role says."""
-        self.ours_from = len(messages) if ours_from is None else ours_from
-        told = marks or {}
+        """`own_start` is the index of the first message of the run itself; None: after all
+        messages. `marks` has the kinds of messages, by index, that differ from that of their
+        role."""
+        self.own_start = len(messages) if own_start is None else own_start
+        marks = marks or {}
         self._entries = [
-            Entry(each, "theirs" if n < self.ours_from else told.get(n, _untold(each)))
-            for n, each in enumerate(messages)
+            Entry(message, "theirs" if n < self.own_start else marks.get(n, _default_kind(message)))
+            for n, message in enumerate(messages)
         ]
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """The current segment."""
+        """The entries of the current segment."""
         return self._entries
 
     @property
@@ -60,24 +61,24 @@ class History:
 
     @property
     def marks(self) -> dict[int, Kind]:
-        """Which of the run's own messages are not what their role says."""
-        ours = enumerate(self.entries[self.ours_from :], self.ours_from)
-        return {n: each.kind for n, each in ours if each.kind != _untold(each.message)}
+        """The kinds of the run's own messages that differ from that of their role, by index."""
+        own = enumerate(self.entries[self.own_start :], self.own_start)
+        return {n: entry.kind for n, entry in own if entry.kind != _default_kind(entry.message)}
 
     def append(self, *messages: Message) -> None:
-        """Add messages of the model or of tools."""
-        self._entries.extend(Entry(each, _untold(each)) for each in messages)
+        """Append messages of the model or of tools."""
+        self._entries.extend(Entry(message, _default_kind(message)) for message in messages)
 
-    def ask(self, words: str) -> None:
-        """Add a message in which we ask the model."""
-        self._entries.append(Entry({"role": "user", "content": words}, "asked"))
+    def append_request(self, text: str) -> None:
+        """Append a request by the proxy to the model."""
+        self._entries.append(Entry({"role": "user", "content": text}, "asked"))
 
-    def begin_again(self) -> None:
-        """Begin a segment with the messages before the run's own alone."""
-        self._entries = self._entries[: self.ours_from]
+    def reset(self) -> None:
+        """Begin a segment without the run's own messages."""
+        self._entries = self._entries[: self.own_start]
 
-    def end_with(self, text: str) -> None:
-        """Add a text to the last message, which the model has not been sent yet."""
+    def append_to_last(self, text: str) -> None:
+        """Append a text to the last message, which was not sent to the model yet."""
         last = self.entries[-1]
         content = last.message.get("content") or ""
         if isinstance(content, list):
@@ -85,37 +86,37 @@ class History:
         else:
             content += text
         message = {**last.message, "content": content}
-        self._entries[-1] = replace(last, message=message, ending=text)
+        self._entries[-1] = replace(last, message=message, appended=text)
 
-    def shorten(self, stubs: Mapping[int, str]) -> None:
-        """Begin a segment with these stubs in place of observations, by their indexes."""
+    def replace_with_stubs(self, stubs: Mapping[int, str]) -> None:
+        """Begin a segment with stubs in place of observations, by index."""
         segment = list(self.entries)
-        for n, words in stubs.items():
-            segment[n] = replace(segment[n], message={**segment[n].message, "content": words})
+        for n, stub in stubs.items():
+            segment[n] = replace(segment[n], message={**segment[n].message, "content": stub})
         self._entries = segment
 
-    def sum_up(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
-        """Begin a segment with the client's own messages, a summary and the `latest` turns alone.
+    def replace_with_summary(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
+        """Begin a segment of the client's messages, a summary and the `latest` turns.
 
-        Our last question is kept even if its turn is not, and so is the text that was added to the
-        last message. Roles go on to alternate: many chat templates demand it.
+        The proxy's last request and the text appended to the last message are kept even if their
+        turn is not. Roles still alternate: many chat templates demand that.
         """
         kept = {id(entry) for turn in latest for entry in turn}
-        ours = [each for each in self.entries[self.ours_from :] if id(each) not in kept]
-        head = [*self.entries[: self.ours_from], *(e for e in ours if e.kind == "theirs")]
-        lost = [each for each in self.entries[-1:] if id(each) not in kept]
-        asked = [each for each in lost if each.kind == "asked"]
-        self.ours_from = len(head)
-        told = _told(summary, head, is_followed_by_user=bool(asked))
-        self._entries = [*head, *told, *(entry for turn in latest for entry in turn), *asked]
-        if not asked and (ending := "".join(each.ending for each in lost)):
-            self.end_with(ending)
+        dropped = [entry for entry in self.entries[self.own_start :] if id(entry) not in kept]
+        head = [*self.entries[: self.own_start], *(e for e in dropped if e.kind == "theirs")]
+        last = [entry for entry in self.entries[-1:] if id(entry) not in kept]
+        request = [entry for entry in last if entry.kind == "asked"]
+        self.own_start = len(head)
+        middle = _summary_entries(summary, head, is_followed_by_user=bool(request))
+        self._entries = [*head, *middle, *(entry for turn in latest for entry in turn), *request]
+        if not request and (text := "".join(entry.appended for entry in last)):
+            self.append_to_last(text)
 
     def turns(self) -> list[list[Entry]]:
-        """Return the run's own messages by turns, each of which begins with the model's words. An
-        earlier summary, and other messages before the first turn, belong to none."""
+        """Return the run's own messages by turn. Each turn begins with the model's message;
+        messages before the first turn, such as a summary, are left out."""
         turns: list[list[Entry]] = []
-        for entry in self.entries[self.ours_from :]:
+        for entry in self.entries[self.own_start :]:
             if entry.kind == "said":
                 turns.append([entry])
             elif turns:
@@ -134,25 +135,29 @@ def text_of(message: Message) -> str:
     return ""
 
 
-def thoughts_in(message: Message) -> list[str]:
-    """Return a message's thinking, each text once: some servers send it in two fields."""
+def reasoning_texts(message: Message) -> list[str]:
+    """Return a message's reasoning, each text once: some servers send it in two fields."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
-    told = [message.get(field) for field in REASONING_FIELDS]
-    told += [text_of({"content": part.get("thinking")}) for part in parts if isinstance(part, dict)]
-    return list(dict.fromkeys(text for text in told if text and isinstance(text, str)))
+    found = [message.get(field) for field in REASONING_FIELDS]
+    found += [
+        text_of({"content": part.get("thinking")}) for part in parts if isinstance(part, dict)
+    ]
+    return list(dict.fromkeys(text for text in found if text and isinstance(text, str)))
 
 
-def _told(summary: str, head: Sequence[Entry], *, is_followed_by_user: bool) -> list[Entry]:
-    """Return a summary to follow these messages: in the model's role if the user's words follow,
-    else in the user's."""
+def _summary_entries(
+    summary: str, head: Sequence[Entry], *, is_followed_by_user: bool
+) -> list[Entry]:
+    """Return the entries of a summary after the messages of `head`: in the assistant role if a user
+    message follows, else in the user role."""
     if is_followed_by_user:
         return [Entry({"role": "assistant", "content": summary}, "summary")]
-    told = [Entry({"role": "user", "content": summary}, "summary")]
+    entries = [Entry({"role": "user", "content": summary}, "summary")]
     if head and head[-1].message.get("role") == "user":
-        told.insert(0, Entry({"role": "assistant", "content": BEFORE_SUMMARY}, "summary"))
-    return told
+        entries.insert(0, Entry({"role": "assistant", "content": BEFORE_SUMMARY}, "summary"))
+    return entries
 
 
-def _untold(message: Message) -> Kind:
-    return UNTOLD.get(str(message.get("role")), "theirs")
+def _default_kind(message: Message) -> Kind:
+    return DEFAULT_KINDS.get(str(message.get("role")), "theirs")

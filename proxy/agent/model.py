@@ -1,4 +1,4 @@
-"""The interface to a language model: the calls that a backend answers, and what they return."""
+"""The interface to a language model: the calls that a backend answers, and their results."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -13,139 +13,138 @@ Message = dict[str, Any]
 
 StopCause = Literal["max_tokens", "stop", "runaway", "echo", "no_call", "many_calls"]
 """Why the proxy ended a reply: the client's token limit or stop string was reached, the model
-repeats itself or the proxy's own texts, it was asked for a tool call and writes prose, or it has
-made `MAX_CALLS` calls."""
+repeats itself or the proxy's own texts, it writes prose where a tool call was requested, or it has
+made more than `MAX_CALLS` calls."""
 MAX_CALLS = 256
-"""The most tool calls that are taken of one reply."""
+"""Maximum number of tool calls in one reply."""
 
 
 class CompletionStopped(Exception):
-    """Raised by a listener to end a reply: its rest is not wanted."""
+    """Raised by an `on_delta` callback to end a reply early."""
 
     def __init__(self, cause: StopCause, stop: str | None = None) -> None:
-        """`stop` is the client's stop string, where one was found."""
+        """`stop` is the client's stop string that was found, if any."""
         super().__init__(cause)
         self.cause = cause
         self.stop = stop
         self.partial: Completion | None = None
-        """The reply as far as the backend had sent it, if the model can tell."""
+        """The reply as far as it arrived, if the model knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer of a model."""
+    """One reply of a model."""
 
     message: Message
-    """The assistant message as the backend sent it, ready to be echoed back."""
+    """The assistant message as the backend sent it."""
     finish_reason: str
     usage: Mapping[str, Any]
-    """The backend's `usage`; empty when it gave none."""
+    """The backend's `usage`; empty if there was none."""
     choice: Mapping[str, Any] = field(default_factory=dict)
-    """The choice's other fields, such as `logprobs` and `stop_reason`."""
+    """Other fields of the choice, such as `logprobs` and `stop_reason`."""
     response: Mapping[str, Any] = field(default_factory=dict)
-    """The response's other fields, such as `model` and `system_fingerprint`."""
+    """Other fields of the response, such as `model` and `system_fingerprint`."""
     stopped: StopCause | None = None
-    """Why the proxy ended it before the model did."""
+    """Why the proxy ended the reply; None if the model ended it."""
 
 
 class StopRetryingError(Exception):
-    """Raised by a listener that hears of a failed attempt (`CallFailed`), to have the model raise
-    the attempt's error instead of making another one."""
+    """Raised by an `on_delta` callback on `CallFailed`, so that the model raises the attempt's
+    error instead of retrying."""
 
 
 class UpstreamBody(Protocol):
-    """The body of a relayed response, read as it arrives."""
+    """The body of a relayed response, streamed."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     async def aclose(self) -> None:
-        """End the backend's work, whether or not iteration ever began. Safe to call twice."""
+        """Close the response, whether or not iteration has begun. Safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamResponse:
-    """A backend's response passed on as bytes."""
+    """A backend's response, relayed as bytes."""
 
     status: int
     headers: Mapping[str, str]
-    """The headers that mean something to the client (content-type, request ids, rate limits)."""
+    """The headers that the client needs: content-type, request ids, rate limits."""
     body: UpstreamBody
-    """The caller closes it in any case."""
+    """The caller must close it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """A request of any kind to the backend's server."""
+    """A request to any path of the backend."""
 
     method: str
     path: str
-    """As the client wrote it, query included."""
+    """The path and query as the client wrote them."""
     headers: Mapping[str, str]
     body: bytes | AsyncIterable[bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A client's own credentials with the backend."""
+    """A client's own credentials for the backend."""
 
     key: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The headers that name one of the client's organizations and projects."""
+    """The headers that select the client's organization and project."""
 
 
 class Upstream(Protocol):
-    """The paths of a backend's server beside chat completions."""
+    """The paths of a backend other than chat completions."""
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        """Send a request as it is, once, and return the response untouched, whatever its status.
-        Raises BackendError only if there is no response."""
+        """Send a request unchanged, without retries, and return the response of any status. Raises
+        BackendError only if there is no response."""
 
 
 class ChatModel(Protocol):
-    """Something that answers chat completions: a model, or a model whose calls are counted."""
+    """Answers chat completions: a model, or a model whose calls are metered."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """Ask for one assistant message.
+        """Request one assistant message.
 
-        `body` is a chat-completions request without `stream`; every field of it reaches the
-        backend. With `on_delta` the backend is asked to stream and each piece is passed on as it
-        arrives, after a `CallAccepted`; without it the message comes whole. Raises BackendError,
-        ContextOverflowError.
+        `body` is a chat-completions request without `stream`; all its fields are sent. With
+        `on_delta`, the backend streams, and `on_delta` is called with `CallAccepted` and then with
+        each delta. Raises BackendError, ContextOverflowError.
         """
 
 
 class Model(ChatModel, Protocol):
-    """A language model that is reached by chat completions."""
+    """A language model with a chat-completions API."""
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """Send a chat-completions request as it is, `stream` included, and return the response
-        untouched, whatever its status. Raises BackendError only if there is no response."""
+        """Send a chat-completions request unchanged, including `stream`, and return the response of
+        any status. Raises BackendError only if there is no response."""
 
     def for_client(self, credentials: Credentials) -> "Model":
-        """Return the same model, whose calls are made with a client's own key."""
+        """Return this model with a client's own credentials."""
 
     def with_timeout(self, timeout_s: float) -> "Model":
-        """Return the same model, on the same connections; the backend may be silent for so long."""
+        """Return this model with another read timeout, on the same connections."""
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """Return how many tokens a text has for a model, or None if that is unknown."""
+        """Return the number of tokens of a text for a model, or None if unknown."""
 
     @property
     def upstream(self) -> Upstream | None:
-        """The backend's other paths; None if it has none."""
+        """The backend's other paths, or None if there are none."""
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """Keep a connection open for the next call while the block runs, for some minutes at most.
-        A failure of the backend is ignored."""
+        """Keep a connection open for the next call during the block, for some minutes at most.
+        Backend failures are ignored."""
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the backend's models, as `GET /v1/models` lists them. Raises BackendError."""
+        """Return the backend's models as listed by `GET /v1/models`. Raises BackendError."""
 
     async def aclose(self) -> None:
         """Close the connections."""
 
 
 def refusal_of(message: Message) -> str | None:
-    """Return the model's words if it declined in the field for that, else None."""
+    """Return the message's `refusal` text, or None if the model did not refuse."""
     refusal = message.get("refusal")
     return refusal if isinstance(refusal, str) and refusal else None

@@ -1,4 +1,4 @@
-"""The visible prose of one reply: decides when it is shown and when the reply is ended."""
+"""The visible prose of one reply: when it may be shown, and when the reply must end."""
 
 import json
 import re
@@ -14,24 +14,24 @@ from proxy.agent.model import CompletionStopped
 from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
-"""Prose is held back until it has so many characters: most narration before a tool call is
+"""Prose is held back until it has this many characters: most narration before a tool call is
 shorter."""
 HOLD_S = 1.0
-"""Prose is held back for so long at most: a person must see typing."""
+"""Maximum time that prose is held back, in seconds, so that a stream does not seem to hang."""
 MAX_HELD_STOP_CHARS = 256
-"""So much of a stop string may be held back. Of a longer one, the rest is shown before it is
-complete: each piece costs a search for every length."""
+"""Maximum number of characters held back because a stop string may begin there. The limit bounds
+the search for each piece; a longer stop string may be shown in part."""
 LONG_PIECE_CHARS = 12
-"""Engines send a token a piece; pieces longer than this on average hold several."""
+"""Engines send one token per piece; if pieces are longer on average, they contain several."""
 _DECODER = json.JSONDecoder()
 _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
 _FENCED_CALLS = ("", "json", "tool_call", "tool_code")
 _FIRST_KEY = re.compile(r'\s*(?:\[\s*)?\{\s*(?:"([^"]*)("\s*(?::\s*(?:"([^"]*)(")?)?)?)?)?')
 _SECOND_KEY = re.compile(rf'\s*,\s*"(?:{"|".join(ARGUMENT_KEYS)})"\s*:')
-"""Matches the key of a call's arguments, behind the tool's name."""
+"""Matches the key of a call's arguments after the tool's name."""
 _ARGUMENTS = re.compile(r'\s*(?:\{\s*(?:["}]|\Z)|\Z)')
-"""Matches the beginning of a call's arguments, or none yet."""
+"""Matches the beginning of a call's arguments, or the end of the text."""
 _CALL_KEYS = frozenset({*NAME_KEYS, *ARGUMENT_KEYS, "function", "type", "id"})
 
 
@@ -44,12 +44,12 @@ class ProseRules:
     stops: tuple[str, ...] = ()
     """The client's stop strings."""
     own: OwnTexts = field(default_factory=lambda: OwnTexts(()))
-    """The proxy's own texts: a reply that repeats them is ended."""
+    """The proxy's own texts. A reply that repeats them is ended."""
     client_texts: Sequence[str] = ()
-    """The texts of the client's messages: replies may quote them."""
+    """The texts of the client's messages, which replies may quote."""
     tool_names: Collection[str] = ()
     ends_replies: bool = True
-    """Whether a reply that repeats itself, or the proxy's own texts, is ended."""
+    """True if a reply that repeats itself or the proxy's own texts is ended."""
 
 
 UNCHECKED = ProseRules(ends_replies=False)
@@ -57,24 +57,24 @@ UNCHECKED = ProseRules(ends_replies=False)
 
 @lru_cache(maxsize=16)
 def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> OwnTexts:
-    """Return the OwnTexts of these texts, cached: building them takes milliseconds."""
+    """Return the OwnTexts of these texts. Cached, for building them takes milliseconds."""
     return OwnTexts(prompts, instructions)
 
 
 class Prose:
-    """The visible prose of one reply as it arrives.
+    """The visible prose of one reply while it arrives.
 
-    Pieces are held until `ready` gives them out, so that neither a tool call written as text, nor
-    one of the proxy's own texts, nor the beginning of a stop string is shown.
+    Pieces are held until `ready` returns them, so that no tool call written as text, none of the
+    proxy's own texts and no beginning of a stop string is shown.
     """
 
     def __init__(
         self, rules: ProseRules, *, max_chars: int | None = None, ends_at_echo: bool = True
     ) -> None:
-        """`max_chars`: after so much prose the reply is ended, for a tool call was asked for.
-        `ends_at_echo`: False where a reply that repeats the proxy's own texts goes on, for a tool
-        call may follow; its prose is then dropped."""
-        self._rules = rules
+        """`max_chars` is the maximum prose of a reply from which a tool call was requested.
+        `ends_at_echo` is False if a reply that repeats the proxy's own texts is not ended, because
+        a tool call may follow; its prose is dropped."""
+        self.rules = rules
         self._max_chars = max_chars
         self._ends_at_echo = ends_at_echo
         self._echo = EchoCheck(rules.own, rules.client_texts)
@@ -82,52 +82,44 @@ class Prose:
         self._pieces: list[str] = []
         self._held: deque[TextDelta] = deque()
         self._held_chars = 0
-        self._holds_word = False
-        """Whether there is more than white space in what is held."""
+        self._has_held_text = False
+        """True if the held text is more than white space."""
         self._call_at = 0
-        """Where in it a written tool call may begin; its length where none may."""
-        self._look_at_chars = 0
-        """How long it has to be for that to be looked for again."""
+        """Offset in the held text at which a written tool call may begin; its length if none
+        may."""
+        self._search_at_chars = 0
+        """Length of the held text at which to search for a call again."""
         self._chars = 0
         self._tail = ""
-        """The end of the text, in which a stop string may have begun."""
-        self._is_open = False
+        """The end of the text, in which a stop string may begin."""
+        self.is_shown = False
+        """True once `ready` or `rest` has returned a piece."""
         self.is_echo = False
         """True once the prose has repeated one of the proxy's own texts."""
 
-    @property
-    def rules(self) -> ProseRules:
-        """What it was created with."""
-        return self._rules
-
-    def begun_again(self) -> "Prose":
-        """Return an empty one with the same rules."""
-        return Prose(self._rules, max_chars=self._max_chars, ends_at_echo=self._ends_at_echo)
+    def fresh_copy(self) -> "Prose":
+        """Return an empty Prose with the same rules."""
+        return Prose(self.rules, max_chars=self._max_chars, ends_at_echo=self._ends_at_echo)
 
     @property
     def text(self) -> str:
         """The prose so far."""
         return "".join(self._pieces)
 
-    @property
-    def is_shown(self) -> bool:
-        """True once `ready` or `rest` has given out a piece."""
-        return self._is_open
-
     def add(self, delta: TextDelta) -> None:
-        """Take a piece in. Raises CompletionStopped where the reply has to end; `text` is then what
-        stays of it."""
+        """Add a piece. Raises CompletionStopped if the reply has to end; `text` is then the final
+        text."""
         piece = delta.text
-        if self._rules.stops and (found := self._find_stop(piece)):
+        if self.rules.stops and (found := self._find_stop(piece)):
             at, stop = found
             kept = piece[: max(0, at - self._chars)]
             self._take(TextDelta(kept, delta.logprobs))
             self._trim(at)
             raise CompletionStopped("stop", stop)
         self._take(delta)
-        if self._rules.ends_replies:
+        if self.rules.ends_replies:
             self._check(piece)
-        limit = self._rules.max_tokens
+        limit = self.rules.max_tokens
         if limit is not None and self.tokens >= limit and not self._may_be_call():
             raise CompletionStopped("max_tokens")
         most = self._max_chars
@@ -141,15 +133,10 @@ class Prose:
         if self._repetition.is_runaway(piece):
             raise CompletionStopped("runaway")
 
-    @property
-    def chars(self) -> int:
-        """The length of the prose so far, in characters."""
-        return self._chars
-
     def is_echo_at_end(self) -> bool:
-        """Return True if the prose repeats one of the proxy's own texts, which its last words may
-        complete. Call it once the reply is over."""
-        if self._chars and self._rules.ends_replies:
+        """Return True if the complete prose repeats one of the proxy's own texts. Call at the end
+        of the reply."""
+        if self._chars and self.rules.ends_replies:
             self.is_echo = self.is_echo or self._echo.is_echo("", at_end=True)
         return self.is_echo
 
@@ -159,51 +146,48 @@ class Prose:
         return estimated_tokens(len(self._pieces), self._chars)
 
     def ready(self, *, is_due: bool = False) -> list[TextDelta]:
-        """Return the pieces that may be shown now. `is_due`: the first was held for HOLD_S."""
+        """Return the pieces that may be shown now. `is_due` is True after HOLD_S."""
         if not self._held or self._echo.is_suspect or self.is_echo:
             return []
-        if not (self._is_open or is_due or self._held_chars >= HOLD_CHARS):
+        if not (self.is_shown or is_due or self._held_chars >= HOLD_CHARS):
             return []
-        if not (self._is_open or self._holds_word):
+        if not (self.is_shown or self._has_held_text):
             return []
-        return self._given(min(self._call_begins_at(), self._stop_begins_at()))
+        return self._release(min(self._call_begins_at(), self._stop_begins_at()))
 
     def rest(self) -> list[TextDelta]:
-        """Return all pieces that are still held, none of an echo. Call it once the reply is
-        over."""
-        return [] if self.is_echo else self._given(self._held_chars)
+        """Return all held pieces; none if the prose is an echo. Call at the end of the reply."""
+        return [] if self.is_echo else self._release(self._held_chars)
 
-    def _given(self, chars: int) -> list[TextDelta]:
-        given: list[TextDelta] = []
+    def _release(self, chars: int) -> list[TextDelta]:
+        released: list[TextDelta] = []
         while self._held and len(self._held[0].text) <= chars:
             delta = self._held.popleft()
             chars -= len(delta.text)
             self._held_chars -= len(delta.text)
             self._call_at -= len(delta.text)
-            self._look_at_chars = 0
-            if not self._is_open:
+            self._search_at_chars = 0
+            if not self.is_shown:
                 if not delta.text.strip():
-                    continue  # an answer begins with its first word
+                    continue  # leading white space is dropped
                 delta = TextDelta(delta.text.lstrip(), delta.logprobs)
-            self._is_open = True
-            given.append(delta)
-        return given
+            self.is_shown = True
+            released.append(delta)
+        return released
 
     def _take(self, delta: TextDelta) -> None:
         self._pieces.append(delta.text)
         self._held.append(delta)
         self._held_chars += len(delta.text)
-        self._holds_word = self._holds_word or bool(delta.text.strip())
+        self._has_held_text = self._has_held_text or bool(delta.text.strip())
         self._chars += len(delta.text)
-
-    # Stop strings
 
     def _find_stop(self, piece: str) -> tuple[int, str] | None:
         """Return the position of the first stop string in the text, and the string, or None."""
         text = self._tail + piece
-        found = [(at, stop) for stop in self._rules.stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self.rules.stops if (at := text.find(stop)) >= 0]
         begins_at = self._chars - len(self._tail)
-        longest = max(map(len, self._rules.stops))
+        longest = max(map(len, self.rules.stops))
         self._tail = text[-(longest - 1) :] if longest > 1 else ""
         if not found:
             return None
@@ -211,7 +195,7 @@ class Prose:
         return begins_at + at, stop
 
     def _trim(self, chars: int) -> None:
-        """Drop what lies beyond the first `chars` characters; those pieces are still held."""
+        """Drop the text beyond the first `chars` characters, which was not shown yet."""
         self._pieces = [self.text[:chars]]
         over = self._chars - chars
         while over > 0 and self._held:
@@ -222,37 +206,35 @@ class Prose:
             if kept:
                 self._held.append(TextDelta(kept, last.logprobs))
         self._chars = chars
-        self._look_at_chars = 0
+        self._search_at_chars = 0
 
     def _stop_begins_at(self) -> int:
-        """Return where in the held text an unfinished stop string may begin, else its length."""
+        """Return the offset in the held text at which a stop string may begin, else its length."""
         longest = min(self._held_chars, len(self._tail), MAX_HELD_STOP_CHARS)
         for size in range(longest, 0, -1):
             end = self._tail[-size:]
-            if any(stop.startswith(end) for stop in self._rules.stops):
+            if any(stop.startswith(end) for stop in self.rules.stops):
                 return self._held_chars - size
         return self._held_chars
-
-    # Calls written as text
 
     def _may_be_call(self) -> bool:
         return self._call_begins_at() < self._held_chars
 
     def _call_begins_at(self) -> int:
-        """Return where in the held text a written tool call may begin, else its length."""
-        if self._held_chars >= self._look_at_chars:
+        """Return the offset in the held text at which a written tool call may begin, else its
+        length."""
+        if self._held_chars >= self._search_at_chars:
             held = "".join(delta.text for delta in self._held)
             self._call_at = self._find_call(held)
-            # Each look takes as long as the text is; so what may be a long call is looked at
-            # whenever it has grown by its eighth.
+            # A search is linear in the held text, so it is repeated only after each growth by 1/8.
             is_call = self._call_at < len(held)
-            self._look_at_chars = len(held) + len(held) // 8 if is_call else 0
+            self._search_at_chars = len(held) + len(held) // 8 if is_call else 0
         return self._call_at
 
     def _find_call(self, held: str) -> int:
-        names = self._rules.tool_names
+        names = self.rules.tool_names
         ends = [len(held), _tag_at(held), *(_named_tag_at(held, name, names) for name in names)]
-        if not self._is_open and _may_be_call_object(held, names, is_alone=True):
+        if not self.is_shown and _may_be_call_object(held, names, is_alone=True):
             ends.append(0)
         ends += [
             match.start()
@@ -263,8 +245,7 @@ class Prose:
 
 
 def estimated_tokens(pieces: int, chars: int) -> int:
-    """Return an estimate of the tokens in so many pieces of text: one a piece, more where the
-    pieces are long."""
+    """Return the estimated tokens of a text: one per piece, more if the pieces are long."""
     if chars <= LONG_PIECE_CHARS * pieces:
         return pieces
     return max(pieces, chars // CHARS_PER_TOKEN)
@@ -280,7 +261,8 @@ def _tag_at(held: str) -> int:
 
 
 def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
-    """Return where `<name>{arguments}` may begin in the held text, else its length."""
+    """Return the offset at which `<name>{arguments}` may begin in the held text, else its
+    length."""
     tag, at = f"<{name}>", -1
     while (at := held.find("<", at + 1)) >= 0:
         begun = held[at : at + len(tag)]
@@ -292,8 +274,7 @@ def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
 
 
 def _names_no_tool(text: str, at: int, names: Collection[str]) -> bool:
-    """Return True if the object that begins there is a call, by its first two keys, of something
-    that is no tool."""
+    """Return True if the first two keys of the object at `at` make it a call of an unknown tool."""
     match = _FIRST_KEY.match(text, at)
     if match is None or match[1] not in NAME_KEYS or not match[4]:
         return False
@@ -308,8 +289,8 @@ def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[st
 
 
 def _may_be_call_object(text: str, names: Collection[str], *, is_alone: bool = False) -> bool:
-    """Return True if a text begins with a tool call in JSON, or with the first half of what may be
-    one, judged by its first key and the tool's name. `is_alone`: nothing else may follow it."""
+    """Return True if a text begins with a tool call in JSON, or with what may become one by its
+    first key and the tool's name. With `is_alone`, no other text may follow the call."""
     begun = text.strip()
     if not begun or begun[0] not in "{[":
         return False

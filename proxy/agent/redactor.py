@@ -20,7 +20,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.guard import cleaned
+from proxy.agent.guard import redact_json
 from proxy.agent.result import Result
 
 ENDS_REASONING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
@@ -103,7 +103,7 @@ class _ChoiceRedactor:
                     yield from _unless_empty(replace(last, text=stream.finish()))
                 yield replace(event, observation=self._secrets.without(event.observation))
             case ToolCallStarted():
-                yield replace(event, arguments=cleaned(event.arguments, self._secrets))
+                yield replace(event, arguments=redact_json(event.arguments, self._secrets))
             case Refused(text):
                 yield Refused(self._secrets.without(text))
             case RuleMatched():
@@ -115,7 +115,7 @@ class _ChoiceRedactor:
         return replace(
             result,
             answer=self._sent_answer,
-            streamed_before=self._sent_before,
+            answer_offset=self._sent_before,
             refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
             choice=self._without_token_fields(result.choice),
             response=self._without_token_fields(result.response),
@@ -130,7 +130,7 @@ class _ChoiceRedactor:
 
     def _without_token_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            key: cleaned(value, self._secrets)
+            key: redact_json(value, self._secrets)
             for key, value in fields.items()
             if not isinstance(value, list | Mapping)
         }

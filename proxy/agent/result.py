@@ -1,5 +1,5 @@
-"""How a run ended, what it has cost, and the small parts that add that up: token counts of several
-model calls, the times spent in model and sandbox, and the capabilities that were used."""
+"""The result of a run and its statistics: token counts of all model calls, times spent in model and
+sandbox, and the capabilities that were used."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A produced file as the client gets it."""
+    """A produced file as the client receives it."""
 
     file_id: str
     container_id: str
@@ -28,54 +28,53 @@ class Artifact:
     sha256: str
     url: str
     data_url: str | None
-    """The content of a picture that is small enough to be part of the message."""
+    """The content of an image that is small enough to be part of the message, else None."""
     filename: str = ""
-    """The name that users see, unique among the run's files; empty: as `path` says."""
+    """The name that users see, unique among the run's files; "" for that in `path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """What a run has cost beside model tokens."""
+    """The statistics of a run."""
 
     llm_calls: int = 0
     tool_calls: int = 0
     context_tokens: int = 0
-    """The last prompt's length."""
+    """Tokens of the last prompt."""
     env_tokens: int = 0
-    """The part of the prompts that was output of the sandbox, by the backend's own count."""
+    """Tokens of tool output in the prompts, by the backend's count."""
     wall_ms: int = 0
     sandbox_ms: int = 0
-    """Time spent in tools."""
+    """Time spent in tools, in milliseconds."""
     cpu_ms: int = 0
-    """Processor time of the commands."""
+    """CPU time of the commands, in milliseconds."""
     peak_mem_bytes: int = 0
-    """Memory of the largest command."""
+    """Peak memory of the largest command, in bytes."""
     commands: int = 0
-    """Tool calls but submit."""
+    """Tool calls other than submit."""
     egress_bytes: int = 0
-    """Traffic between the sandbox and the network, both ways."""
+    """Bytes between the sandbox and the network, in both directions."""
     cost_usd: float | None = None
-    """Cost of the model calls; None if it is not known."""
+    """Cost of the model calls; None if unknown."""
     documents_tokens: int = 0
-    """What long texts that became files would take in each prompt, less what stands for them: an
-    estimate."""
+    """Estimated tokens that each prompt saves because long texts became files."""
     documents_tokens_saved: int = 0
-    """The same for all model calls together."""
+    """The same, summed over all model calls."""
     turns: int = 0
     """Model calls with tools."""
     prompt_tokens: int = 0
-    """Of all model calls, as are the next three."""
+    """Sum over all model calls, like the next three fields."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     trajectory_tokens: int = 0
-    """The whole trajectory, each token counted once however often it was sent."""
+    """Tokens of the trajectory. Each token counts once, however often it was sent."""
     model_ms: int = 0
-    """Time spent waiting for the model, retries included."""
+    """Time spent waiting for the model, including retries, in milliseconds."""
     own_ms: int = 0
-    """The rest of the time, which the proxy took."""
+    """Time spent in neither model nor sandbox, in milliseconds."""
     capability_turns: Mapping[str, int] = field(default_factory=dict)
-    """Turns that used each of the paper's meta-capabilities."""
+    """Number of turns that used each of the paper's meta-capabilities."""
 
     def counts(self) -> dict[str, Any]:
         """Return each figure by its name."""
@@ -84,33 +83,33 @@ class RunStats:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """A new segment of the history, begun to make room in the model's context."""
+    """One compaction of the history."""
 
     kind: Literal["stubs", "summary"]
-    """What took the place of earlier words."""
+    """The replacement of earlier messages."""
     cause: Literal["nearly full", "refused"]
-    """refused: the backend refused the prompt as too long."""
+    """`refused` if the backend refused the prompt as too long."""
     tokens_before: int
-    """Tokens of the prompt, by the backend's counts and an estimate of the rest."""
+    """Prompt tokens before: the backend's count and an estimate of later messages."""
     tokens_after: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """Something about the answer that its reader must know."""
+    """A warning about the answer for the client."""
 
     code: str
     message: str
 
 
 ToolTrouble = Literal["malformed_call", "echo", "runaway"]
-"""Signs that a model cannot use tools: it calls one in no known form, says its prompt's words
-again, or goes on without end."""
+"""Signs that a model cannot use tools: it makes calls in no known form, repeats its prompt, or
+repeats itself without end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run ended."""
+    """The result of a run."""
 
     run_id: str
     container_id: str
@@ -118,41 +117,41 @@ class Result:
     answer: str
     stop_reason: StopReason
     finish_reason: str
-    """OpenAI's: stop, length, tool_calls, function_call, content_filter."""
+    """OpenAI's finish reason: stop, length, tool_calls, function_call, content_filter."""
     tool_calls: Sequence[Mapping[str, Any]]
-    """Calls of the client's own tools, for the client to run."""
+    """Calls of the client's tools, for the client to run."""
     usage: Mapping[str, Any]
-    """Summed over all model calls."""
+    """The usage to report; see `Delivery.usage_of`."""
     segments: int
-    """1, and one more for each time the history had to be shortened."""
+    """Number of segments of the history: 1 plus the number of compactions."""
     stats: RunStats
     artifacts: Sequence[Artifact]
     skipped_files: Sequence[SkippedFile]
     choice: Mapping[str, Any]
-    """Other fields of the choice that the answer came in, such as logprobs."""
+    """Other fields of the choice with the answer, such as `logprobs`."""
     response: Mapping[str, Any]
-    """Other fields of the last reply, such as system_fingerprint."""
+    """Other fields of the last response, such as `system_fingerprint`."""
     origin: Origin = "new"
-    """Where the files of its workspace came from."""
+    """The origin of the files in the workspace."""
     route: RouteReason = "auto"
-    """The task's route."""
+    """Why there was a run, or one model call without tools."""
     steps: int = 0
-    """How many tool calls clients are shown as steps."""
+    """Number of tool calls that clients see as steps."""
     suspended_run: SuspendedRun | None = None
-    """What the run needs to go on once the client has answered."""
+    """The suspended run that waits for client tool results, if any."""
     refusal: str | None = None
-    """The model's words if it declined to answer, in OpenAI's field for it."""
-    streamed_before: int = 0
-    """How many characters of narration a stream has had before the answer began."""
+    """The model's `refusal` text if it declined to answer."""
+    answer_offset: int = 0
+    """Offset of the answer in the streamed text, in characters: the length of the narration."""
     warnings: Sequence[RunWarning] = ()
     others: Sequence["Result"] = ()
-    """How the runs of the request's further choices ended."""
+    """The results of the request's further choices (`n`)."""
     usages: Sequence[Mapping[str, Any]] = ()
-    """Of each model call, in order."""
+    """The usage of each model call, in order."""
     compactions: Sequence[Compaction] = ()
-    """Why each segment but the first was begun."""
+    """The compactions of the history, in order."""
     tool_trouble: tuple[ToolTrouble, ...] = ()
-    """What went wrong with the model's tool calls, each kind once."""
+    """Signs that the model cannot use tools, each once."""
 
 
 class CapabilityUse:
@@ -166,11 +165,10 @@ class CapabilityUse:
         self._in_this_turn = frozenset[Capability]()
 
     def begin_turn(self) -> None:
-        """Begin another turn."""
         self._in_this_turn = frozenset()
 
-    def note(self, tool: str, arguments: object) -> None:
-        """Count a call that is made; `tool` is our own name of the tool."""
+    def record(self, tool: str, arguments: object) -> None:
+        """Count a tool call. `tool` is the proxy's own name of the tool."""
         used = capabilities_of(tool, arguments)
         for capability in used - self._in_this_turn:
             self.turns[capability] += 1
@@ -178,7 +176,7 @@ class CapabilityUse:
 
 
 class Stopwatch:
-    """Adds up how long one thing was waited for, without what was done meanwhile."""
+    """Adds up the durations of blocks, without the time spent in wrapped callbacks."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.spent_s = 0.0
@@ -186,27 +184,27 @@ class Stopwatch:
         self._began = 0.0
 
     def __enter__(self) -> None:
-        """Start; leaving the block stops it."""
+        """Start the stopwatch; leaving the block stops it."""
         self._began = self._now()
 
     def __exit__(self, *_: object) -> None:
         self.spent_s += self._now() - self._began
 
-    def standing(self, work: Callable[[T], Awaitable[None]]) -> Callable[[T], Awaitable[None]]:
-        """Return the same work, during which a stopwatch that runs stands still."""
+    def pausing(self, work: Callable[[T], Awaitable[None]]) -> Callable[[T], Awaitable[None]]:
+        """Return a callback that runs `work` while the stopwatch is paused."""
 
-        async def done_meanwhile(piece: T) -> None:
+        async def paused(piece: T) -> None:
             began = self._now()
             try:
                 await work(piece)
             finally:
                 self.spent_s -= self._now() - began
 
-        return done_meanwhile
+        return paused
 
 
 class TokenCounts(TypedDict):
-    """The token counts of a Tally, of all model calls."""
+    """The token counts of RunStats."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -215,7 +213,7 @@ class TokenCounts(TypedDict):
 
 
 class Times(TypedDict):
-    """The times of a Tally."""
+    """The times of RunStats."""
 
     wall_ms: int
     model_ms: int
@@ -224,18 +222,20 @@ class Times(TypedDict):
 
 
 def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
-    """Return the token counts in the summed usage of the calls."""
+    """Return the token counts of a usage report."""
     return TokenCounts(
-        prompt_tokens=tokens(usage, "prompt_tokens"),
-        completion_tokens=tokens(usage, "completion_tokens"),
-        reasoning_tokens=tokens(_details(usage, "completion_tokens_details"), "reasoning_tokens"),
-        cached_tokens=tokens(_details(usage, "prompt_tokens_details"), "cached_tokens"),
+        prompt_tokens=usage_count(usage, "prompt_tokens"),
+        completion_tokens=usage_count(usage, "completion_tokens"),
+        reasoning_tokens=usage_count(
+            _details(usage, "completion_tokens_details"), "reasoning_tokens"
+        ),
+        cached_tokens=usage_count(_details(usage, "prompt_tokens_details"), "cached_tokens"),
     )
 
 
-def times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
-    """Return the times in milliseconds; what neither model nor sandbox took is the proxy's."""
-    wall_ms, model_ms, sandbox_ms = (int(each * 1000) for each in (wall_s, model_s, sandbox_s))
+def run_times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
+    """Return the times in milliseconds. Time in neither model nor sandbox is the proxy's own."""
+    wall_ms, model_ms, sandbox_ms = (int(s * 1000) for s in (wall_s, model_s, sandbox_s))
     own_ms = max(0, wall_ms - model_ms - sandbox_ms)
     return Times(wall_ms=wall_ms, model_ms=model_ms, sandbox_ms=sandbox_ms, own_ms=own_ms)
 
@@ -245,26 +245,26 @@ def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return details if isinstance(details, Mapping) else {}
 
 
-def add(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two usage reports as one: every number summed, nested ones too; fields that only one
-    report has are kept."""
+def add_usage(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sum of two usage reports, nested numbers included. Keep fields that only one
+    has."""
     summed = dict(total)
     for key, value in more.items():
         before = summed.get(key)
         if _is_number(value) and _is_number(before):
             summed[key] = before + value
         elif isinstance(value, Mapping):
-            summed[key] = add(before if isinstance(before, Mapping) else {}, value)
+            summed[key] = add_usage(before if isinstance(before, Mapping) else {}, value)
         elif value is not None:
             summed[key] = value
     return summed
 
 
-def tokens(usage: Mapping[str, Any], key: str) -> int:
-    """Return one count of a usage report, 0 if the report has none."""
+def usage_count(usage: Mapping[str, Any], key: str) -> int:
+    """Return one count of a usage report, or 0 if it is missing."""
     value = usage.get(key)
     return value if isinstance(value, int) else 0
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)  # and not bool, which is an int too
+    return type(value) in (int, float)  # excludes bool, which is an int

@@ -1,8 +1,8 @@
-"""How a run goes about its turns: the proxy's own style, or the reference's.
+"""The style of a run's turns: the proxy's default style, or the reference style.
 
-The reference style sends the requests that the paper's implementation sends, without its faults: of
-a turn's calls the first is run and the others stay unanswered, a turn without a call is told to
-make one, and the last message before each turn ends with how many are left.
+The reference style sends the same requests as the paper's implementation, without its faults: only
+the first call of a turn is run and the others stay unanswered, a turn without a call is answered
+with a request for one, and the last message before each turn ends with the number of turns left.
 """
 
 import json
@@ -17,118 +17,122 @@ from policies.workspace import last_of_user
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
 from proxy.agent.task import AgentInput, AgentTask, Params
-from proxy.agent.tool_calls import ToolCall, Turn, call_of, repaired, understand
+from proxy.agent.tool_calls import ToolCall, Turn, parse_call, parse_turn, repair_calls
 
 TEMPERATURE = 1.0
 MAX_TOKENS = 65_536
 """The token limit of one turn."""
 _COLD = ("o3", "o4")
-"""Models with this in their names take no temperature."""
+"""Models with these strings in their names accept no temperature."""
 
 
 class AgentStyle(Protocol):
-    """How a run goes about its turns."""
+    """The style of a run's turns."""
 
     @property
-    def no_call(self) -> str:
-        """What the model is told after a turn that calls nothing and is no answer."""
+    def no_call_request(self) -> str:
+        """The request after a turn without tool calls that is no answer."""
 
     @property
-    def prose_ends(self) -> bool:
-        """Whether a turn that calls nothing can be the answer."""
+    def accepts_prose(self) -> bool:
+        """True if the prose of a turn without tool calls can be the answer."""
 
-    def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
-        """Return the client's messages as the model is sent them."""
+    def messages(self, task: AgentTask, agent_input: AgentInput) -> Sequence[Message]:
+        """Return the client's messages as they are sent to the model."""
 
     def params(self, task: AgentTask) -> Params:
         """Return the parameters of the run's model calls."""
 
-    def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
-        """Return the words before the client's own; `names` are those of our tools."""
+    def system_prompt(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+        """Return the system prompt. `names` are those of the proxy's tools."""
 
     def before_turn(self, history: History, turns_left: int) -> None:
-        """Add what the model is told before each turn."""
+        """Add a text to the history before a turn."""
 
-    def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-        """Return what to echo of a reply and which of its calls to run; `names` are those of all
+    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+        """Return the reply as it enters the history, and the calls to run. `names` are those of all
         tools."""
 
 
 class DefaultStyle:
-    """The proxy's own style: every call of a turn is run, and prose may be the answer."""
+    """The default style: every call of a turn is run, and prose may be the answer."""
 
-    no_call = NUDGE
-    prose_ends = True
+    no_call_request = NUDGE
+    accepts_prose = True
 
-    def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
-        return given.messages
+    def messages(self, task: AgentTask, agent_input: AgentInput) -> Sequence[Message]:
+        return agent_input.messages
 
     def params(self, task: AgentTask) -> Params:
         return task.params
 
-    def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def system_prompt(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
         return system_prompt(profile, equipment, names)
 
     def before_turn(self, history: History, turns_left: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-        return understand(message, names, new_id)
+    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+        return parse_turn(message, names, new_id)
 
 
 class ReferenceStyle:
-    """The style of the paper's implementation, in the words of a profile."""
+    """The style of the paper's implementation, with the prompts of a profile."""
 
-    prose_ends = False
+    accepts_prose = False
 
-    def __init__(self, words: ReferencePrompts) -> None:
-        self._words = words
-        self.no_call = words.no_call
+    def __init__(self, prompts: ReferencePrompts) -> None:
+        self._prompts = prompts
+        self.no_call_request = prompts.no_call
 
-    def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
-        """Return the messages, the user's last one posed as a problem unless the run is resumed."""
-        told = list(given.messages)
-        index = None if task.session.suspended_run else last_of_user(told)
+    def messages(self, task: AgentTask, agent_input: AgentInput) -> Sequence[Message]:
+        """Return the messages. Rephrase the last user message as a problem, unless the run is
+        resumed."""
+        messages = list(agent_input.messages)
+        index = None if task.session.suspended_run else last_of_user(messages)
         if index is not None:
-            told[index] = {**told[index], "content": self._problem(told[index], given.notes)}
-        return told
+            problem = self._problem(messages[index], agent_input.notes)
+            messages[index] = {**messages[index], "content": problem}
+        return messages
 
     def params(self, task: AgentTask) -> Params:
-        """Return the reference's parameters. The client's own win; its token limit holds for each
-        turn."""
-        warm = {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}
+        """Return the reference's parameters, overridden by the client's. The client's token limit
+        applies to each turn."""
+        temperature = (
+            {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}
+        )
         own = task.params
         return Params(
-            base={**warm, **own.base, **own.token_limits},
+            base={**temperature, **own.base, **own.token_limits},
             optional={} if own.token_limits else {"max_tokens": MAX_TOKENS},
             final=own.final,
         )
 
-    def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
-        return self._words.system_prompt()
+    def system_prompt(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+        return self._prompts.system_prompt()
 
     def before_turn(self, history: History, turns_left: int) -> None:
         if history.messages[-1].get("role") != "assistant":
-            history.end_with(steps_words(turns_left))
+            history.append_to_last(steps_words(turns_left))
 
-    def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-        told = _told(message)
-        if not told.get("tool_calls"):
-            return Turn(told, (), as_text=False)
-        told = repaired(told, new_id)
-        call = call_of(told["tool_calls"][0])
+    def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+        message = _without_nulls(message)
+        if not message.get("tool_calls"):
+            return Turn(message, (), as_text=False)
+        message = repair_calls(message, new_id)
+        call = parse_call(message["tool_calls"][0])
         if call.mistake is not None:
-            call = _without_mistake(call)
+            call = _with_any_json(call)
         if call.mistake is not None:
-            return Turn(told, (), as_text=False)
+            return Turn(message, (), as_text=False)
         if call.name not in names:
             call = replace(call, mistake=unknown_words(call.name))
-        return Turn(told, (call,), as_text=False)
+        return Turn(message, (call,), as_text=False)
 
     def _problem(self, message: Message, notes: Sequence[str]) -> Any:
-        """Return the problem and the notes on its files in one text; a list of parts only if the
-        message has others than text."""
-        text = self._words.problem(text_of(message))
+        """Return the problem and the notes on its files as one text, or as a list of parts if the
+        message has parts other than text."""
+        text = self._prompts.problem(text_of(message))
         if notes:
             text = "\n\n".join([text, "\n".join(notes)])
         content = message.get("content")
@@ -137,20 +141,21 @@ class ReferenceStyle:
         return [{"type": "text", "text": text}, *rest] if rest else text
 
 
-def _told(message: Message) -> Message:
-    """Return the reply as the reference sends it back: no nulls, the thinking in SGLang's field."""
-    told = {key: value for key, value in message.items() if value is not None}
-    thought = told.pop("reasoning", None)
-    if thought is not None:
-        told.setdefault("reasoning_content", thought)
-    if not isinstance(told.get("tool_calls"), list) or not told["tool_calls"]:
-        told.pop("tool_calls", None)
-    return told
+def _without_nulls(message: Message) -> Message:
+    """Return the reply as the reference sends it back: without nulls, reasoning in SGLang's
+    field."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = kept.pop("reasoning", None)
+    if reasoning is not None:
+        kept.setdefault("reasoning_content", reasoning)
+    if not isinstance(kept.get("tool_calls"), list) or not kept["tool_calls"]:
+        kept.pop("tool_calls", None)
+    return kept
 
 
-def _without_mistake(call: ToolCall) -> ToolCall:
-    """Return the call with its arguments if they are JSON at least: the tool has an observation for
-    what is wrong with them."""
+def _with_any_json(call: ToolCall) -> ToolCall:
+    """Return the call with its arguments if they are any JSON: the tool itself rejects wrong
+    types."""
     try:
         arguments = json.loads(call.written)
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
-"""The task of one run: a request in the parts that the agent reads, and the interfaces to what the
-run needs from the server. `proxy.api.prepare` builds tasks."""
+"""The task of one run: the parts of a request that the agent reads, and the interfaces through
+which the run reaches the server. `proxy.api.prepare` builds tasks."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -23,30 +23,30 @@ from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
 LAST_ATTEMPT_S = 2.0
-"""While the status line is held back, no attempt starts with less time than this left."""
+"""Minimum time for an attempt while the status line is held back, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the client's, which is put into the sandbox before the first command."""
+    """An input file of the client, which is uploaded into the sandbox before the first command."""
 
     path: str
     identity: str
     """Equal for equal contents."""
     read: Callable[[], AsyncGenerator[bytes, None]]
-    """Return its bytes, from the start at each call. Raises SandboxFileError if they are gone."""
+    """Return the file's bytes from the start. Raises SandboxFileError if the file is gone."""
 
 
 class StatusHold:
-    """The status line of one streamed response, which is held back for `hold_s` at most."""
+    """Holds back the status line of a streamed response for at most `hold_s` seconds."""
 
     def __init__(self, hold_s: float) -> None:
         self.until = time.monotonic() + hold_s
         self.is_held = True
-        """False once the status line was sent: attempts are then bounded no more."""
+        """False once the status line was sent. Attempts have no deadline from then on."""
 
     def has_time_for_attempt(self, in_s: float) -> bool:
-        """Return whether an attempt that is made in `in_s` seconds may still give the status."""
+        """Return True if an attempt in `in_s` seconds may still decide the status."""
         return not self.is_held or time.monotonic() + in_s + LAST_ATTEMPT_S <= self.until
 
 
@@ -59,193 +59,194 @@ class RunObserver(Protocol):
         """The types of the events that `on_event` receives."""
 
     async def on_event(self, event: Event) -> None:
-        """Take an event. An error ends the run with that error."""
+        """Handle an event. An error ends the run with that error."""
 
     async def on_result(self, result: Result) -> None:
-        """Take the result. An error ends the run with that error."""
+        """Handle the result. An error ends the run with that error."""
 
     async def on_error(self, error: BaseException) -> None:
-        """Take the error that ends the run. CancelledError: the run was cancelled."""
+        """Handle the error that ends the run. CancelledError: the run was cancelled."""
 
 
 class ArtifactStore(Protocol):
-    """Where the produced files of one run are saved."""
+    """Saves the artifacts of one run."""
 
     @property
     def container_id(self) -> str:
-        """The id of the container whose files they are, by the API."""
+        """Id of the API's container that lists the files."""
 
     def url(self, path: str) -> str:
-        """Return the URL that a file will have once it is saved."""
+        """Return the URL of a file once it is saved."""
 
     async def has(self, path: str) -> bool:
-        """Return whether a file of that path is saved."""
+        """Return True if the file is saved."""
 
     async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
-        """Take a file out of the sandbox. Raises SandboxFileError; FileTimeoutError, which is one,
-        if that takes longer than `timeout_s`."""
+        """Save a file of the sandbox. Raises SandboxFileError; after `timeout_s` its subclass
+        FileTimeoutError."""
 
 
 class BudgetAccount(Protocol):
-    """The daily budget of one key. Runs of the key at the same time, in other processes too, see
-    what each has taken."""
+    """The daily budget of one key, shared by concurrent runs in all processes."""
 
     @property
     def budget(self) -> DailyBudget:
-        """The bounds of a day."""
+        """The limits of a day."""
 
     async def take(self, expected: Expense) -> Receipt:
-        """Count an expense before it is made, unless something of the budget is used up: the
-        receipt then says what."""
+        """Reserve an expense, unless a part of the budget is used up. The receipt then names that
+        part."""
 
     async def overdraw(self, expected: Expense) -> Receipt:
-        """Count an expense that must be made, even if the budget is used up."""
+        """Reserve an expense even if the budget is used up."""
 
     async def settle(self, receipt: Receipt, actual: Expense) -> None:
-        """Replace the expected expense of a receipt by the actual one."""
+        """Replace the expected expense of a receipt by the actual expense."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat-completions request as a run reads it, apart from its model parameters."""
+    """A chat-completions request without its model parameters."""
 
     messages: Sequence[Message] = ()
-    """The client's messages as it sent them."""
+    """The messages as the client sent them."""
     has_client_indexes: bool = False
-    """True if the indexes of these messages are those of the client's own request."""
+    """True if the messages have the same indexes in the client's own request."""
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
     text_tools: frozenset[str] = frozenset()
-    """The names of those that the client calls `custom`: they take a text and no arguments."""
+    """Names of the `custom` tools, which take a text instead of arguments."""
     tool_choice: Any = None
     """The `tool_choice` of the first model call."""
     must_call: bool = False
     """True if the run has to end in a call of one of the client's tools."""
     parallel_tool_calls: Any = None
-    """Whether the client can answer several calls of its tools in one turn."""
+    """False if the client can answer only one call per turn; None if unspecified."""
     max_tool_calls: int | None = None
-    """The number of calls of the proxy's tools that the client allows."""
+    """Maximum number of calls of the proxy's tools."""
     answer_form: AnswerForm | None = None
-    """The form of the visible answer, as far as it can be checked."""
+    """The form of the visible answer, if it can be validated."""
     rewrite_links: bool = True
-    """True if the answer is prose, in which links to produced files may be put."""
+    """True if paths of produced files in the answer may be rewritten to links."""
     stream: bool = False
-    """True if the model is asked to stream, because the client reads along."""
+    """True if the client streams, so that the model streams too."""
     legacy_state: str | None = None
-    """The state of the conversation, if the client knows its tools as `functions`, whose calls have
-    no ids."""
+    """State of the conversation if the client uses the legacy `functions`, whose calls have no ids;
+    else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """The model parameters of a run, by the model calls that they go with."""
+    """The model parameters of a run, by the model calls that they are sent with."""
 
     base: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each model call."""
     optional: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of each model call until the backend refuses one for its length."""
+    """Parameters of each model call until the backend refuses a call as too long."""
     final: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the call that writes the visible answer, and of no other."""
+    """Parameters of the call that writes the visible answer only."""
     token_limits: Mapping[str, Any] = field(default_factory=dict)
-    """The client's token limit, under the name it used. It bounds visible prose; thinking and calls
-    may take `limits.min_turn_tokens` at least."""
+    """The client's token limit under the client's name for it. It bounds visible prose; each call
+    may take at least `limits.min_turn_tokens` for reasoning and tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentInput:
-    """The messages and the files that a run begins with."""
+    """The messages and files that a run starts with."""
 
     messages: Sequence[Message]
     """The client's messages, with a path in the sandbox in place of each file."""
     files: Sequence[InputFile] = ()
     notes: Sequence[str] = ()
-    """The notes on the files of the user's last message, if that does not contain them itself."""
+    """Notes on the files of the last user message, if the message does not contain them."""
     documents_tokens: int = 0
-    """An estimate of the tokens of the messages that are in files instead."""
+    """Estimated tokens of the texts that were moved from messages to files."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingInput:
-    """The input of a request that names files on the web. They are downloaded by the run, so that
-    the client of a stream is answered meanwhile."""
+    """The input of a request with files on the web. The run downloads them, so that a stream can
+    start earlier."""
 
     messages: Sequence[Message]
     """The client's messages, with their files."""
     files: Sequence[InputFile]
-    """The files that are there already."""
+    """The files that need no download."""
     load: Callable[[], Awaitable[AgentInput]]
     """Download the files. Raises BusyError."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """When the work on a choice began, and how much of the client's deadline was left then."""
+    """The start of the run of a choice."""
 
     began: float
-    """By time.monotonic."""
+    """Start time by time.monotonic, in seconds."""
     deadline_s: float | None = None
+    """Seconds left until the client's deadline at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """The session of a run: the files it begins with, and the state it saves them as."""
+    """The session of a run: the state that the run resumes from, and the state to save."""
 
     session: Session
     resume_from: ResumePoint | None = None
-    """The state that the run resumes from; None: an empty workspace."""
+    """The state that the run resumes from; None for an empty workspace."""
     save_as: State | None = None
-    """The state that its files are saved as; None: they are not saved."""
+    """The state to save the workspace as; None to discard it."""
     suspend_as: State | None = None
-    """The same for a run that waits for the client's tools."""
+    """The same if the run is suspended for client tool results."""
     suspended_run: SuspendedRun | None = None
-    """The suspended run that the client has answered."""
+    """The suspended run to resume, if any."""
 
     @property
     def owner(self) -> str:
-        """The owner of the session: a digest of the client's key."""
+        """Owner of the session: a digest of the client's key."""
         return self.session.owner
 
     @property
     def container_id(self) -> str:
-        """The id under which the API shows the session's files."""
+        """Id of the API's container that lists the session's files."""
         return self.session.name
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetReservation:
-    """What was taken of a key's daily budget for a run to be made."""
+    """The part of a key's daily budget that was reserved for a run."""
 
     account: BudgetAccount
     receipt: Receipt
 
     async def refund(self) -> None:
-        """Give it back, because no run is made."""
+        """Refund the reservation, because the run does not start."""
         await self.account.settle(self.receipt, Expense())
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
-    """The client's deadline and the daily budget of its key, beside the limits of the profile."""
+    """The client's deadline and the daily budget of its key, in addition to the profile's
+    limits."""
 
     deadline_s: float | None = None
-    """When the answer must be there, in seconds from the run's start."""
+    """Deadline of the answer, in seconds from the start of the run."""
     tariff: Tariff | None = None
-    """The model's prices, if they are known and needed."""
+    """Prices of the model, if known and needed."""
     reservation: BudgetReservation | None = None
     """None if the key has no daily budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the client is told of the run."""
+    """How the run is presented to the client."""
 
     narration: NarrationSetting = "content"
-    """How prose before a tool call is streamed. `content`: as content once it was held for a
-    moment; `reasoning`: as reasoning, for clients that take all content for the answer."""
+    """How prose before a tool call is streamed. `content`: as content after a short hold;
+    `reasoning`: as reasoning, for clients that take all content for the answer."""
     usage_of: UsageOf = "all_calls"
-    """The model calls that the reported usage counts."""
+    """The model calls that the reported usage includes."""
     status_hold: StatusHold | None = None
-    """The status line of the response that waits for the first model call, if one does."""
+    """The held-back status line of a streamed response, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,20 +262,20 @@ class AgentTask:
     params: Params = Params()
     profile: Profile = Profile()
     route: RouteReason = "auto"
-    """Why there is a run, or one model call without tools."""
+    """Why the request is answered with or without tools."""
     is_single_call: bool = False
     """True if the model answers in one call, without tools."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None
-    """The client's own credentials for the backend, if it brings such."""
+    """The client's own credentials for the backend, if any."""
     body_memory: HeldBody | None = None
-    """The memory that is reserved for the request's body, which the run keeps as well."""
+    """The reserved memory of the request's body, which the run keeps alive."""
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    """When it was asked for, in seconds since 1970."""
+    """Time of the request, in seconds since 1970."""
     others: Sequence["AgentTask"] = ()
-    """The request's further choices (`n`), each answered in a run of its own."""
+    """The request's further choices (`n`), each with a run of its own."""
 
     async def discard(self) -> None:
         """Refund the budget and end the recording, because the run does not start."""
@@ -285,7 +286,7 @@ class AgentTask:
 
 
 def out_of_time(task: AgentTask) -> OutOfTimeError:
-    """Return the error of a task that has no answer when its time is up."""
+    """Return the error of a task without an answer at its deadline."""
     deadline_s = task.limits.deadline_s
     if deadline_s is None:
         return OutOfTimeError("The model did not answer in time.")

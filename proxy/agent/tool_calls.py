@@ -1,5 +1,5 @@
-"""Finds the tool calls in a model's reply, well formed or not, and reads texts out of arguments
-that are not whole yet."""
+"""Parsing of the tool calls in a model's reply, well formed or not, and of text in arguments that
+are incomplete."""
 
 import itertools
 import json
@@ -16,9 +16,9 @@ _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?\s*\n\s*")
 _DECODER = json.JSONDecoder()
 _TAG_OR_END = re.compile(r"</?tool_call>")
 NAME_KEYS = ("name", "tool")
-"""The keys that hold the tool's name in a call written as JSON."""
+"""Keys of the tool's name in a call written as JSON."""
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
-"""The keys that hold its arguments."""
+"""Keys of the arguments in a call written as JSON."""
 _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}"
     r'|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F])|\\[^u]|[^"\\]+'
@@ -27,89 +27,90 @@ _END = re.compile(r'"\s*(?:[,}]|\Z)')
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 _SHOWN_CHARS = 200
 _Written = tuple[str, Any] | str
-"""A name and arguments, or what cannot be understood."""
+"""Name and arguments of a call, or the text of a call that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call, as far as it can be understood."""
+    """One parsed tool call."""
 
     id: str
     name: str
     arguments: Any
-    """Parsed JSON of whatever type; None where `mistake` says why."""
+    """Parsed JSON of any type; None if there is a `mistake`."""
     raw: Mapping[str, Any]
-    """The entry of `tool_calls` it came from, the arguments as the model wrote them."""
+    """The entry of `tool_calls`, with the arguments as the model wrote them."""
     written: str = ""
-    """The arguments' text, where it is a mistake."""
+    """The text of invalid arguments; "" if they are valid."""
     mistake: str | None = None
-    """What the model must mend, where the call cannot be understood."""
+    """The observation for a call that cannot be parsed; else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A reply understood: what to echo and what to do."""
+    """A parsed reply: the message for the history, and the calls to run."""
 
     message: Message
-    """As the backend sent it, but for what backends refuse to take back: see `repaired`."""
+    """The message as the backend sent it, with its calls repaired; see `repair_calls`."""
     calls: tuple[ToolCall, ...]
     as_text: bool
-    """Whether the calls were written as text, so that no `tool` message can answer them."""
+    """True if the calls were written as text, so that no `tool` message can answer them."""
     has_more: bool = False
-    """Whether the reply had more than `MAX_CALLS` calls, which were left out."""
+    """True if the reply had more than `MAX_CALLS` calls; the rest was dropped."""
 
 
-def only_of(turn: Turn, names: Collection[str]) -> Turn:
-    """Return the turn with none but the calls of these tools."""
+def keep_calls_of(turn: Turn, names: Collection[str]) -> Turn:
+    """Return the turn with only the calls of these tools."""
     kept = tuple(call for call in turn.calls if call.name in names)
     if len(kept) == len(turn.calls):
         return turn
     message = {key: value for key, value in turn.message.items() if key != "tool_calls"}
     if kept and not turn.as_text:
         entries = turn.message["tool_calls"]
-        message["tool_calls"] = [each for each in entries if each["function"]["name"] in names]
+        message["tool_calls"] = [entry for entry in entries if entry["function"]["name"] in names]
     return replace(turn, message=message, calls=kept, as_text=turn.as_text and bool(kept))
 
 
-def understand(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
-    """Find the tool calls of a reply; `names` are the tools there are."""
+def parse_turn(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
+    """Return the parsed reply. `names` are the names of all tools; `new_id` yields ids for calls
+    that have none."""
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
         has_more = len(entries) > MAX_CALLS
         if has_more:
             message = {**message, "tool_calls": entries[:MAX_CALLS]}
-        fixed = repaired(message, new_id)
-        calls = tuple(call_of(entry) for entry in fixed["tool_calls"])
+        fixed = repair_calls(message, new_id)
+        calls = tuple(parse_call(entry) for entry in fixed["tool_calls"])
         return Turn(fixed, calls, as_text=False, has_more=has_more)
     written = _written_calls(text_of(message), names)
     calls = tuple(_call_in_text(call, next(new_id)) for call in written[:MAX_CALLS])
     return Turn(message, calls, as_text=bool(calls), has_more=len(written) > MAX_CALLS)
 
 
-def free_text(arguments: str) -> str:
-    """Return the text that the model wrote for a tool that takes free text."""
-    given = _loads(arguments)
-    text = given.get("input") if isinstance(given, dict) else None
+def custom_input(arguments: str) -> str:
+    """Return the text in the arguments of a call of a `custom` tool."""
+    parsed = _loads(arguments)
+    text = parsed.get("input") if isinstance(parsed, dict) else None
     return text if isinstance(text, str) else arguments
 
 
-def as_custom(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call of such a tool as its client knows it."""
-    function = made["function"]
-    custom = {"name": function["name"], "input": free_text(function["arguments"])}
-    return {"id": made["id"], "type": "custom", "custom": custom}
+def to_custom_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function call as a call of OpenAI's `custom` type."""
+    function = call["function"]
+    custom = {"name": function["name"], "input": custom_input(function["arguments"])}
+    return {"id": call["id"], "type": "custom", "custom": custom}
 
 
 def calls_known_tool(value: Any, names: Collection[str]) -> bool:
-    """Return True if a JSON value is a call of one of the tools, or a list that holds one."""
+    """Return True if a JSON value is a call of one of the tools, or a list with such a call."""
     return any(call[0] in names for call in _as_calls(value) if isinstance(call, tuple))
 
 
-def repaired(message: Message, new_id: Iterator[str]) -> Message:
-    """Return the message itself, or a copy with what no backend takes back made good.
+def repair_calls(message: Message, new_id: Iterator[str]) -> Message:
+    """Return the message, or a copy with calls that backends accept in a prompt.
 
-    A call without an id of its own cannot be answered, and chat templates fail on arguments that
-    are no JSON object; both would end the run at the next request.
+    A call without a unique id cannot be answered, and chat templates fail on arguments that are not
+    a JSON object. Both would make the next request fail.
     """
     seen: set[str] = set()
     entries = []
@@ -135,25 +136,27 @@ def _repaired_entry(entry: Any, seen: set[str], new_id: Iterator[str]) -> dict[s
     if isinstance(arguments, dict):
         function["arguments"] = json.dumps(arguments)
     elif arguments is None or arguments == "":
-        function["arguments"] = "{}"  # how some models call a tool without parameters
+        function["arguments"] = "{}"  # some models call a tool without parameters like this
     elif not isinstance(arguments, str) or not isinstance(_loads(arguments), dict):
         function["arguments"] = json.dumps({"invalid_arguments": arguments})
     return fixed
 
 
-def call_of(entry: Mapping[str, Any]) -> ToolCall:
-    """Return the call that an entry of `tool_calls` means, once it is repaired."""
+def parse_call(entry: Mapping[str, Any]) -> ToolCall:
+    """Return the call of a repaired entry of `tool_calls`."""
     function = entry["function"]
     arguments = _loads(function["arguments"])
     if isinstance(arguments, dict) and set(arguments) == {"invalid_arguments"}:
         invalid = arguments["invalid_arguments"]
         written = invalid if isinstance(invalid, str) else json.dumps(invalid)
         raw = {**entry, "function": {**function, "arguments": written}}
-        return ToolCall(entry["id"], function["name"], None, raw, written, _explain(written))
+        return ToolCall(
+            entry["id"], function["name"], None, raw, written, _arguments_mistake(written)
+        )
     return ToolCall(entry["id"], function["name"], arguments, entry)
 
 
-def _explain(written: str) -> str:
+def _arguments_mistake(written: str) -> str:
     shown = written[:_SHOWN_CHARS]
     try:
         value = json.loads(written)
@@ -177,20 +180,20 @@ def _loads(text: str) -> Any:
 
 
 def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
-    """Return the calls that the model wrote into its prose: tagged, also with a tool's own name,
-    fenced, or nothing but the call."""
+    """Return the calls written as text: in tags, in tags with the tool's name, in code fences, or
+    as the only text."""
     if tagged := _after_each(_TAG, text):
-        # A tag can only mean a call, so what cannot be understood is the model's to mend.
-        return _different(_as_calls(value) or [_written(text, at)] for value, at in tagged)
-    if named := _different([call] for call in _after_names(text, names)):
+        # A tag always means a call, so the model gets an observation if it cannot be parsed.
+        return _distinct(_as_calls(value) or [_written(text, at)] for value, at in tagged)
+    if named := _distinct([call] for call in _after_names(text, names)):
         return named
     candidates = [value for value, _ in _after_each(_FENCE, text)] or [_loads(text.strip())]
-    found = _different(_as_calls(value) for value in candidates)
+    found = _distinct(_as_calls(value) for value in candidates)
     return [call for call in found if isinstance(call, tuple) and call[0] in names]
 
 
 def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
-    """Return the JSON value after each opening, or None, and where it begins."""
+    """Return the JSON value after each opening, or None, and its offset."""
     found = []
     position = 0
     while start := opening.search(text, position):
@@ -220,24 +223,25 @@ def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
 
 
 def _is_call_of_another(value: dict[str, Any]) -> bool:
-    """Return True if an object is a call by its keys, name first, and no tool's own arguments."""
+    """Return True if the keys of an object, name first, are those of a call and not of
+    arguments."""
     named = next(iter(value), "") in NAME_KEYS
     return named and not value.keys().isdisjoint(ARGUMENT_KEYS)
 
 
 def _written(text: str, at: int) -> str:
-    """Return the text from there up to the next tag."""
+    """Return the text from `at` to the next tag."""
     end = _TAG_OR_END.search(text, at)
     return text[at : end.start() if end else None].strip()
 
 
-def _different(found: Iterable[list[_Written]]) -> list[_Written]:
+def _distinct(found: Iterable[list[_Written]]) -> list[_Written]:
     calls: list[_Written] = []
     for call in itertools.chain.from_iterable(found):
         if call not in calls:
             calls.append(call)
         if len(calls) > MAX_CALLS:
-            break  # the last one only tells that there are more
+            break  # one more than the maximum shows that there are more
     return calls
 
 
@@ -247,7 +251,8 @@ def _as_calls(value: Any) -> list[_Written]:
 
 
 def _as_call(value: Any) -> tuple[str, Any] | None:
-    """`{"name": …, "arguments": …}`, the same in a `function`, or the arguments beside the name."""
+    """Return the call in `{"name": …, "arguments": …}`, in the same inside `function`, or in an
+    object with the arguments beside the name."""
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):
@@ -276,7 +281,7 @@ def _call_in_text(written: _Written, id: str) -> ToolCall:
 
 
 class TextArgument:
-    """The text in a call's arguments, `{"<name>": "…"}`, read while the model still writes them."""
+    """Reads the text in a call's arguments, `{"<name>": "…"}`, while they arrive."""
 
     def __init__(self, name: str) -> None:
         self._start = re.compile(rf'\A\s*\{{\s*"{name}"\s*:\s*"')
@@ -284,10 +289,10 @@ class TextArgument:
         self._pending = ""
         self._state = "before"
         self.text = ""
-        """What has been read so far."""
+        """The text so far."""
 
     def feed(self, arguments: str) -> str:
-        """Take in a piece of the arguments. Return the part of the text that it completes."""
+        """Add a piece of the arguments. Return the text that it completes."""
         self._pending += arguments
         if self._state == "before":
             self._look_for_start()
@@ -298,8 +303,8 @@ class TextArgument:
         return piece
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the text was read as far as it was written: no stray quote ended it."""
+    def is_complete(self) -> bool:
+        """True if the text was read to its end: no unescaped quote cut it short."""
         return self._state == "inside" or bool(_END.match(self._pending))
 
     def _look_for_start(self) -> None:
@@ -307,7 +312,7 @@ class TextArgument:
             self._pending = self._pending[start.end() :]
             self._state = "inside"
         elif not self._head.startswith("".join(self._pending.split())):
-            self._state = "after"  # another argument, or no text: it is read at the end
+            self._state = "after"  # not a text: the complete arguments are parsed later
 
     def _take(self) -> str:
         position = 0
@@ -323,15 +328,15 @@ class TextArgument:
         return "".join(_unescaped(unit) for unit in units)
 
 
-def recovered_answer(arguments: str) -> str:
-    """Return the answer in arguments that are not valid JSON, cut off or wrongly escaped; or ""."""
+def recover_answer(arguments: str) -> str:
+    """Return the answer in invalid arguments, which are cut off or wrongly escaped, or ""."""
     stream = TextArgument("answer")
     stream.feed(arguments)
-    return stream.text if stream.is_whole else ""
+    return stream.text if stream.is_complete else ""
 
 
 def _unescaped(unit: str) -> str:
     try:
         return str(json.loads(f'"{unit}"', strict=False))
     except ValueError:
-        return unit  # no escape of JSON's, such as the \\( of LaTeX: meant literally
+        return unit  # not a JSON escape, such as the \\( of LaTeX: taken literally

@@ -1,4 +1,4 @@
-"""The tools of one run: the sandbox they work in, and how the calls of a turn are run."""
+"""The tools of one run: their sandbox, and the execution of a turn's calls."""
 
 import asyncio
 import time
@@ -20,35 +20,35 @@ from policies.prompts import (
 from policies.steps import is_shown
 from proxy.agent.artifacts import write_manifest
 from proxy.agent.budget import RunBudget
-from proxy.agent.conversation import Conversation, ignore
+from proxy.agent.conversation import Conversation, ignore_delta
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Completion, Message
 from proxy.agent.outcome import RunOutcome
 from proxy.agent.result import CapabilityUse, Stopwatch
-from proxy.agent.suspension import NO_RESULT, answers
+from proxy.agent.suspension import NO_RESULT, result_messages
 from proxy.agent.task import InputFile
-from proxy.agent.tool_calls import ToolCall, Turn, recovered_answer, understand
+from proxy.agent.tool_calls import ToolCall, Turn, parse_turn, recover_answer
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
 Prepare = Callable[[Sandbox], Awaitable[Mapping[str, str]]]
-"""Makes a sandbox ready for a run, and returns the files that clients gave to it already: their
-paths and identities."""
+"""Prepares a sandbox for a run. Returns the input files that it contains: identities by path."""
 KeepWarm = Callable[[], AbstractAsyncContextManager[None]]
-"""Keeps a connection to the model open while a block runs."""
+"""Keeps a connection to the model open during a block."""
 MAX_LOSSES = 3
-"""The run fails when it has lost so many sandboxes."""
+"""Number of lost sandboxes at which the run fails."""
 GRACE_S = 0.5
-"""The time that a command has for ending by itself once its own is up: its output is seen."""
+"""Time after a command's timeout until the call is cancelled, in seconds, so that the command ends
+by itself and its output is not lost."""
 
 
 class ToolExecutor:
-    """Runs the model's calls; whatever the model did wrong is an observation.
+    """Runs the model's calls of the proxy's tools. Mistakes of the model become observations.
 
-    So is the loss of the sandbox, for mostly it was the model's command that broke it: the next
-    call gets a new sandbox, into which the client's files are put too.
+    So does the loss of the sandbox, mostly caused by the model's command: the next call gets a new
+    sandbox with the input files.
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class ToolExecutor:
         *,
         prepare: Prepare,
         keep_warm: KeepWarm = nullcontext,
-        taken: Collection[str] = (),
+        client_tool_names: Collection[str] = (),
         max_calls: int | None = None,
     ) -> None:
-        """`prepare` is called for each new sandbox before its first command; `keep_warm` runs
-        beside each call, so that the next model call finds a connection open; `taken` are the
-        names of the client's tools: the client keeps them, ours are renamed; `max_calls` is how
-        many calls of ours the client allows."""
-        self._tools = {_free(tool.name, taken): tool for tool in tools}
+        """`prepare` is called for each new sandbox before its first command. `keep_warm` surrounds
+        each call, so that the next model call finds an open connection. `client_tool_names` are
+        reserved: the proxy's tools are renamed. `max_calls` is the client's limit of calls."""
+        self._tools = {_unique_name(tool.name, client_tool_names): tool for tool in tools}
         self._lease = lease
         self._emit = emit
         self._guard = guard
@@ -76,62 +75,62 @@ class ToolExecutor:
         self._prepare = prepare
         self._keep_warm = keep_warm
         self._max_calls = max_calls
-        self._not_placed: list[str] = []
-        self.computer: Sandbox | None = None
-        """The sandbox, once a tool has asked for it."""
-        self.is_begun = False
-        """Whether a tool has asked for a sandbox."""
+        self._upload_failures: list[str] = []
+        self.current_sandbox: Sandbox | None = None
+        """The sandbox in use; None before the first tool requests it."""
+        self.is_sandbox_requested = False
+        """True once a tool has requested a sandbox."""
         self.losses = 0
         self.steps = 0
-        """How many calls were made."""
+        """Number of calls so far."""
         self.shown_steps = 0
-        """How many of them clients are shown as steps."""
-        self.waited = Stopwatch()
-        """The time spent in tools, and until a sandbox was there."""
+        """Number of calls that clients see as steps."""
+        self.tool_time = Stopwatch()
+        """Time spent in tools, including the wait for a sandbox."""
         self.peak_memory_bytes = 0
 
     @property
     def names(self) -> list[str]:
-        """The names by which the model may call the tools."""
+        """The names under which the model calls the tools."""
         return list(self._tools)
 
-    def schemas_but(self, skipped_files: str) -> list[Mapping[str, Any]]:
-        """Return the tools as the model is told of them, always in this order."""
+    def schemas_except(self, excluded: str) -> list[Mapping[str, Any]]:
+        """Return the schemas of the tools but `excluded`, in a fixed order for prefix caches."""
         return [
             {**tool.schema, "function": {**tool.schema["function"], "name": name}}
             for name, tool in self._tools.items()
-            if tool.name != skipped_files
+            if tool.name != excluded
         ]
 
-    def proper_name(self, name: str) -> str:
-        """Return our own name of a tool, which the model may know by another name."""
+    def canonical_name(self, name: str) -> str:
+        """Return the proxy's own name of a tool that may have been renamed."""
         tool = self._tools.get(name)
         return tool.name if tool else name
 
     def is_submit(self, name: str) -> bool:
-        """Return whether a call of that name hands in the answer: the client may have a tool
-        `submit` of its own."""
+        """Return True if the name is that of the proxy's submit tool. The client may have a tool
+        `submit` too."""
         tool = self._tools.get(name)
         return tool is not None and tool.name == "submit"
 
     @property
-    def is_used_up(self) -> bool:
-        """Whether the client allows no more calls but one of submit."""
+    def is_call_limit_reached(self) -> bool:
+        """True if the client allows no more calls, except of submit."""
         return self._max_calls is not None and self.steps >= self._max_calls
 
     async def run(self, call: ToolCall, timeout_s: float, left_s: float) -> Observation:
-        """Run one call and emit its events. A command may take `timeout_s`; everything, the wait
-        for a sandbox too, may take `left_s`, the rest of the run's time. Raises SandboxError."""
+        """Run one call and emit its events. `timeout_s` limits the command; `left_s`, the rest of
+        the run's time, limits the call and the wait for a sandbox. Raises SandboxError."""
         self.steps += 1
-        step, name = self.steps, self.proper_name(call.name)
+        step, name = self.steps, self.canonical_name(call.name)
         self.shown_steps += is_shown(name)
         shown = call.arguments if isinstance(call.arguments, dict) else {}
         await self._emit(ToolCallStarted(step, call.id, name, shown))
         started = time.monotonic()
         try:
             async with asyncio.timeout(left_s + GRACE_S), self._keep_warm():
-                with self.waited:
-                    observation = await self._observe(call, step, timeout_s)
+                with self.tool_time:
+                    observation = await self._run_tool(call, step, timeout_s)
         except TimeoutError:
             observation = Observation("Given up: the time is up.")
         duration_s = time.monotonic() - started
@@ -149,7 +148,7 @@ class ToolExecutor:
         )
         return observation
 
-    async def _observe(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
+    async def _run_tool(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
         if call.mistake:
             return Observation(call.mistake)
         tool = self._tools.get(call.name)
@@ -159,145 +158,147 @@ class ToolExecutor:
 
         if refused := await self._guard.refusal(tool.name, call.arguments):
             return Observation(refused)
-        emit = self.waited.standing(self._emit)
+        emit = self.tool_time.pausing(self._emit)
 
         async def on_output(stream: StreamName, text: str) -> None:
             await emit(ToolOutput(step, stream, text))
 
         try:
             seen = await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
-            text = self._guard.without_secrets("\n".join([*self._not_placed, seen.text]))
+            text = self._guard.redact("\n".join([*self._upload_failures, seen.text]))
             return seen if text == seen.text else replace(seen, text=text)
         except SandboxLostError as error:
             self.losses += 1
-            self.computer = None
+            self.current_sandbox = None
             if self.losses == MAX_LOSSES:
                 raise
             return Observation(lost_words(str(error)))
         finally:
-            self._not_placed.clear()
+            self._upload_failures.clear()
 
     async def sandbox(self) -> Sandbox:
-        """Return the run's sandbox, as the tools see it. Raises SandboxStartError, and once
-        SandboxLostError if a new sandbox has taken the place of the one in use."""
-        self.is_begun = True
-        computer = await self._lease.sandbox()
-        if self.computer and self.computer is not computer:
-            raise SandboxLostError(f"sandbox {self.computer.id} is gone")
-        if self.computer is None:
-            present = await self._prepare(computer)
-            await self._place(computer, present)
-        self.computer = computer
-        return computer
+        """Return the run's sandbox. Raises SandboxStartError, and once SandboxLostError if a new
+        sandbox has replaced the sandbox in use."""
+        self.is_sandbox_requested = True
+        sandbox = await self._lease.sandbox()
+        if self.current_sandbox and self.current_sandbox is not sandbox:
+            raise SandboxLostError(f"sandbox {self.current_sandbox.id} is gone")
+        if self.current_sandbox is None:
+            present = await self._prepare(sandbox)
+            await self._upload_inputs(sandbox, present)
+        self.current_sandbox = sandbox
+        return sandbox
 
-    async def _place(self, computer: Sandbox, present: Mapping[str, str]) -> None:
-        """Put the client's files into a sandbox that this run has not used yet."""
-        given = dict(present)
+    async def _upload_inputs(self, sandbox: Sandbox, present: Mapping[str, str]) -> None:
+        """Upload the input files that a new sandbox does not contain yet."""
+        uploaded = dict(present)
         for file in self._inputs:
-            if given.get(file.path) == file.identity:
-                continue  # an earlier run got the file, and may have changed it
+            if uploaded.get(file.path) == file.identity:
+                continue  # uploaded by an earlier run, which may have changed the file
             try:
                 async with aclosing(file.read()) as pieces:
-                    await computer.put(file.path, pieces)
+                    await sandbox.put(file.path, pieces)
             except SandboxFileError as error:
-                self._not_placed.append(not_placed_words(file.path, str(error)))
+                self._upload_failures.append(not_placed_words(file.path, str(error)))
             else:
-                given[file.path] = file.identity
-        if given != present:
-            await write_manifest(computer, given)
+                uploaded[file.path] = file.identity
+        if uploaded != present:
+            await write_manifest(sandbox, uploaded)
 
 
 class CallRunner:
-    """Runs the calls of a run's turns: of our tools, while the client's are left to the client."""
+    """Runs the calls of a run's turns. Calls of client tools are left to the client."""
 
     def __init__(
         self,
-        toolbox: ToolExecutor,
-        talk: Conversation,
+        executor: ToolExecutor,
+        conversation: Conversation,
         budget: RunBudget,
         outcome: RunOutcome,
-        use: CapabilityUse,
+        capabilities: CapabilityUse,
         limits: Limits,
-        client_names: Collection[str],
+        client_tool_names: Collection[str],
     ) -> None:
-        self._toolbox = toolbox
-        self._talk = talk
+        self._executor = executor
+        self._conversation = conversation
         self._budget = budget
         self._outcome = outcome
-        self._use = use
+        self._capabilities = capabilities
         self._limits = limits
-        self._client_names = client_names
+        self._client_tool_names = client_tool_names
 
     async def run(self, turn: Turn, reply: Completion) -> StopReason | None:
-        """Run every call of a turn, in order, and answer each; the client's are left to the client.
-        If the client has been sent one already, nothing is submitted. Return why the run ends, or
-        None."""
+        """Run the calls of a turn in order and append their observations. Return the stop reason,
+        or None if another turn follows. After a streamed client call, nothing can be submitted."""
         outcome = self._outcome
-        told: list[tuple[ToolCall, str]] = []
+        observations: list[tuple[ToolCall, str]] = []
         for call in turn.calls:
-            if words := self._why_not_run(call):
-                told.append((call, words))
-            elif call.name in self._client_names:
+            if reason := self._skip_reason(call):
+                observations.append((call, reason))
+            elif call.name in self._client_tool_names:
                 outcome.client_calls.append(call)
             else:
-                observation = await self._run_tool(call, reply)
-                told.append((call, observation.text))
+                observation = await self._run_call(call, reply)
+                observations.append((call, observation.text))
                 if observation.finished:
                     outcome.submitted = observation.answer or ""
         if outcome.submitted is not None:
-            told += [(call, NOT_RUN) for call in outcome.client_calls]
+            observations += [(call, NOT_RUN) for call in outcome.client_calls]
             outcome.client_calls.clear()
-        elif told and not outcome.client_calls and (notes := self._notes(turn)):
-            told[-1] = (told[-1][0], "\n".join([told[-1][1], *notes]))
+        elif observations and not outcome.client_calls and (notes := self._notes(turn)):
+            call, text = observations[-1]
+            observations[-1] = (call, "\n".join([text, *notes]))
         outcome.as_text = turn.as_text
-        self._talk.history.append(*_results(told, as_text=turn.as_text))
+        self._conversation.history.append(*_results(observations, as_text=turn.as_text))
         if outcome.submitted is not None:
             return StopReason.SUBMITTED
         return StopReason.CLIENT_TOOL_CALLS if outcome.client_calls else None
 
     def _notes(self, turn: Turn) -> list[str]:
-        """Return what the model is told below the last result of a turn."""
-        skipped_files = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more else []
-        left = self._budget.reminder()
-        return [*skipped_files, left] if left else skipped_files
+        """Return the notes to append to the last observation of a turn."""
+        notes = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more else []
+        reminder = self._budget.reminder()
+        return [*notes, reminder] if reminder else notes
 
-    def _why_not_run(self, call: ToolCall) -> str:
-        """Return what the model is told of a call that is not run; "" if it is run."""
+    def _skip_reason(self, call: ToolCall) -> str:
+        """Return the observation for a call that must not be run, or "" if it may be run."""
         if self._outcome.submitted is not None:
             return NOT_RUN
-        is_too_early = self._outcome.sent_ids and self._toolbox.is_submit(call.name)
+        is_too_early = self._outcome.sent_ids and self._executor.is_submit(call.name)
         return NOT_SUBMITTED if is_too_early else ""
 
-    async def ask_for(self, stop: StopReason, new_id: Iterator[str], seconds: float) -> StopReason:
-        """Ask for the call of a client's tool that a run has to end in, at the limit `stop`. Return
-        why the run ends."""
+    async def require_client_call(
+        self, stop: StopReason, new_id: Iterator[str], seconds: float
+    ) -> StopReason:
+        """Request the client tool call that the run has to end in, after the limit `stop`. Return
+        the stop reason."""
         try:
             async with asyncio.timeout(seconds):
-                reply = await self._talk.ask_call(stop, ignore)
+                reply = await self._conversation.complete_required_call(stop, ignore_delta)
         except TimeoutError:
             return stop
-        turn = understand(reply.message, self._client_names, new_id)
-        self._talk.history.append(turn.message)
+        turn = parse_turn(reply.message, self._client_tool_names, new_id)
+        self._conversation.history.append(turn.message)
         self._outcome.reply, self._outcome.as_text = reply, turn.as_text
-        self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_names]
-        told = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_names]
-        self._talk.history.append(*_results(told, as_text=turn.as_text))
+        self._outcome.client_calls = [c for c in turn.calls if c.name in self._client_tool_names]
+        observations = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_tool_names]
+        self._conversation.history.append(*_results(observations, as_text=turn.as_text))
         return StopReason.CLIENT_TOOL_CALLS if self._outcome.client_calls else stop
 
-    async def _run_tool(self, call: ToolCall, reply: Completion) -> Observation:
-        is_submit = self._toolbox.is_submit(call.name)
-        if not is_submit and self._toolbox.is_used_up:
+    async def _run_call(self, call: ToolCall, reply: Completion) -> Observation:
+        is_submit = self._executor.is_submit(call.name)
+        if not is_submit and self._executor.is_call_limit_reached:
             return Observation(NO_MORE_CALLS)
         if not is_submit and (stop := await self._budget.before_command()):
             return Observation(NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop]))
-        answer = recovered_answer(call.written) if is_submit and call.written else ""
-        if answer:  # it can be read, though its JSON is cut off or wrongly escaped
+        answer = recover_answer(call.written) if is_submit and call.written else ""
+        if answer:  # readable, although its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._budget.time_left_s)
-        self._use.note(self._toolbox.proper_name(call.name), call.arguments)
-        if not is_submit and not call.mistake and call.name in self._toolbox.names:
-            self._talk.has_worked = True
-        observation = await self._toolbox.run(call, timeout_s, self._budget.time_left_s)
+        self._capabilities.record(self._executor.canonical_name(call.name), call.arguments)
+        if not is_submit and not call.mistake and call.name in self._executor.names:
+            self._conversation.has_used_tools = True
+        observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
         if not is_submit:
             await self._budget.after_command(observation)
         if answer and observation.finished:
@@ -310,13 +311,13 @@ def tool_name(tool: Mapping[str, Any]) -> str:
     return str(tool.get("function", {}).get("name", ""))
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    """Return a name that the client has not taken."""
+def _unique_name(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not in `taken`."""
     while name in taken:
         name = f"sandbox_{name}"
     return name
 
 
-def _results(told: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[Message]:
-    results = [(call.id, call.name, {"content": text}) for call, text in told]
-    return answers(results, as_text) if results else []
+def _results(observations: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[Message]:
+    results = [(call.id, call.name, {"content": text}) for call, text in observations]
+    return result_messages(results, as_text) if results else []

@@ -32,7 +32,7 @@ from policies.sessions import (
     states,
 )
 from policies.steps import UsageOf
-from proxy.agent.suspension import SuspendedRun, names
+from proxy.agent.suspension import SuspendedRun, answered_run_ids
 from proxy.agent.task import (
     AgentInput,
     AgentTask,
@@ -271,7 +271,7 @@ async def _suspended_run(
 ) -> SuspendedRun | None:
     """Return the suspended run whose tool calls these messages answer, if it is still stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
-    for name in names(messages):
+    for name in answered_run_ids(messages):
         if waiting := await services(request).store.suspended_runs.find(whose, name):
             return waiting
     return None
@@ -296,8 +296,8 @@ def resolve_session(
     resume_from, save_as = _of_conversation(whose, run_id, headers, body, follows)
     if resume_from is None and waiting is None:
         resume_from = _of_lost_run(whose, body)
-    if waiting and waiting.goes_on and not _is_within(waiting.goes_on, follows):
-        resume_from = waiting.goes_on
+    if waiting and waiting.resume_from and not _is_within(waiting.resume_from, follows):
+        resume_from = waiting.resume_from
     own = _own_session(whose, run_id)
     session = resume_from.session if resume_from else own.session
     suspend_as = State(session, run_id)
@@ -335,7 +335,7 @@ def _of_conversation(
 def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
     """Return the files of a suspended run that is stored no more, if its calls are answered and it
     had no conversation."""
-    for name in names(body["messages"]):
+    for name in answered_run_ids(body["messages"]):
         if container := container_of(whose, name):
             return ResumePoint(Session(whose, container), (name,), anew=True)
     return None

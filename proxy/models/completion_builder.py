@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount, ToolCallDelta
-from proxy.agent.history import text_of, thoughts_in
+from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
 from proxy.models.backend_errors import bad_response, map_type_errors
 
@@ -53,7 +53,7 @@ def completion_deltas(completion: Completion) -> list[ModelDelta]:
     """Return the deltas of a completion that was not streamed, for a caller that expects a
     stream."""
     message = completion.message
-    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in thoughts_in(message)]
+    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in reasoning_texts(message)]
     text, logprobs = text_of(message), completion.choice.get("logprobs")
     if text or logprobs:
         deltas.append(TextDelta(text, logprobs))
@@ -142,7 +142,7 @@ class CompletionBuilder:
         merge(self._choice, _without(choice, "delta", "finish_reason"))
         delta = choice.get("delta") or {}
         self._add_to_message(delta)
-        deltas: list[ModelDelta] = [ReasoningDelta(text) for text in thoughts_in(delta)]
+        deltas: list[ModelDelta] = [ReasoningDelta(text) for text in reasoning_texts(delta)]
         call_deltas = self._calls.add(delta.get("tool_calls") or [])
         text, logprobs = text_of(delta), choice.get("logprobs")
         is_text = isinstance(delta.get("content"), str)

@@ -32,7 +32,7 @@ from policies.tool_support import (
 )
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Completion, Model, Upstream, UpstreamRequest
-from proxy.agent.result import Result, tokens
+from proxy.agent.result import Result, usage_count
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parse_json
@@ -160,7 +160,7 @@ class ToolProbe:
         if tools:
             body["tools"] = tools
         completion = await self._model.complete(body, None)
-        return tokens(completion.usage, "prompt_tokens")
+        return usage_count(completion.usage, "prompt_tokens")
 
 
 def _greeting() -> list[dict[str, Any]]:

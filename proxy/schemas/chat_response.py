@@ -107,7 +107,7 @@ class ChatEncoder:
             if unsent := [call for call in calls if len(call) > 1]:
                 chunks.append(self._chunk({"tool_calls": unsent}))
         delta: dict[str, Any] = {}
-        if not self._cards and (found := url_citations(result, result.streamed_before)):
+        if not self._cards and (found := url_citations(result, result.answer_offset)):
             # Open WebUI asks Google for the icon of each cited URL, which has a signature.
             delta["annotations"] = found
         last = self._chunk(delta, sandbox=sandbox_object(result))

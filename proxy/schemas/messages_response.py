@@ -28,7 +28,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.result import Artifact, Result, tokens
+from proxy.agent.result import Artifact, Result, usage_count
 from proxy.errors import ProxyError, error_body, request_id
 from proxy.schemas.result_objects import details, json_text, sandbox_object, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
@@ -314,7 +314,7 @@ def _fill(block: _Json, text: str) -> None:
 def message_usage(result: Result) -> _Json:
     """Return Anthropic's usage, which counts cached tokens separately, with `sandbox`."""
     counted = usage(result)
-    thinking_tokens = tokens(details(counted, "completion"), "reasoning_tokens")
+    thinking_tokens = usage_count(details(counted, "completion"), "reasoning_tokens")
     return {
         **_tokens(counted),
         "output_tokens_details": {"thinking_tokens": thinking_tokens},
@@ -326,12 +326,12 @@ def message_usage(result: Result) -> _Json:
 
 
 def _tokens(counted: Mapping[str, Any]) -> _Json:
-    cached = tokens(details(counted, "prompt"), "cached_tokens")
+    cached = usage_count(details(counted, "prompt"), "cached_tokens")
     return {
-        "input_tokens": tokens(counted, "prompt_tokens") - cached,
+        "input_tokens": usage_count(counted, "prompt_tokens") - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": tokens(counted, "completion_tokens"),
+        "output_tokens": usage_count(counted, "completion_tokens"),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from policies.capabilities import Capability
 from policies.file_names import shown_name
-from proxy.agent.result import Artifact, Result, add
+from proxy.agent.result import Artifact, Result, add_usage
 
 MAX_SKIPPED_FILES = 100
 """Maximum number of skipped files that the `sandbox` object lists."""
@@ -23,9 +23,9 @@ def usage(result: Result) -> dict[str, Any]:
         ("prompt_tokens", "completion_tokens", "total_tokens"), 0
     )
     for choice in choices:
-        counted = add(counted, choice.usage)
+        counted = add_usage(counted, choice.usage)
     counts = [choice.stats.counts() for choice in choices]
-    stats = reduce(add, counts)
+    stats = reduce(add_usage, counts)
     stats |= {key: max(each[key] for each in counts) for key in _MAXIMA}
     if any(choice.stats.cost_usd is None for choice in choices):
         stats["cost_usd"] = None

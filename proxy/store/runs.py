@@ -199,12 +199,12 @@ class SuspendedRunRepository:
         record = json.dumps(suspended_run.to_json())
         row = {
             "owner": owner,
-            "name": suspended_run.name,
+            "name": suspended_run.run_id,
             "record": record,
             "bytes": len(record),
             "expires_at": int(self._now()) + SUSPENDED_KEEP_S,
         }
-        same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.name)
+        same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.run_id)
         await self._database.write(
             lambda connection: _replace(connection, SUSPENDED_RUNS, same, row)
         )

@@ -167,13 +167,13 @@ async def test_usage_comes_once_and_last_and_only_when_asked_for(
     async with house(backend, "memory", tmp_path) as url:
         asked = frames_in((await ask(url, stream_options={"include_usage": True})).text)
         declined = frames_in((await ask(url, stream_options={"include_usage": False})).text)
-        unasked = frames_in((await ask(url)).text)
+        without_call = frames_in((await ask(url)).text)
     assert ["usage" in frame for frame in asked] == [False] * (len(asked) - 1) + [True]
     usage = asked[-1]["usage"]
     summed = {key: usage[key] for key in USAGE}
     assert summed == {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
     assert asked[-1]["choices"] == []
-    assert not any("usage" in frame for frame in [*declined, *unasked])
+    assert not any("usage" in frame for frame in [*declined, *without_call])
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,11 @@ async def test_who_ends_last_leaves_the_files_for_the_next(first: str, tmp_path:
     may_end = {word: asyncio.Event() for word in WORDS}
 
     def play(body: dict[str, Any]) -> Item:
-        word, has_worked = body["messages"][1]["content"], body["messages"][-1]["role"] == "tool"
-        if not has_worked:
+        word, has_used_tools = (
+            body["messages"][1]["content"],
+            body["messages"][-1]["role"] == "tool",
+        )
+        if not has_used_tools:
             return bash(f"cat file; echo {word} >> file")
         done = text_reply("Done.")
         return Held(done, may_end[word]) if word in may_end else done

@@ -58,8 +58,8 @@ def _refusal(message: str) -> Refusal:
 
 def _turn(body: dict[str, Any]) -> Item:
     names = [tool["function"]["name"] for tool in body.get("tools") or [] if "function" in tool]
-    has_worked = body["messages"][-1]["role"] == "tool"
-    if "execute_bash" in names and not has_worked:
+    has_used_tools = body["messages"][-1]["role"] == "tool"
+    if "execute_bash" in names and not has_used_tools:
         return WORK
     if "submit" in names:
         theirs = [name for name in names if name not in OURS]

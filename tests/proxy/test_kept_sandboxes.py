@@ -1,4 +1,4 @@
-"""Computers that conversations keep are given back to whoever finds no room."""
+"""Idle sandboxes of sessions are evicted if a request waits for one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,9 +18,9 @@ TWO = PoolSettings(min_ready=0, max_sandboxes=2)
 
 @asynccontextmanager
 async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[Workspaces]:
-    """Workspaces that keep as many computers as the pool has."""
+    """Yield Workspaces that keep as many idle sandboxes as the pool has."""
     workspaces = Workspaces(stage.pool, snapshots, keep_s=60, max_kept=2, clock=ManualClock())
-    stage.pool.when_full(workspaces.give_back)
+    stage.pool.when_full(workspaces.evict_idle)
     try:
         yield workspaces
     finally:
@@ -28,15 +28,15 @@ async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[
 
 
 async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
-    """One run's use of a conversation's computer, and where it came from."""
+    """Use the sandbox of a session in one run. Record its origin."""
     session = Session("somebody", chat)
     async with workspaces.use(ResumePoint(session), SMALL) as lease:
         await lease.sandbox()
-        lease.leave_as = State(session, state)
+        lease.save_as = State(session, state)
     return lease.origin
 
 
-async def test_the_one_that_was_kept_longest_is_given_back() -> None:
+async def test_longest_idle_sandbox_is_evicted() -> None:
     async with fake_pool(TWO) as stage, kept(stage, MemorySnapshots()) as workspaces:
         for chat in ("first", "second", "third"):
             await use(workspaces, chat, "1")
@@ -46,7 +46,7 @@ async def test_the_one_that_was_kept_longest_is_given_back() -> None:
         assert stage.backend.most_alive == 2
 
 
-async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
+async def test_sandbox_is_evicted_as_soon_as_it_is_idle_if_a_request_waits() -> None:
     async with (
         fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
@@ -57,11 +57,11 @@ async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
             await lease.sandbox()
             group.start_soon(use, workspaces, "second", "1")
             await stage.until(waiting=1)
-            lease.leave_as = State(session, "1")
+            lease.save_as = State(session, "1")
         await until(lambda: len(stage.backend.guests) == 2)
 
 
-async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
+async def test_idle_sandbox_is_kept_if_no_request_waits_any_more() -> None:
     async with (
         fake_pool(TWO) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
@@ -80,7 +80,7 @@ async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
         assert len(stage.backend.guests) == 3
 
 
-async def test_files_that_only_the_computer_has_are_not_given_back() -> None:
+async def test_idle_sandbox_without_a_snapshot_is_not_evicted() -> None:
     snapshots = MemorySnapshots()
     async with fake_pool(TWO) as stage, kept(stage, snapshots) as workspaces:
         for chat in ("first", "second"):

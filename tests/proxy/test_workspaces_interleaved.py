@@ -18,13 +18,13 @@ from sandbox_runtime.sandbox import Sink
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.orders import TURNS, Step, orders, place, walk
-from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, House
+from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, Harness
 
 ENTER, _WORK, LEAVE, _SAVED = range(1, 5)
 
 
 class HeldSnapshots(MemorySnapshots):
-    """Keeps a state only when it is let, where that was asked for."""
+    """Snapshots whose saving can be delayed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class HeldSnapshots(MemorySnapshots):
 
 
 class LingeringSandboxes(MemorySandboxes):
-    """Takes a while to take a sandbox back."""
+    """Sandboxes whose release takes a while."""
 
     @asynccontextmanager
     async def lease(
@@ -60,14 +60,14 @@ def _open() -> asyncio.Event:
 
 
 class Walker:
-    """A run in four steps: it has its workspace, has worked in it, has answered, is kept."""
+    """A run in four steps: lease, use, answer, save."""
 
-    def __init__(self, house: House, snapshots: HeldSnapshots, state: str, *parents: str) -> None:
+    def __init__(self, stage: Harness, snapshots: HeldSnapshots, state: str, *parents: str) -> None:
         self.seen = ""
-        self._house = house
+        self._house = stage
         self._state = state
         self._parents = parents
-        self._seat: WorkspaceLease | None = None
+        self._lease: WorkspaceLease | None = None
         self._stack = AsyncExitStack()
         self._may_save = snapshots.may_save[state] = asyncio.Event()
 
@@ -77,17 +77,17 @@ class Walker:
 
     async def _enter(self) -> None:
         use = self._house.workspaces.use(ResumePoint(CHAT, self._parents), ISOLATION)
-        self._seat = await self._stack.enter_async_context(use)
+        self._lease = await self._stack.enter_async_context(use)
 
     async def _work(self) -> None:
-        assert self._seat
-        computer = await self._seat.sandbox()
+        assert self._lease
+        computer = await self._lease.sandbox()
         self.seen = (await computer.exec("cat file", timeout_s=5)).stdout
         await computer.exec(f"echo {self._state} >> file", timeout_s=5)
 
     async def _leave(self) -> None:
-        assert self._seat
-        self._seat.leave_as = State(CHAT, self._state)
+        assert self._lease
+        self._lease.save_as = State(CHAT, self._state)
         await self._stack.aclose()
 
     async def _saved(self) -> None:
@@ -95,39 +95,39 @@ class Walker:
 
 
 class Stage:
-    """A conversation that has had one run, which left the state "1"."""
+    """A session with one earlier run, which saved the state "1"."""
 
     def __init__(self) -> None:
         self.snapshots = HeldSnapshots()
-        self.house = House(self.snapshots, sandboxes=LingeringSandboxes())
+        self.harness = Harness(self.snapshots, sandboxes=LingeringSandboxes())
 
     async def begin(self) -> None:
-        await self.house.run("echo 1 > file", "1")
+        await self.harness.run("echo 1 > file", "1")
 
     def run(self, state: str, *parents: str) -> Walker:
-        return Walker(self.house, self.snapshots, state, *parents)
+        return Walker(self.harness, self.snapshots, state, *parents)
 
     async def expire(self) -> None:
-        self.house.clock.advance(KEEP_S)
+        self.harness.clock.advance(KEEP_S)
 
-    async def give_back(self) -> None:
-        self.house.workspaces.give_back(lambda: True)
+    async def evict_idle(self) -> None:
+        self.harness.workspaces.evict_idle(lambda: True)
 
     async def discard(self) -> None:
-        await self.house.workspaces.discard(CHAT)
+        await self.harness.workspaces.discard(CHAT)
 
     async def files(self, *parents: str) -> str:
-        """What the file of a state holds, in the end."""
-        printed, _ = await self.house.run("cat file", f"look {parents}", *parents)
+        """Return the content of the file of a state."""
+        printed, _ = await self.harness.run("cat file", f"look {parents}", *parents)
         return printed
 
     async def end(self) -> None:
-        await self.house.workspaces.aclose()
-        assert self.house.alive == 0
+        await self.harness.workspaces.aclose()
+        assert self.harness.alive == 0
 
 
-@pytest.mark.parametrize("disturbance", ["expire", "give_back"])
-async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) -> None:
+@pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
+async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # they are alike
@@ -143,8 +143,8 @@ async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) 
             await stage.end()
 
 
-@pytest.mark.parametrize("disturbance", ["expire", "give_back"])
-async def test_the_next_question_finds_what_the_one_before_has_left(disturbance: str) -> None:
+@pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
+async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) -> None:
     for order in orders(a=4, b=4, x=1):
         if place(order, "b", ENTER) < place(order, "a", LEAVE):
             continue  # it comes after the answer
@@ -160,7 +160,7 @@ async def test_the_next_question_finds_what_the_one_before_has_left(disturbance:
             await stage.end()
 
 
-async def test_who_leaves_last_leaves_the_newest_files_however_long_they_take_to_keep() -> None:
+async def test_newest_state_is_that_of_the_last_run_however_long_saving_takes() -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # they are alike
@@ -174,13 +174,13 @@ async def test_who_leaves_last_leaves_the_newest_files_however_long_they_take_to
             await stage.end()
 
 
-async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> None:
+async def test_concurrent_runs_of_the_same_state_save_one_of_them_completely() -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue
         stage = Stage()
         await stage.begin()
-        await stage.house.run("true", "2", "1")  # and once before
+        await stage.harness.run("true", "2", "1")  # and once before
         a, b = stage.run("2", "1"), stage.run("2", "1")
         with anyio.fail_after(10):
             await walk(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
@@ -189,7 +189,7 @@ async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> Non
             await stage.end()
 
 
-async def test_what_is_deleted_between_two_runs_is_gone() -> None:
+async def test_run_after_a_discard_starts_empty() -> None:
     for order in orders(a=4, x=2):
         at = [place(order, "x", number) for number in (1, 2)]
         if any(place(order, "a", ENTER) < each < place(order, "a", LEAVE) for each in at):
@@ -198,7 +198,7 @@ async def test_what_is_deleted_between_two_runs_is_gone() -> None:
         await stage.begin()
         a = stage.run("a", "1")
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "x": [stage.discard, stage.give_back]})
+            await walk(order, {"a": a.steps, "x": [stage.discard, stage.evict_idle]})
             was_there = place(order, "a", ENTER) < at[0]
             assert a.seen == ("1\n" if was_there else ""), order
             assert await stage.files("a", "1") == ("" if was_there else "a\n"), order

@@ -1,4 +1,4 @@
-"""Workspaces with all that is behind them."""
+"""A harness for Workspaces with sandboxes in memory."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,8 +14,8 @@ ISOLATION = Isolation()
 KEEP_S = 60.0
 
 
-class House:
-    """Computers and files in memory, and a clock that a test moves."""
+class Harness:
+    """Workspaces with sandboxes in memory and a manual clock."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class House:
     async def run(
         self, command: str, state: str, *parents: str, session: Session = CHAT
     ) -> tuple[str, Origin]:
-        """What one run's command prints, and where its files came from."""
+        """Run a command in one run. Return its output and the origin of the workspace."""
         async with self.use(state, *parents, session=session) as lease:
             result = await (await lease.sandbox()).exec(command, timeout_s=5)
         return result.stdout, lease.origin
@@ -42,10 +42,10 @@ class House:
     async def use(
         self, state: str, *parents: str, session: Session = CHAT
     ) -> AsyncIterator[WorkspaceLease]:
-        """A workspace that is kept as that state."""
+        """Lease a workspace and save it as `state`."""
         async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as lease:
             yield lease
-            lease.leave_as = State(session, state)
+            lease.save_as = State(session, state)
 
     @property
     def alive(self) -> int:

@@ -1,4 +1,4 @@
-"""One run of the loop, and everything that can be seen of it."""
+"""Test driver: one run of the agent loop with its events and requests."""
 
 import hashlib
 import json
@@ -39,16 +39,16 @@ LOOKUP = {
     "type": "function",
     "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}},
 }
-"""A tool that only the client can run."""
+"""A client tool."""
 
 
 def bash(command: str) -> dict[str, Any]:
-    """A call of execute_bash."""
+    """Return a call of execute_bash."""
     return call("execute_bash", command=command)
 
 
 class MemoryArtifactStore:
-    """An Outbox that keeps files in memory."""
+    """An ArtifactStore in memory."""
 
     container_id = "cntr_test"
 
@@ -77,7 +77,7 @@ class MemoryArtifactStore:
 
 
 class Events(list[Event]):
-    """A listener that remembers; `then` hears each event after it."""
+    """Records events and passes each to `then`."""
 
     def __init__(self, then: Callable[[Event], Awaitable[None]] | None = None) -> None:
         super().__init__()
@@ -128,12 +128,12 @@ class Played(ScriptedModel):
 
 
 AT_ONCE = Profile(enabled="always")
-"""A computer from the start, asked for or not."""
+"""The profile that leases a sandbox at the start of each run."""
 
 
 @dataclass
 class Run:
-    """What a run needs, and after `go` what came of it."""
+    """The set-up of a run, and its events after `go`."""
 
     model: Model
     sandboxes: Sandboxes = field(default_factory=MemorySandboxes)
@@ -146,7 +146,7 @@ class Run:
     """The configured one."""
 
     async def go(self, **fields: Any) -> Result:
-        """Answer a request; `fields` are the task's."""
+        """Run a task with these fields."""
         task = make_task(
             **{
                 "run_id": "r1",
@@ -166,7 +166,7 @@ class Run:
 
 
 async def answered(replies: Sequence[Mapping[str, Any]], **fields: Any) -> Result:
-    """The result of a run that needs nothing else."""
+    """Return the result of a run with these replies."""
     return await Run(ScriptedModel(replies)).go(**fields)
 
 

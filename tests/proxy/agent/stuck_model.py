@@ -1,4 +1,4 @@
-"""A model that never comes to the end of a turn."""
+"""A model whose turns never end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which files in the output directory a run has produced."""
+"""Files in the output directory that a run has produced."""
 
 from policies.artifacts import SkippedFile
 from policies.workspace import OUTPUT_DIR
@@ -12,7 +12,7 @@ OLD = f"{OUTPUT_DIR}/old.txt"
 async def test_files_of_earlier_runs_are_not_new_where_they_could_not_be_listed_in_time() -> None:
     sandbox, outputs = MemorySandbox(), ArtifactCollector([], MAX_FILE_BYTES)
     await sandbox.exec(f"mkdir -p {OUTPUT_DIR}; echo old > {OLD}", timeout_s=10)
-    await outputs.begin(sandbox, seconds=0)
+    await outputs.record_existing(sandbox, seconds=0)
     found = await outputs.produced(sandbox, [], seconds=30)
     again = await outputs.produced(sandbox, [OLD], seconds=30)
     await sandbox.close()
@@ -20,9 +20,9 @@ async def test_files_of_earlier_runs_are_not_new_where_they_could_not_be_listed_
     assert [file.path for file in again.produced] == [OLD]
 
 
-async def test_a_file_is_new_where_nothing_was_there_before() -> None:
+async def test_file_is_new_where_nothing_was_there_before() -> None:
     sandbox, outputs = MemorySandbox(), ArtifactCollector([], MAX_FILE_BYTES)
-    await outputs.begin(sandbox, seconds=30)
+    await outputs.record_existing(sandbox, seconds=30)
     await sandbox.exec(f"mkdir -p {OUTPUT_DIR}; echo new > {OLD}", timeout_s=10)
     found = await outputs.produced(sandbox, [], seconds=30)
     await sandbox.close()

@@ -1,4 +1,4 @@
-"""Several answers to one request: made at the same time, apart, and all or none."""
+"""Several choices (`n`) of one request: concurrent, separate, and all or none."""
 
 import asyncio
 from collections.abc import Mapping
@@ -61,14 +61,14 @@ class Together(ScriptedModel):
             self.ended += 1
 
 
-async def test_one_choice_is_a_run_as_it_always_was() -> None:
+async def test_single_choice_is_an_ordinary_run() -> None:
     only = task(1)
     assert only.others == ()
     result = await agent(ScriptedModel([SUBMIT]), MemorySandboxes()).answer(only, ignore)
     assert (result.answer, result.others) == ("42", ())
 
 
-def test_each_has_its_own_run_and_its_own_files() -> None:
+def test_each_choice_has_its_own_run_and_files() -> None:
     three = task(3)
     names = {each.run_id for each in (three, *three.others)}
     artifact_stores = {id(each.artifact_store) for each in (three, *three.others)}
@@ -76,14 +76,14 @@ def test_each_has_its_own_run_and_its_own_files() -> None:
     assert all(name.isalnum() for name in names)
 
 
-def test_all_say_something_else_where_a_seed_is_given() -> None:
+def test_choices_differ_if_a_seed_is_given() -> None:
     given = {"seed": 7, "temperature": 1, "request_id": "x"}
     first, *others = (each.params.base for each in _all(task(3, base=given)))
     assert first == given
     assert others == [{"seed": 8, "temperature": 1}, {"seed": 9, "temperature": 1}]
 
 
-async def test_they_run_at_the_same_time_in_sandboxes_of_their_own() -> None:
+async def test_choices_run_concurrently_in_sandboxes_of_their_own() -> None:
     model = Together([tool_reply(bash("echo 1 > output/a")), SUBMIT], 3)
     sandboxes = MemorySandboxes()
     events: list[Event] = []
@@ -105,7 +105,7 @@ async def test_they_run_at_the_same_time_in_sandboxes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_one_that_fails_ends_the_others(failing: int) -> None:
+async def test_failed_choice_ends_the_other_choices(failing: int) -> None:
     model = Together([SUBMIT], 3, failing=failing)
     sandboxes = MemorySandboxes()
     with anyio.fail_after(10), pytest.raises(BackendError, match="this one failed"):
@@ -113,7 +113,7 @@ async def test_one_that_fails_ends_the_others(failing: int) -> None:
     assert (model.ended, sandboxes.opened, sandboxes.closed) == (3, 3, 3)
 
 
-async def test_a_client_that_leaves_ends_them_all() -> None:
+async def test_disconnected_client_ends_all_choices() -> None:
     model = Together([SUBMIT], 4)  # a fourth never comes
     sandboxes = MemorySandboxes()
     running = asyncio.create_task(agent(model, sandboxes).answer(task(3, profile=AT_ONCE), ignore))
@@ -131,7 +131,7 @@ def agent(model: ScriptedModel, sandboxes: MemorySandboxes) -> Agent:
 
 
 async def ignore(event: Event) -> None:
-    """Nobody listens."""
+    """Ignore the event."""
 
 
 def _all(task: AgentTask) -> list[AgentTask]:

@@ -1,4 +1,4 @@
-"""Which calls of the client's tools are told while the model writes them."""
+"""Client tool calls that are streamed while the model writes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,18 +51,18 @@ class Piecewise(ScriptedModel):
 
 
 def told(run: Run) -> list[Event]:
-    """What was told of the client's calls."""
+    """Return the events of client tool calls."""
     kinds = ClientCallStarted | ClientCallDelta | ClientCallFinished
     return [event for event in run.events if isinstance(event, kinds)]
 
 
 def whole(*pieces: str) -> list[Event]:
-    """What is told of one call of `lookup`."""
+    """Return the events of one call of `lookup`."""
     deltas = [ClientCallDelta(0, piece) for piece in pieces]
     return [ClientCallStarted(0, "call_r1_1", "lookup"), *deltas, ClientCallFinished(0)]
 
 
-async def test_a_call_is_told_once_its_name_is_whole() -> None:
+async def test_client_call_is_emitted_once_its_name_is_complete() -> None:
     pieces = [
         *(ToolCallDelta(0, "look", ""), ToolCallDelta(0, "lookup", "")),
         *(ToolCallDelta(0, "lookup", '{"key":'), ToolCallDelta(0, "lookup", ' "x"}')),
@@ -89,14 +89,16 @@ async def test_a_call_is_told_once_its_name_is_whole() -> None:
         *("a bare text", "no text", "an empty text"),
     ],
 )
-async def test_other_calls_are_in_the_result_alone(written: str, asked: dict[str, Any]) -> None:
+async def test_calls_that_cannot_be_streamed_are_only_in_the_result(
+    written: str, asked: dict[str, Any]
+) -> None:
     run = Run(ScriptedModel([tool_reply({"name": "lookup", "arguments": written})]))
     result = await run.go(**{"client_tools": [LOOKUP], "stream": True, **asked})
     assert told(run) == []
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
 
 
-async def test_of_a_call_of_a_free_text_tool_its_text_is_told() -> None:
+async def test_text_of_a_custom_tool_call_is_streamed() -> None:
     arguments = ['{"in', 'put":', ' "select', " \\", "n\\u00", 'e9"', "}"]
     model = Piecewise(
         [tool_reply({"name": "lookup", "arguments": "".join(arguments)})],
@@ -113,7 +115,7 @@ async def test_of_a_call_of_a_free_text_tool_its_text_is_told() -> None:
     ]
 
 
-async def test_a_call_after_one_of_a_free_text_tool_is_told_too() -> None:
+async def test_call_after_a_custom_tool_call_is_streamed() -> None:
     calls = [call("sql", input="select 1"), KEY]
     pieces = [
         ToolCallDelta(0, "sql", '{"input": "select 1"}'),
@@ -132,14 +134,14 @@ async def test_a_call_after_one_of_a_free_text_tool_is_told_too() -> None:
     ]
 
 
-async def test_a_call_written_as_text_is_in_the_result_alone() -> None:
+async def test_call_written_as_text_is_only_in_the_result() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     run = Run(ScriptedModel([text_reply(text)]))
     result = await run.go(client_tools=[LOOKUP], stream=True)
     assert (told(run), len(result.tool_calls)) == ([], 1)
 
 
-async def test_a_call_is_told_where_the_model_is_asked_without_tools_of_ours() -> None:
+async def test_client_call_is_streamed_in_a_plain_turn() -> None:
     wrong = tool_reply(call("unknown"))
     run = Run(Played([wrong, wrong, tool_reply(KEY)]))
     with anyio.fail_after(5):
@@ -150,7 +152,7 @@ async def test_a_call_is_told_where_the_model_is_asked_without_tools_of_ours() -
     assert (first.call_id, last) == (result.tool_calls[0]["id"], ClientCallFinished(0))
 
 
-async def test_thinking_without_end_does_not_take_back_a_call_that_was_told() -> None:
+async def test_runaway_reasoning_does_not_withdraw_a_streamed_call() -> None:
     thinking = [ReasoningDelta("And on it goes. ") for _ in range(2000)]
     run = Run(Piecewise([tool_reply(KEY)], [ToolCallDelta(0, "lookup", WRITTEN), *thinking]))
     result = await run.go(client_tools=[LOOKUP], stream=True)
@@ -158,7 +160,7 @@ async def test_thinking_without_end_does_not_take_back_a_call_that_was_told() ->
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
 
 
-async def test_the_model_is_not_asked_again_for_a_call_that_was_told_in_part() -> None:
+async def test_partly_streamed_call_is_not_retried() -> None:
     overflow = ContextOverflowError("too long")
     model = Piecewise([tool_reply(KEY)], [ToolCallDelta(0, "lookup", '{"key":')], overflow)
     run = Run(model)

@@ -1,4 +1,4 @@
-"""A run whose model has a small context: what becomes of the words it has no room for."""
+"""Compaction of the history of a run whose model has a small context window."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -78,7 +78,7 @@ async def test_old_observations_go_first_and_what_is_unread_stays_if_it_fits() -
     assert play.refused == 0
 
 
-async def test_a_stub_tells_where_all_of_it_is_and_shows_both_ends() -> None:
+async def test_stub_names_the_file_and_shows_both_ends() -> None:
     sandboxes = MemorySandboxes()
     play = SmallWindow(Steps([tool_reply(bash("seq 100001 101900")), SUBMIT]))
     kept: list[str] = []
@@ -118,7 +118,7 @@ async def test_where_the_sandbox_is_lost_a_stub_says_to_run_the_command_again() 
     assert (result.answer, play.refused) == ("42", 0)
 
 
-async def test_a_summary_takes_the_place_of_what_stubs_cannot_shorten() -> None:
+async def test_summary_takes_the_place_of_what_stubs_cannot_shorten() -> None:
     steps = Steps([RAMBLING] * 8 + [SUBMIT], "I have thought.")
     play = SmallWindow(steps)
     async with served(play) as model:
@@ -154,7 +154,7 @@ THOUGHT = "Where was I? " * 2000
     "summary",
     [f"<think>{THOUGHT}</think>\n\nI know 6 x 7.", f"{THOUGHT}</think>I know 6 x 7."],
 )
-async def test_a_summary_is_what_was_said_without_what_was_thought(summary: str) -> None:
+async def test_summary_contains_no_reasoning(summary: str) -> None:
     play = SmallWindow(Steps([RAMBLING] * 8 + [SUBMIT], summary))
     async with served(play) as model:
         await Run(model).go()
@@ -163,7 +163,7 @@ async def test_a_summary_is_what_was_said_without_what_was_thought(summary: str)
     assert {text.partition("\n")[2] for text in summaries} == {"I know 6 x 7."}
 
 
-async def test_a_summary_that_failed_is_asked_for_again() -> None:
+async def test_failed_summary_is_requested_again() -> None:
     steps = Steps([RAMBLING] * 12 + [SUBMIT])
     failures = iter([Refusal(400, "not now")])
 
@@ -183,7 +183,7 @@ async def test_a_summary_that_failed_is_asked_for_again() -> None:
     assert "summary" in {each.kind for each in result.compactions}
 
 
-async def test_what_a_summary_costs_counts() -> None:
+async def test_summary_call_counts_towards_the_budget() -> None:
     play = SmallWindow(Steps([RAMBLING] * 8 + [SUBMIT]))
     async with served(play) as model:
         result = await Run(model).go()
@@ -193,7 +193,7 @@ async def test_what_a_summary_costs_counts() -> None:
     assert result.stats.llm_calls == len(play.bodies)
 
 
-async def test_a_conversation_too_long_to_be_summed_up_is_summed_up_from_a_transcript() -> None:
+async def test_too_long_conversation_is_summarized_from_a_transcript() -> None:
     giant = tool_reply(
         call("str_replace_editor", command="create", path="/testbed/a", file_text="x" * 12_000)
     )
@@ -211,7 +211,7 @@ async def test_a_conversation_too_long_to_be_summed_up_is_summed_up_from_a_trans
 @pytest.mark.parametrize(
     "summary", ["", "<think>I think", "x" * 100_000], ids=["none", "thoughts", "an endless one"]
 )
-async def test_where_a_summary_is_none_the_best_answer_is_given(summary: str) -> None:
+async def test_without_a_summary_the_best_answer_is_returned(summary: str) -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
     play = SmallWindow(Steps([found] + [RAMBLING] * 8 + [SUBMIT] * 9, summary))
     async with served(play) as model:
@@ -222,7 +222,7 @@ async def test_where_a_summary_is_none_the_best_answer_is_given(summary: str) ->
 
 
 @pytest.mark.parametrize("listed", [4096, None])
-async def test_a_request_too_long_by_itself_is_the_clients_to_hear_of(listed: int | None) -> None:
+async def test_too_long_client_request_is_reported_to_the_client(listed: int | None) -> None:
     play = SmallWindow(Steps([SUBMIT]))
     async with served(play, listed) as model:
         with pytest.raises(ContextOverflowError, match="maximum context length is 4096"):
@@ -231,7 +231,7 @@ async def test_a_request_too_long_by_itself_is_the_clients_to_hear_of(listed: in
 
 
 @pytest.mark.parametrize("listed", [4096, None])
-async def test_a_clients_budget_is_made_smaller_to_let_its_answer_in(listed: int | None) -> None:
+async def test_client_token_limit_is_lowered_to_fit_the_window(listed: int | None) -> None:
     play = SmallWindow(
         Steps([tool_reply(bash("seq 100001 100700")), SUBMIT, text_reply("It is 42.")])
     )
@@ -244,7 +244,7 @@ async def test_a_clients_budget_is_made_smaller_to_let_its_answer_in(listed: int
     assert play.refused <= 2  # the first had room for thinking beyond the budget
 
 
-async def test_a_budget_that_fits_is_the_clients_own() -> None:
+async def test_client_token_limit_that_fits_is_unchanged() -> None:
     play = SmallWindow(Steps([tool_reply(bash("echo 42")), SUBMIT]))
     async with served(play) as model:
         limits = Limits(min_turn_tokens=50)
@@ -252,7 +252,7 @@ async def test_a_budget_that_fits_is_the_clients_own() -> None:
     assert play.bodies[-1]["max_tokens"] == 100
 
 
-async def test_the_configured_window_wins() -> None:
+async def test_configured_window_takes_precedence() -> None:
     play = SmallWindow(Steps([tool_reply(LONG), SUBMIT]), window=1_000_000)
     async with served(play, 1_000_000) as model:
         run = Run(model, window=2048)
@@ -260,7 +260,7 @@ async def test_the_configured_window_wins() -> None:
     assert [each.cause for each in result.compactions] == ["nearly full"]
 
 
-async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_changed() -> None:
+async def test_client_tool_results_are_summarized_but_never_stubbed() -> None:
     given = [f"{n}: {'g' * 2000}" for n in range(9)]
     lookups = [tool_reply(bash("seq 100001 100300"), call("lookup", key=str(n))) for n in range(9)]
     play = SmallWindow(Steps([*lookups, SUBMIT]))
@@ -287,7 +287,7 @@ async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_
     assert any(len(contents(body, "user")) == 2 for body in play.bodies)
 
 
-async def test_the_token_limit_holds_for_summaries_too() -> None:
+async def test_token_limit_applies_to_summaries() -> None:
     play = SmallWindow(Steps([RAMBLING] * 30 + [SUBMIT] * 3))
     async with served(play) as model:
         result = await Run(model, limits=Limits(max_total_tokens=12_000)).go()
@@ -295,7 +295,7 @@ async def test_the_token_limit_holds_for_summaries_too() -> None:
 
 
 async def until_summary() -> tuple[int, int, int]:
-    """How many calls come before the first summary, all that they cost, and the last prompt."""
+    """Return the number of calls before the first summary, their cost, and the last prompt."""
     steps = Steps([RAMBLING] * 30)
     play = SmallWindow(steps)
     async with served(play) as model:
@@ -307,9 +307,7 @@ async def until_summary() -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("bounded", ["run", "day"])
-async def test_a_summary_that_the_budget_has_no_room_for_is_not_asked_for(
-    tmp_path: Path, bounded: str
-) -> None:
+async def test_summary_beyond_the_budget_is_not_requested(tmp_path: Path, bounded: str) -> None:
     count, cost, prompt = await until_summary()
     limits = Limits(max_total_tokens=cost + prompt if bounded == "run" else None)
     play = SmallWindow(Steps([RAMBLING] * 30))
@@ -322,7 +320,7 @@ async def test_a_summary_that_the_budget_has_no_room_for_is_not_asked_for(
     assert result.stop_reason in (StopReason.TOKEN_BUDGET, StopReason.DAILY_TOKEN_BUDGET)
 
 
-async def test_a_day_is_charged_for_summaries_as_for_turns(tmp_path: Path) -> None:
+async def test_daily_budget_is_charged_for_summaries(tmp_path: Path) -> None:
     steps = Steps([RAMBLING] * 12 + [SUBMIT])
     with closing(Store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(tokens=1_000_000))
@@ -333,7 +331,7 @@ async def test_a_day_is_charged_for_summaries_as_for_turns(tmp_path: Path) -> No
     assert spent.tokens == sum(each["total_tokens"] for each in result.usages)
 
 
-async def test_what_was_told_counts_although_older_words_gave_way_to_it() -> None:
+async def test_new_observations_count_although_stubs_shorten_the_prompt() -> None:
     play = SmallWindow(Steps([tool_reply(bash("seq 100001 100500")), tool_reply(LONG), SUBMIT]))
     async with served(play) as model:
         result = await Run(model).go()
@@ -343,7 +341,7 @@ async def test_what_was_told_counts_although_older_words_gave_way_to_it() -> Non
     assert result.stats.trajectory_tokens > result.stats.env_tokens
 
 
-async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command() -> None:
+async def test_resumed_run_saves_stubbed_observations_before_its_first_command() -> None:
     replies = [
         tool_reply(LONG),
         tool_reply(call("lookup")),
@@ -361,7 +359,7 @@ async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command()
             run_id="r2",
             messages=[USER, {"role": "assistant", "tool_calls": result.tool_calls}, told],
             client_tools=[LOOKUP],
-            resume_from=result.suspended_run.goes_on,
+            resume_from=result.suspended_run.resume_from,
             suspended_run=result.suspended_run,
         )
     stub, given = contents(play.bodies[2], "tool")
@@ -370,7 +368,7 @@ async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command()
     assert "100800" in run.events.observations[1]
 
 
-async def test_in_the_papers_manner_each_turn_is_told_what_remains_a_summary_or_not() -> None:
+async def test_reference_style_appends_the_turns_left_with_and_without_a_summary() -> None:
     play = SmallWindow(Steps([tool_reply(bash("true"), content="I think. " * 900)] * 30))
     async with served(play) as model:
         run = Run(

@@ -1,4 +1,4 @@
-"""How large a model's context is, from whoever tells."""
+"""The context window: configured, listed, or learnt from refusals."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ANYBODY = "anybody"
 
 
 class Listing(ScriptedModel):
-    """A server that lists its models so."""
+    """A server that lists these models."""
 
     def __init__(self, *entries: dict[str, Any], error: Exception | None = None) -> None:
         super().__init__([])
@@ -50,38 +50,41 @@ class Listing(ScriptedModel):
         ({"id": "another", "max_model_len": 4096}, None),
     ],
 )
-async def test_it_is_what_the_server_lists(entry: dict[str, Any], window: int | None) -> None:
-    assert await ContextWindows().of(Listing(entry), ANYBODY, "m") == window
+async def test_window_is_read_from_the_listing(entry: dict[str, Any], window: int | None) -> None:
+    assert await ContextWindows().get(Listing(entry), ANYBODY, "m") == window
 
 
-async def test_one_of_several_models_has_only_its_own_name() -> None:
+async def test_window_applies_only_to_its_own_model_name() -> None:
     listed = [{"id": name, "meta": {"n_ctx": 2048}} for name in ("a", "b")]
     model, windows = Listing(*listed), ContextWindows()
-    found = [await windows.of(model, ANYBODY, name) for name in ("a", "b", "c")]
+    found = [await windows.get(model, ANYBODY, name) for name in ("a", "b", "c")]
     assert found == [2048, 2048, None]
 
 
-async def test_a_window_of_any_name_that_was_outgrown_is_none() -> None:
+async def test_outgrown_default_window_is_unknown() -> None:
     model, windows = Listing({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
-    assert await windows.of(model, ANYBODY, "m") == 2048
-    windows.taken(ANYBODY, "m", 2049)
-    assert await windows.of(model, ANYBODY, "m") is None
+    assert await windows.get(model, ANYBODY, "m") == 2048
+    windows.record_usage(ANYBODY, "m", 2049)
+    assert await windows.get(model, ANYBODY, "m") is None
 
 
-async def test_who_should_not_wait_asks_only_a_server_that_was_never_asked() -> None:
+async def test_get_without_refresh_lists_models_only_once() -> None:
     model, windows = Listing({"id": "another", "max_model_len": 4096}), ContextWindows()
-    assert [await windows.of_first_asked(model, ANYBODY, "m") for _ in range(2)] == [None, None]
+    assert [await windows.get_without_refresh(model, ANYBODY, "m") for _ in range(2)] == [
+        None,
+        None,
+    ]
     assert model.asked == 1
-    windows.listed([{"id": "m", "max_model_len": 4096}])
-    assert await windows.of_first_asked(model, ANYBODY, "m") == 4096
+    windows.record_listing([{"id": "m", "max_model_len": 4096}])
+    assert await windows.get_without_refresh(model, ANYBODY, "m") == 4096
 
 
-async def test_runs_that_ask_together_ask_once() -> None:
+async def test_concurrent_runs_list_models_once() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 4096}), ContextWindows()
     found: list[int | None] = []
 
     async def ask() -> None:
-        found.append(await windows.of(model, ANYBODY, "m"))
+        found.append(await windows.get(model, ANYBODY, "m"))
 
     async with anyio.create_task_group() as group:
         for _ in range(5):
@@ -89,75 +92,75 @@ async def test_runs_that_ask_together_ask_once() -> None:
     assert (found, model.asked) == ([4096] * 5, 1)
 
 
-async def test_a_server_that_cannot_tell_is_left_alone_for_a_while() -> None:
+async def test_failed_listing_is_not_repeated_for_a_while() -> None:
     model, windows = Listing(error=BackendError("no")), ContextWindows()
-    assert [await windows.of(model, ANYBODY, "m") for _ in range(3)] == [None] * 3
+    assert [await windows.get(model, ANYBODY, "m") for _ in range(3)] == [None] * 3
     assert model.asked == 1
 
 
-async def test_a_refusal_knows_better_than_the_list() -> None:
+async def test_refusal_takes_precedence_over_the_listing() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 4096}), ContextWindows()
-    assert await windows.of(model, ANYBODY, "m") == 4096
-    windows.refused(ANYBODY, "m", ContextSizes())
-    assert await windows.of(model, ANYBODY, "m") == 4096
-    windows.refused(ANYBODY, "m", ContextSizes(2048, 3000))
-    assert await windows.of(model, ANYBODY, "m") == 2048
+    assert await windows.get(model, ANYBODY, "m") == 4096
+    windows.record_refusal(ANYBODY, "m", ContextSizes())
+    assert await windows.get(model, ANYBODY, "m") == 4096
+    windows.record_refusal(ANYBODY, "m", ContextSizes(2048, 3000))
+    assert await windows.get(model, ANYBODY, "m") == 2048
 
 
-async def test_a_window_that_was_outgrown_is_none() -> None:
+async def test_outgrown_window_is_unknown() -> None:
     windows = ContextWindows()
-    windows.refused(ANYBODY, "m", ContextSizes(2048))
-    windows.taken(ANYBODY, "m", 2048)
-    assert await windows.of(Listing(), ANYBODY, "m") == 2048
-    windows.taken(ANYBODY, "m", 2049)
-    assert await windows.of(Listing(), ANYBODY, "m") is None
+    windows.record_refusal(ANYBODY, "m", ContextSizes(2048))
+    windows.record_usage(ANYBODY, "m", 2048)
+    assert await windows.get(Listing(), ANYBODY, "m") == 2048
+    windows.record_usage(ANYBODY, "m", 2049)
+    assert await windows.get(Listing(), ANYBODY, "m") is None
 
 
-async def test_what_is_refused_to_one_owner_holds_for_no_other() -> None:
+async def test_refusal_applies_to_its_owner_only() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 32768}), ContextWindows()
-    windows.refused("a", "m", ContextSizes(5000))
-    found = [await windows.of(model, owner, "m") for owner in ("a", "b")]
+    windows.record_refusal("a", "m", ContextSizes(5000))
+    found = [await windows.get(model, owner, "m") for owner in ("a", "b")]
     assert found == [5000, 32768]
 
 
-async def test_a_refusal_is_believed_until_a_call_takes_more() -> None:
-    """A server with a smaller window may have taken the place of the one that took so much."""
+async def test_refusal_applies_until_a_call_uses_more_tokens() -> None:
+    """A refusal with a smaller window than earlier usage resets that usage."""
     windows = ContextWindows()
-    windows.taken("a", "m", 30_000)
-    windows.refused("a", "m", ContextSizes(8192))
+    windows.record_usage("a", "m", 30_000)
+    windows.record_refusal("a", "m", ContextSizes(8192))
     assert windows.known("a", "m") == 8192
-    windows.taken("a", "m", 9000)
+    windows.record_usage("a", "m", 9000)
     assert windows.known("a", "m") is None
 
 
-async def test_what_one_owners_calls_have_taken_says_nothing_of_anothers_refusal() -> None:
+async def test_usage_of_one_owner_does_not_affect_refusals_of_another() -> None:
     windows = ContextWindows()
-    windows.refused("a", "m", ContextSizes(5000))
-    windows.taken("b", "m", 6000)
+    windows.record_refusal("a", "m", ContextSizes(5000))
+    windows.record_usage("b", "m", 6000)
     assert [windows.known(owner, "m") for owner in ("a", "b")] == [5000, None]
 
 
-async def test_a_server_that_lists_another_size_is_another_server() -> None:
+async def test_changed_listing_resets_usage() -> None:
     windows = ContextWindows()
-    windows.listed([{"id": "m", "max_model_len": 8192}])
-    windows.taken("a", "m", 8193)
-    windows.listed([{"id": "m", "max_model_len": 8192}])
+    windows.record_listing([{"id": "m", "max_model_len": 8192}])
+    windows.record_usage("a", "m", 8193)
+    windows.record_listing([{"id": "m", "max_model_len": 8192}])
     assert windows.known("a", "m") is None
-    windows.listed([{"id": "m", "max_model_len": 2048}])
+    windows.record_listing([{"id": "m", "max_model_len": 2048}])
     assert windows.known("a", "m") == 2048
 
 
-async def test_the_names_that_clients_make_up_are_bounded() -> None:
+async def test_number_of_learnt_model_names_is_bounded() -> None:
     windows = ContextWindows()
     for number in range(MAX_LEARNT + 1):
-        windows.refused("a", f"m{number}", ContextSizes(2048))
+        windows.record_refusal("a", f"m{number}", ContextSizes(2048))
     known = [windows.known("a", f"m{number}") for number in (0, MAX_LEARNT)]
     assert known == [None, 2048]
 
 
-async def test_the_configured_one_is_never_doubted() -> None:
+async def test_configured_window_is_never_overridden() -> None:
     windows = ContextWindows(1000)
-    windows.refused(ANYBODY, "m", ContextSizes(500))
-    windows.taken(ANYBODY, "m", 2000)
+    windows.record_refusal(ANYBODY, "m", ContextSizes(500))
+    windows.record_usage(ANYBODY, "m", 2000)
     model = Listing({"id": "m", "max_model_len": 4096})
-    assert (await windows.of(model, ANYBODY, "m"), model.asked) == (1000, 0)
+    assert (await windows.get(model, ANYBODY, "m"), model.asked) == (1000, 0)

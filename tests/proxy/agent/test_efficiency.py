@@ -1,11 +1,11 @@
-"""What a run has cost, and what it used its computer for."""
+"""Statistics of a run: usage, times and capabilities."""
 
 from typing import Any
 
 import pytest
 
 from policies.limits import Limits
-from proxy.agent.result import RunStats, Stopwatch, times
+from proxy.agent.result import RunStats, Stopwatch, run_times
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.manual_clock import ManualClock
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash
@@ -22,7 +22,7 @@ def usage(prompt: int, completion: int, *, cached: int = 0, thought: int = 0) ->
     }
 
 
-async def test_a_turn_counts_once_for_each_capability_that_its_calls_use() -> None:
+async def test_turn_counts_once_for_each_capability_that_its_calls_use() -> None:
     result = await answered(
         [
             tool_reply(LOOK, LOOK, bash("cat a.txt")),
@@ -57,7 +57,7 @@ async def test_only_calls_of_the_sandboxs_tools_that_are_run_count() -> None:
     ]
 
 
-async def test_the_tokens_are_of_all_calls_and_the_trajectorys_each_counted_once() -> None:
+async def test_usage_sums_all_calls_and_trajectory_counts_each_token_once() -> None:
     result = await answered(
         [
             {**tool_reply(LOOK), "usage": usage(100, 10, thought=4)},
@@ -73,7 +73,7 @@ async def test_the_tokens_are_of_all_calls_and_the_trajectorys_each_counted_once
     assert stats.trajectory_tokens == 200 + 5 == 100 + 35 + stats.env_tokens
 
 
-async def test_no_tool_call_has_no_tokens_of_the_sandbox() -> None:
+async def test_run_without_tool_calls_has_no_env_tokens() -> None:
     result = await answered(
         [
             {**text_reply("42"), "usage": usage(100, 10)},
@@ -86,7 +86,7 @@ async def test_no_tool_call_has_no_tokens_of_the_sandbox() -> None:
     assert stats.trajectory_tokens == 143 + 10
 
 
-async def test_the_request_for_the_answer_is_no_output_of_a_tool() -> None:
+async def test_final_answer_request_is_no_env_token() -> None:
     replies = [
         {**tool_reply(LOOK), "usage": usage(100, 10)},
         {**text_reply("42"), "usage": usage(200, 10)},
@@ -95,30 +95,30 @@ async def test_the_request_for_the_answer_is_no_output_of_a_tool() -> None:
     assert 0 < result.stats.env_tokens < 90
 
 
-async def test_the_call_that_asks_for_the_answer_is_no_turn() -> None:
+async def test_final_answer_call_is_no_turn() -> None:
     run = Run(ScriptedModel([tool_reply(LOOK), text_reply("42")]), limits=Limits(max_turns=1))
     result = await run.go()
     assert (result.stats.turns, result.stats.llm_calls) == (1, 2)
 
 
-async def test_a_run_without_tools_is_one_turn_that_uses_nothing() -> None:
+async def test_run_without_tools_is_one_turn_that_uses_nothing() -> None:
     result = await answered([text_reply("42")])
     assert (result.stats.turns, set(result.stats.capability_turns.values())) == (1, {0})
 
 
-def test_what_neither_model_nor_sandbox_took_is_ours() -> None:
-    stats = RunStats(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
+def test_own_time_is_the_time_in_neither_model_nor_sandbox() -> None:
+    stats = RunStats(**run_times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
     assert stats == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_times_add_up(stream: bool) -> None:
+async def test_times_add_up(stream: bool) -> None:
     result = await answered([tool_reply(SUM), SUBMIT], stream=stream)
     stats = result.stats
     assert stats.wall_ms == stats.model_ms + stats.sandbox_ms + stats.own_ms
 
 
-async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
+async def test_stopwatch_is_paused_during_wrapped_callbacks() -> None:
     clock = ManualClock()
     watch = Stopwatch(clock.time)
 
@@ -127,13 +127,13 @@ async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
 
     with watch:
         clock.advance(2)
-        await watch.standing(work)(5)
+        await watch.pausing(work)(5)
         clock.advance(1)
     clock.advance(10)
     assert watch.spent_s == 3
 
 
-async def test_a_stopwatch_counts_what_failed_too() -> None:
+async def test_stopwatch_counts_failed_blocks() -> None:
     clock = ManualClock()
     watch = Stopwatch(clock.time)
 
@@ -144,5 +144,5 @@ async def test_a_stopwatch_counts_what_failed_too() -> None:
     with pytest.raises(TimeoutError), watch:
         await fail(4)
     with pytest.raises(TimeoutError):
-        await watch.standing(fail)(1)
+        await watch.pausing(fail)(1)
     assert watch.spent_s == 4 - 1

@@ -1,4 +1,4 @@
-"""What is told of a run's connections: each when it is over, or when the run is."""
+"""Events of a sandbox's connections: emitted when they close, or at the end of the run."""
 
 import logging
 from dataclasses import replace
@@ -9,7 +9,7 @@ from policies.hosts import Target
 from policies.profile import Profile
 from policies.rules import Rule, RuleSet
 from proxy.agent.events import EgressDecided, RuleMatched
-from proxy.agent.guard import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
+from proxy.agent.guard import MAX_EMITTED, PERIOD_S, STILL_OPEN, EgressWatch
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import USER, Events, MemoryArtifactStore
@@ -22,12 +22,12 @@ def decision(target: Target, reason: str = "") -> Decision:
     return Decision(target.host, target.port, "allowed", reason, 0, 0, 0.0)
 
 
-async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> None:
+async def test_open_connection_is_emitted_at_the_end_of_the_run() -> None:
     events = Events()
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
-    assert [await watch.asked(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
-    await watch.decided(decision(DATA))
-    await watch.tell_open()
+    assert [await watch.confirm_target(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
+    await watch.on_decision(decision(DATA))
+    await watch.flush()
     assert events == [
         EgressDecided(decision(DATA)),
         EgressDecided(decision(DATA, STILL_OPEN)),
@@ -35,32 +35,32 @@ async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> Non
     ]
 
 
-async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
+async def test_rule_applies_after_the_end_of_the_run() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refused = "rule orders forbids this: no orders"
-    assert await watch.asked(ORDERS) == refused
+    assert await watch.confirm_target(ORDERS) == refused
     watch.close()
-    assert await watch.asked(ORDERS) == refused
+    assert await watch.confirm_target(ORDERS) == refused
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
-async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
+async def test_refused_and_late_connections_are_not_open() -> None:
     events = Events()
     watch = EgressWatch(
         make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),
         events,
     )
-    await watch.asked(ORDERS)
-    await watch.decided(replace(decision(ORDERS), verdict="denied"))
+    await watch.confirm_target(ORDERS)
+    await watch.on_decision(replace(decision(ORDERS), verdict="denied"))
     before = list(events)
-    await watch.tell_open()
+    await watch.flush()
     assert events == before
     watch.close()
-    assert await watch.asked(DATA) is None
-    await watch.decided(decision(DATA))
-    await watch.tell_open()
+    assert await watch.confirm_target(DATA) is None
+    await watch.on_decision(decision(DATA))
+    await watch.flush()
     assert events == before
 
 
@@ -77,7 +77,7 @@ MANY = 100_000
     ],
     ids=["refused", "unreachable"],
 )
-async def test_connections_that_fail_too_often_are_told_in_one(
+async def test_frequent_failed_connections_are_summarized(
     failed: Decision, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 0.0
@@ -85,32 +85,32 @@ async def test_connections_that_fail_too_often_are_told_in_one(
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events, lambda: now)
     with caplog.at_level(logging.INFO):
         for _ in range(MANY):
-            await watch.decided(failed)
-        await watch.decided(decision(DATA))  # what succeeds is told whatever fails
+            await watch.on_decision(failed)
+        await watch.on_decision(decision(DATA))  # what succeeds is told whatever fails
         now = PERIOD_S
-        await watch.decided(failed)
+        await watch.on_decision(failed)
         for _ in range(MANY):
-            await watch.decided(failed)
-        await watch.tell_open()
-        await watch.decided(failed)
+            await watch.on_decision(failed)
+        await watch.flush()
+        await watch.on_decision(failed)
         watch.close()
     told = [event.decision for event in events if isinstance(event, EgressDecided)]
     first, second = (
         Decision("", 0, "denied", f"and {more} more connections that failed", 0, 0, 0.0)
-        for more in (MANY - MAX_TOLD, MANY + 1 - MAX_TOLD)
+        for more in (MANY - MAX_EMITTED, MANY + 1 - MAX_EMITTED)
     )
-    few = [failed] * MAX_TOLD
+    few = [failed] * MAX_EMITTED
     assert told == [*few, decision(DATA), first, *few, second]
     assert len(caplog.records) == len(told) + 1
     assert "and 1 more connections" in caplog.messages[-1]
 
 
-async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
+async def test_frequent_rule_matches_are_summarized() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
-    refusals = {await watch.asked(ORDERS) for _ in range(MANY)}
-    await watch.tell_open()
+    refusals = {await watch.confirm_target(ORDERS) for _ in range(MANY)}
+    await watch.flush()
     met = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
     assert refusals == {"rule orders forbids this: no orders"}
-    assert events == [*[met] * MAX_TOLD, replace(met, subject=f"and {MANY - MAX_TOLD} more")]
+    assert events == [*[met] * MAX_EMITTED, replace(met, subject=f"and {MANY - MAX_EMITTED} more")]

@@ -1,4 +1,4 @@
-"""An answer of a given form holds it, or says that it does not; and a refusal stays one."""
+"""Validation of the final answer against its form, and refusals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Event, OnDelta, Refused
-from proxy.agent.final_answer import FinalAnswer, FinalCall, in_form
+from proxy.agent.final_answer import FinalAnswer, FinalCall, check_form
 from proxy.agent.guard import Guard
 from proxy.agent.model import Completion
 from proxy.agent.prose import ProseRules
 from proxy.agent.result import Result
 from proxy.agent.tools import ToolExecutor
-from proxy.agent.turn_stream import FirstCall
+from proxy.agent.turn_stream import FirstCallProgress
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -37,14 +37,14 @@ REFUSAL = {"message": {"role": "assistant", "content": None, "refusal": "I will 
 
 
 async def answered(run: Run, **fields: Any) -> Result:
-    """The result of a run, whose answer must be what was sent."""
+    """Return the result of a run. Assert that its answer equals the streamed answer."""
     result = await run.go(**fields)
     assert run.events.answer == result.answer
     return result
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_in_its_form_is_asked_for_once(stream: bool) -> None:
+async def test_valid_answer_is_requested_once(stream: bool) -> None:
     model = ScriptedModel([SUBMIT, text_reply('{"n": 42}')])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
@@ -55,7 +55,7 @@ async def test_an_answer_in_its_form_is_asked_for_once(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_that_is_not_is_asked_for_again_with_what_is_wrong(stream: bool) -> None:
+async def test_invalid_answer_is_requested_again_with_its_fault(stream: bool) -> None:
     model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply('{"n": 42}')])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
@@ -69,7 +69,9 @@ async def test_one_that_is_not_is_asked_for_again_with_what_is_wrong(stream: boo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_that_never_is_comes_as_one_cut_short_with_a_warning(stream: bool) -> None:
+async def test_answer_that_stays_invalid_has_finish_reason_length_and_a_warning(
+    stream: bool,
+) -> None:
     model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply("42, I said.")])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason) == ("42, I said.", "length")
@@ -80,13 +82,13 @@ async def test_one_that_never_is_comes_as_one_cut_short_with_a_warning(stream: b
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_fence_around_it_is_taken_off_and_costs_no_call(stream: bool) -> None:
+async def test_code_fence_around_an_answer_is_stripped_without_another_call(stream: bool) -> None:
     model = ScriptedModel([SUBMIT, text_reply('```json\n{"n": 42}\n```')])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, len(model.requests)) == ('{"n": 42}', 2)
 
 
-async def test_a_schema_is_told_to_the_model_and_held() -> None:
+async def test_schema_is_sent_to_the_model_and_validated() -> None:
     form = AnswerForm({"type": "object", "required": ["n"]})
     model = ScriptedModel([SUBMIT, text_reply("{}"), text_reply('{"n": 42}')])
     result = await answered(Run(model), answer_form=form, final=OBJECT["final"])
@@ -95,7 +97,7 @@ async def test_a_schema_is_told_to_the_model_and_held() -> None:
     assert '"n" is a required property' in model.requests[2]["messages"][-1]["content"]
 
 
-async def test_a_backend_that_fails_at_the_second_asking_leaves_the_first_answer() -> None:
+async def test_failed_retry_returns_the_first_answer() -> None:
     model = ScriptedModel([SUBMIT, text_reply("It is 42.")])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == ("It is 42.", "length")
@@ -106,7 +108,7 @@ async def test_a_backend_that_fails_at_the_second_asking_leaves_the_first_answer
     ("submitted", "finish_reason", "warned"),
     [('{"n": 42}', "stop", False), ("42", "length", True)],
 )
-async def test_an_answer_handed_in_counts_where_none_can_be_asked_for(
+async def test_submitted_answer_is_validated_if_the_final_call_is_disabled(
     submitted: str, finish_reason: str, warned: bool
 ) -> None:
     model = ScriptedModel([text_reply(submitted), FAILURE])
@@ -115,7 +117,7 @@ async def test_an_answer_handed_in_counts_where_none_can_be_asked_for(
     assert bool(result.warnings) is warned
 
 
-async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
+async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
     class Slow(ScriptedModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             if len(self.requests) == 1:
@@ -123,53 +125,51 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
             return await super().complete(body, on_delta)
 
     async def ignore(event: Event) -> None:
-        """Nobody listens."""
+        """Ignore the event."""
 
     async def nothing_there(computer: Sandbox) -> Sequence[str]:
         return ()
 
     async def no_computer() -> None:
-        """There is none."""
+        """Return no sandbox."""
 
     model = Slow([text_reply("It is 42.")])
     task = make_task("r1", MemoryArtifactStore(), "m", [USER], **OBJECT)
-    writer = AnswerWriter(ignore, task.artifact_store, Profile(), rewrite_links=False)
+    writer = AnswerWriter(task, ignore)
     async with MemorySandboxes().lease(Isolation()) as lease:
-        toolbox = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
+        executor = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
         files = ObservationFiles("r1", no_computer)
-        paying = MeteredModel(model, RunBudget(task, Limits(), 0.0))
-        talk = Conversation(
-            *(paying, task, [USER], task.params, [], ""),
+        metered = MeteredModel(model, RunBudget(task, Limits(), 0.0))
+        conversation = Conversation(
+            *(metered, task, [USER], task.params, [], ""),
             ContextWindow(ContextWindows(), model, "", "m"),
             files,
         )
-        first_call = FirstCall(None, ignore)
-        call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
+        first_call = FirstCallProgress(None, ignore)
+        call = FinalCall(task, conversation, writer, executor, ignore, first_call, ProseRules())
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
     assert [warning.code for warning in final.warnings] == ["response_format_violated"]
 
 
-async def test_an_answer_that_was_cut_short_is_not_asked_for_again() -> None:
+async def test_cut_off_answer_is_not_retried() -> None:
     model = ScriptedModel([SUBMIT, {"content": '{"n": ', "finish_reason": "length"}])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == ('{"n": ', "length")
     assert len(model.requests) == 2
 
 
-async def test_a_schema_without_end_holds_nobody_up() -> None:
+async def test_endless_schema_validation_times_out() -> None:
     steps = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
     endless = AnswerForm({"$ref": "#/$defs/s0", "$defs": {**steps, "s60": {}}})
-    final = await in_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
+    final = await check_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
     assert (final.text, final.finish_reason) == ("{}", "stop")
     assert [warning.code for warning in final.warnings] == ["response_format_unchecked"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [[REFUSAL], [tool_reply(bash("ls")), REFUSAL]])
-async def test_a_refusal_ends_the_run_and_stays_one(
-    script: list[dict[str, Any]], stream: bool
-) -> None:
+async def test_refusal_ends_the_run(script: list[dict[str, Any]], stream: bool) -> None:
     run = Run(ScriptedModel(script))
     result = await answered(run, **OBJECT, stream=stream)
     assert (result.answer, result.refusal) == ("", "I will not.")
@@ -178,7 +178,7 @@ async def test_a_refusal_ends_the_run_and_stays_one(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_in_the_last_call_stays_one(stream: bool) -> None:
+async def test_refusal_in_the_final_call_is_returned_as_refusal(stream: bool) -> None:
     run = Run(ScriptedModel([SUBMIT, REFUSAL]))
     result = await answered(run, **OBJECT, stream=stream)
     assert (result.answer, result.refusal, result.warnings) == ("", "I will not.", ())
@@ -186,7 +186,7 @@ async def test_a_refusal_in_the_last_call_stays_one(stream: bool) -> None:
     assert Refused("I will not.") in run.events
 
 
-async def test_a_limit_that_is_reached_leaves_the_form_in_force() -> None:
+async def test_form_applies_after_a_limit() -> None:
     model = ScriptedModel([tool_reply(bash("ls")), text_reply("?"), text_reply('{"n": 1}')])
     result = await answered(Run(model, limits=Limits(max_turns=1)), **OBJECT)
     assert (result.answer, result.stop_reason) == ('{"n": 1}', StopReason.MAX_TURNS)

@@ -1,4 +1,4 @@
-"""The client's files lie in the sandbox before anything is done there."""
+"""Input files are uploaded into the sandbox before the first command."""
 
 from collections.abc import AsyncGenerator
 
@@ -37,7 +37,7 @@ class File:
             self.ended += 1
 
 
-async def test_it_is_there_for_the_first_command_and_written_once() -> None:
+async def test_input_file_is_uploaded_once_before_the_first_command() -> None:
     file = File(b"one ", b"two")
     run = Run(ScriptedModel([SHOW, SHOW, SUBMIT]))
     await run.go(inputs=[file.input])
@@ -45,20 +45,20 @@ async def test_it_is_there_for_the_first_command_and_written_once() -> None:
     assert (file.begun, file.ended) == (1, 1)
 
 
-async def test_the_editor_finds_it_too() -> None:
+async def test_editor_finds_the_input_file() -> None:
     view = call("str_replace_editor", command="view", path=PATH)
     run = Run(ScriptedModel([tool_reply(view), SUBMIT]))
     await run.go(inputs=[File(b"one two").input])
     assert "one two" in run.events.observations[0]
 
 
-async def test_a_run_that_does_nothing_in_its_sandbox_reads_no_file() -> None:
+async def test_run_that_does_nothing_in_its_sandbox_reads_no_file() -> None:
     file = File(b"one")
     result = await Run(ScriptedModel([SUBMIT])).go(inputs=[file.input])
     assert (result.stop_reason, file.begun) == (StopReason.SUBMITTED, 0)
 
 
-async def test_a_new_sandbox_has_it_again_after_a_loss() -> None:
+async def test_replacement_sandbox_has_the_input_file() -> None:
     sandboxes = MemorySandboxes()
     file = File(b"one")
 
@@ -74,7 +74,7 @@ async def test_a_new_sandbox_has_it_again_after_a_loss() -> None:
     assert (sandboxes.opened, file.begun, file.ended) == (2, 2, 2)
 
 
-async def test_the_model_is_told_once_of_a_file_that_cannot_be_put_there() -> None:
+async def test_failed_upload_is_in_one_observation() -> None:
     good = InputFile("/testbed/documents/b.txt", "two", File(b"two").read)
     bad = File(b"one", failure=SandboxFileError("the upload is gone"))
     show = tool_reply(bash("ls documents; cat documents/b.txt"))
@@ -85,7 +85,7 @@ async def test_the_model_is_told_once_of_a_file_that_cannot_be_put_there() -> No
     assert (bad.begun, bad.ended) == (1, 1)
 
 
-async def test_a_file_whose_reading_fails_for_our_fault_fails_the_run() -> None:
+async def test_input_file_with_an_internal_error_fails_the_run() -> None:
     bad = File(b"one", failure=RuntimeError("ours"))
     sandboxes = MemorySandboxes()
     with pytest.raises(RuntimeError, match="ours"):

@@ -1,4 +1,4 @@
-"""The history grows; where it must shrink, a new segment begins."""
+"""The append-only history and its segments."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ def history(*messages: dict[str, Any]) -> History:
     return made
 
 
-def test_it_does_not_touch_the_clients_list() -> None:
+def test_history_does_not_modify_the_clients_list() -> None:
     given = list(CLIENT)
     made = History(given)
     made.append(observed("a"))
@@ -42,45 +42,45 @@ def test_it_does_not_touch_the_clients_list() -> None:
     assert made.messages == [*CLIENT, observed("a")]
 
 
-def test_a_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
+def test_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
     long = {**observed("a", "long"), "extra": 1}
     made = history(said("a"), long)
     before = made.messages
     told = copy.deepcopy(before)
-    made.shorten({3: "stub"})
+    made.replace_with_stubs({3: "stub"})
     assert made.messages == [*CLIENT, said("a"), {**long, "content": "stub"}]
     assert before == told
 
 
-def test_a_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_turns() -> None:
+def test_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_turns() -> None:
     made = history(said("a"), observed("a"), said("b"), observed("b"), said("c"), observed("c"))
-    made.sum_up("so far", made.turns()[2:])
+    made.replace_with_summary("so far", made.turns()[2:])
     told = {"role": "user", "content": "so far"}
     assert made.messages == [*CLIENT, BRIDGE, told, said("c"), observed("c")]
     assert valid({"messages": made.messages})
 
 
-def test_a_later_summary_takes_the_place_of_an_earlier_one() -> None:
+def test_later_summary_takes_the_place_of_an_earlier_one() -> None:
     made = history(said("a"), observed("a"))
-    made.sum_up("first", [])
+    made.replace_with_summary("first", [])
     made.append(said("b"), observed("b"))
-    made.sum_up("second", [])
+    made.replace_with_summary("second", [])
     assert made.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
 
 
-def test_what_was_asked_last_is_kept_behind_a_summary() -> None:
+def test_last_request_is_kept_after_a_summary() -> None:
     made = history(said("a"), observed("a"))
-    made.ask("Answer now.")
-    made.sum_up("so far", [])
+    made.append_request("Answer now.")
+    made.replace_with_summary("so far", [])
     assert [text_of(message) for message in made.messages] == ["s", "u", "so far", "Answer now."]
     assert [each["role"] for each in made.messages[1:]] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_what_the_last_message_ends_with_outlives_a_summary(is_kept: bool) -> None:
+def test_appended_text_is_kept_after_a_summary(is_kept: bool) -> None:
     made = history(said("a"), observed("a"))
-    made.end_with(" 3 steps remain.")
-    made.sum_up("so far", made.turns() if is_kept else [])
+    made.append_to_last(" 3 steps remain.")
+    made.replace_with_summary("so far", made.turns() if is_kept else [])
     made.append(said("b"), observed("b"))
     texts = [text_of(message) for message in made.messages]
     assert [text for text in texts if "remain" in text] == [
@@ -88,24 +88,24 @@ def test_what_the_last_message_ends_with_outlives_a_summary(is_kept: bool) -> No
     ]
 
 
-def test_what_the_client_has_said_since_is_kept_before_a_summary() -> None:
+def test_later_client_messages_are_kept_before_a_summary() -> None:
     marks: dict[int, Any] = {3: "result", 4: "theirs"}
     later = {"role": "user", "content": "And quickly."}
     made = History([*CLIENT, said("a"), observed("a"), later], 2, marks)
     made.append(said("b"), observed("b"))
-    made.sum_up("so far", made.turns()[1:])
+    made.replace_with_summary("so far", made.turns()[1:])
     told = {"role": "user", "content": "so far"}
     assert made.messages == [*CLIENT, later, BRIDGE, told, said("b"), observed("b")]
-    assert made.ours_from == 3
+    assert made.own_start == 3
 
 
-def test_marks_tell_of_what_roles_do_not() -> None:
+def test_marks_are_the_kinds_that_differ_from_roles() -> None:
     made = history(said("a"), observed("a"))
-    made.sum_up("so far", [])
+    made.replace_with_summary("so far", [])
     made.append(said("b"), observed("b"))
-    made.ask("Answer now.")
+    made.append_request("Answer now.")
     assert made.marks == {2: "summary", 3: "summary", 6: "asked"}
-    again = History(json.loads(json.dumps(made.messages)), made.ours_from, made.marks)
+    again = History(json.loads(json.dumps(made.messages)), made.own_start, made.marks)
     assert [each.kind for each in again.entries] == [each.kind for each in made.entries]
 
 
@@ -118,6 +118,6 @@ def test_marks_tell_of_what_roles_do_not() -> None:
         (7, ""),
     ],
 )
-def test_a_messages_text(content: object, text: str) -> None:
+def test_text_of_a_message(content: object, text: str) -> None:
     assert text_of({"content": content}) == text
     assert text_of({}) == ""

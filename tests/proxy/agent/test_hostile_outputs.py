@@ -1,4 +1,4 @@
-"""A sandbox whose output directory has no end: the run still answers, and says what is missing."""
+"""Output directories that are too large: the run still answers and lists the skipped files."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,13 +28,13 @@ from tests.sandbox_runtime.conformance.backends import open_backend
 
 SESSION = Session("somebody", "run:r1")
 SPARSE = "cd output; seq 9999 | xargs truncate -s 1500M"
-"""15 TB that take no room."""
+"""15 TB of sparse files."""
 ENDLESS = "cd output; seq 9999 | xargs truncate -s 250M"
-"""2.5 TB of files that are small enough to be handed back."""
+"""2.5 TB of sparse files, each small enough to become an artifact."""
 
 
 class OneSandbox:
-    """A Sandboxes that has one sandbox, and a Lease of it."""
+    """A Sandboxes with one sandbox, and its Lease."""
 
     def __init__(self, sandbox: Sandbox | SandboxError) -> None:
         self._sandbox = sandbox
@@ -55,7 +55,7 @@ class OneSandbox:
 
 
 class Talk:
-    """A conversation whose turns use the same sandbox."""
+    """A session whose runs use the same sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         sandboxes, snapshots = OneSandbox(sandbox), MemorySnapshots()
@@ -81,7 +81,7 @@ class Talk:
 
 
 @pytest.fixture
-async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
+async def conversation(tmp_path: Path) -> AsyncIterator[Talk]:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         yield Talk(sandbox)
 
@@ -90,11 +90,11 @@ def reasons(result: Result) -> set[str]:
     return {each.why for each in result.skipped_files}
 
 
-async def test_files_too_large_to_be_handed_back_are_not_hashed(talk: Talk) -> None:
-    first = await talk.turn(SPARSE)
+async def test_files_too_large_for_artifacts_are_not_hashed(conversation: Talk) -> None:
+    first = await conversation.turn(SPARSE)
     assert (reasons(first), len(first.skipped_files)) == ({"too_large"}, 9999)
     with anyio.fail_after(60):
-        second = await talk.turn("echo x > new.txt; truncate -s 1501M 1")
+        second = await conversation.turn("echo x > new.txt; truncate -s 1501M 1")
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert [(each.path, each.why) for each in second.skipped_files] == [
@@ -102,10 +102,10 @@ async def test_files_too_large_to_be_handed_back_are_not_hashed(talk: Talk) -> N
     ]
 
 
-async def test_files_that_are_not_reached_in_time_are_named(talk: Talk) -> None:
-    await talk.turn(ENDLESS)
+async def test_files_not_hashed_in_time_are_skipped_files(conversation: Talk) -> None:
+    await conversation.turn(ENDLESS)
     with anyio.fail_after(60):
-        second = await talk.turn("echo x > new.txt", max_run_seconds=20)
+        second = await conversation.turn("echo x > new.txt", max_run_seconds=20)
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert reasons(second) == {"no_time"}
@@ -114,11 +114,11 @@ async def test_files_that_are_not_reached_in_time_are_named(talk: Talk) -> None:
 
 @pytest.mark.parametrize(("making", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
 async def test_files_made_by_a_later_turn_do_not_hold_up_its_answer(
-    talk: Talk, making: str, why: str
+    conversation: Talk, making: str, why: str
 ) -> None:
-    await talk.turn("echo x > output/old.txt")
+    await conversation.turn("echo x > output/old.txt")
     with anyio.fail_after(60):
-        second = await talk.turn(making, max_run_seconds=20)
+        second = await conversation.turn(making, max_run_seconds=20)
     assert second.stop_reason is StopReason.SUBMITTED
     # The old file is named too where hashing the new ones has left no time for it.
     new = [each.why for each in second.skipped_files if each.path != "/testbed/output/old.txt"]

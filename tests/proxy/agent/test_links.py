@@ -1,10 +1,10 @@
-"""Paths in an answer become links that open, wherever its pieces end."""
+"""Paths in streamed answers become links, wherever the pieces end."""
 
 import random
 
 import pytest
 
-from proxy.agent.answer import LinkWriter
+from proxy.agent.answer import LinkRewriter
 from tests.proxy.agent.cuts import cuts
 
 OUT = "/testbed/output"
@@ -16,7 +16,7 @@ def url(path: str) -> str:
 
 
 def linked(text: str, paths: list[str] = PATHS) -> str:
-    writer = LinkWriter(paths, url)
+    writer = LinkRewriter(paths, url)
     return writer.feed(text) + writer.finish()
 
 
@@ -51,7 +51,7 @@ def linked(text: str, paths: list[str] = PATHS) -> str:
         (f"{OUT}/plot.png\n{OUT}/plot.png", "[plot.png](https://x/0)\n[plot.png](https://x/0)"),
     ],
 )
-def test_every_way_to_write_a_produced_path_becomes_a_link(text: str, expected: str) -> None:
+def test_every_spelling_of_a_produced_path_becomes_a_link(text: str, expected: str) -> None:
     assert linked(text) == expected
 
 
@@ -83,12 +83,12 @@ def test_every_way_to_write_a_produced_path_becomes_a_link(text: str, expected: 
         "",
     ],
 )
-def test_other_paths_are_left_alone(text: str) -> None:
+def test_other_paths_are_unchanged(text: str) -> None:
     assert linked(text) == text
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_pieces_do_not_matter(seed: int) -> None:
+def test_links_do_not_depend_on_the_pieces(seed: int) -> None:
     rng = random.Random(seed)
     words = [
         *PATHS,
@@ -118,13 +118,13 @@ def test_the_pieces_do_not_matter(seed: int) -> None:
         "😀",
     ]
     text = "".join(rng.choice(words) for _ in range(rng.randint(1, 25)))
-    writer = LinkWriter(PATHS, url)
+    writer = LinkRewriter(PATHS, url)
     written = [writer.feed(piece) for piece in cuts(text, seed)]
     assert "".join([*written, writer.finish()]) == linked(text)
 
 
 def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
-    writer = LinkWriter(PATHS, url)
+    writer = LinkRewriter(PATHS, url)
     assert writer.feed("There are 42 of them, see /") == "There are 42 of them, see "
     assert writer.feed("dev/null") == "/dev/null"
     assert writer.feed(f" or {OUT}/plo") == " or "
@@ -133,14 +133,14 @@ def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
     assert writer.finish() == ""
 
 
-def test_a_name_that_goes_on_is_no_path_though_another_path_may_begin_there() -> None:
-    writer = LinkWriter(PATHS, url)
+def test_longer_name_is_no_path() -> None:
+    writer = LinkRewriter(PATHS, url)
     written = [writer.feed(piece) for piece in (f"{OUT}/plot", "s", "a", "lad")]
     assert "".join([*written, writer.finish()]) == f"{OUT}/plotsalad"
 
 
-def test_without_files_every_piece_passes_as_it_is() -> None:
-    writer = LinkWriter([], url)
+def test_text_is_unchanged_without_files() -> None:
+    writer = LinkRewriter([], url)
     assert [writer.feed(piece) for piece in ("a /testbed/outp", "ut/x")] == [
         "a /testbed/outp",
         "ut/x",
@@ -150,12 +150,12 @@ def test_without_files_every_piece_passes_as_it_is() -> None:
 
 def test_names_that_are_not_utf_8_or_full_of_symbols_are_linked() -> None:
     for name in ("caf\udce9.csv", "a+b (1) [2] $x.csv", "100%.csv", "'q'.csv"):
-        writer = LinkWriter([f"{OUT}/{name}"], lambda path: "https://x")
+        writer = LinkRewriter([f"{OUT}/{name}"], lambda path: "https://x")
         assert writer.feed(f"{OUT}/{name} ") + writer.finish() == f"[{name}](https://x) "
 
 
-def test_the_longest_of_several_names_is_meant() -> None:
+def test_longest_matching_name_wins() -> None:
     paths = [f"{OUT}/a", f"{OUT}/a b", f"{OUT}/a b c"]
-    writer = LinkWriter(paths, lambda path: path[-5:].replace("/", ""))
+    writer = LinkRewriter(paths, lambda path: path[-5:].replace("/", ""))
     text = writer.feed(f"{OUT}/a b c.") + writer.finish()
     assert text == "[a b c](a b c)."

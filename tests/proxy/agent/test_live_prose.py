@@ -1,4 +1,4 @@
-"""Someone who watches sees the model typing, and nothing that is not for them."""
+"""Streaming of prose: shown early, without calls written as text or the proxy's own texts."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Halting(Played):
         self.seen = anyio.Event()
 
     async def see(self, event: Event) -> None:
-        """Let the reply go on once an answer shows."""
+        """Continue the reply once a part of the answer was emitted."""
         if isinstance(event, AnswerDelta):
             self.seen.set()
 
@@ -46,7 +46,7 @@ class Halting(Played):
         self._replies_left -= 1
         written = 0
 
-        async def hear(delta: ModelDelta) -> None:
+        async def pass_on(delta: ModelDelta) -> None:
             nonlocal written
             assert on_delta is not None
             await on_delta(delta)
@@ -55,7 +55,7 @@ class Halting(Played):
             if self._replies_left == 0 and written >= self._halts_after:
                 await self.seen.wait()
 
-        return await super().complete(body, hear)
+        return await super().complete(body, pass_on)
 
 
 @pytest.mark.parametrize("before", [[], [STEPS]], ids=["first turn", "after a tool"])
@@ -97,7 +97,7 @@ async def test_long_prose_before_a_call_stays_set_apart_and_is_no_part_of_the_wh
     run = Run(Played([{**STEPS, "content": ESSAY}, SUBMIT]))
     result = await run.go(stream=True)
     assert run.events.answer == f"{ESSAY}\n\n42"
-    assert (result.answer, result.streamed_before) == ("42", len(ESSAY) + 2)
+    assert (result.answer, result.answer_offset) == ("42", len(ESSAY) + 2)
     at = [type(event) for event in run.events].index(AnswerRestarted)
     assert isinstance(run.events[at + 1], ToolCallStarted)
 

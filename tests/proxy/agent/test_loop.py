@@ -1,4 +1,4 @@
-"""The loop on its straight way: ask, do, tell, until the model is done."""
+"""The agent loop without failures: model call, tool calls, observations, answer."""
 
 import hashlib
 import itertools
@@ -38,11 +38,11 @@ async def test_submit_ends_the_run_with_its_answer() -> None:
 
 
 def prompt_of(model: ScriptedModel) -> str:
-    """The digest of what it was told before the client's own words."""
+    """Return the SHA-256 of the system prompt."""
     return hashlib.sha256(model.requests[0]["messages"][0]["content"].encode()).hexdigest()
 
 
-async def test_a_whole_run_is_told_in_order() -> None:
+async def test_events_of_a_run_are_in_order() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv; echo done"), content="Counting.")
     submit = tool_reply(call("submit", answer="See /testbed/output/a.csv.\n"))
     model = ScriptedModel([{**steps, "reasoning": "Hm."}, submit])
@@ -95,13 +95,13 @@ async def test_several_calls_of_one_turn_run_in_order_and_are_all_answered() -> 
     ]
 
 
-async def test_what_follows_submit_in_its_turn_is_not_run() -> None:
+async def test_calls_after_submit_are_not_run() -> None:
     run = Run(ScriptedModel([tool_reply(call("submit", answer="42"), bash("echo x > output/x"))]))
     result = await run.go()
     assert (result.answer, list(result.artifacts)) == ("42", [])
 
 
-async def test_the_models_message_is_echoed_with_every_field_it_had() -> None:
+async def test_models_message_is_echoed_with_every_field_it_had() -> None:
     message = {
         "role": "assistant",
         "content": "Counting.",
@@ -125,7 +125,7 @@ async def test_the_models_message_is_echoed_with_every_field_it_had() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_history_only_grows_and_the_tools_never_change(stream: bool) -> None:
+async def test_history_only_grows_and_the_tools_never_change(stream: bool) -> None:
     model = ScriptedModel(
         [
             tool_reply(
@@ -160,7 +160,7 @@ async def test_the_history_only_grows_and_the_tools_never_change(stream: bool) -
     assert names == ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
 
-async def test_our_words_go_before_the_clients_own_system_prompt() -> None:
+async def test_system_prompt_precedes_the_clients_own() -> None:
     model = ScriptedModel([text_reply("Ahoy.")])
     run = Run(model)
     await run.go(messages=[{"role": "system", "content": "Be a pirate."}, USER])
@@ -185,9 +185,7 @@ async def test_prose_that_shows_the_model_is_done_is_the_answer() -> None:
     ]
 
 
-async def test_announced_work_is_asked_for_once_and_the_announcement_is_the_answer_without_it() -> (
-    None
-):
+async def test_announced_call_is_requested_once_and_else_the_announcement_is_the_answer() -> None:
     model = ScriptedModel([text_reply("Let me check:"), text_reply("Let me check again:")])
     run = Run(model)
     result = await run.go()
@@ -208,43 +206,43 @@ async def test_work_after_a_nudge_earns_another() -> None:
     assert (await Run(model).go()).answer == "42"
 
 
-async def test_a_cut_off_first_answer_is_returned_as_cut_off() -> None:
+async def test_cut_off_first_answer_is_returned_as_cut_off() -> None:
     model = ScriptedModel([{"content": "There are for", "finish_reason": "length"}])
     result = await Run(model).go()
     assert (result.answer, result.finish_reason) == ("There are for", "length")
     assert len(model.requests) == 1
 
 
-async def test_a_filtered_answer_is_called_filtered() -> None:
+async def test_filtered_answer_is_called_filtered() -> None:
     result = await answered([{"content": "There are", "finish_reason": "content_filter"}])
     assert (result.answer, result.finish_reason) == ("There are", "content_filter")
 
 
-async def test_an_empty_first_reply_is_followed_by_the_request_without_tools() -> None:
+async def test_empty_first_reply_is_followed_by_the_request_without_tools() -> None:
     model = Played([text_reply(""), text_reply("42")])
     result = await Run(model).go()
     assert result.answer == "42"
     assert model.requests[1] == {"model": "m", "messages": [USER]}
 
 
-async def test_an_empty_answer_is_not_one_that_was_cut_off() -> None:
+async def test_empty_answer_is_not_one_that_was_cut_off() -> None:
     result = await Run(Played([text_reply(""), text_reply("")])).go()
     assert (result.answer, result.finish_reason) == ("", "stop")
 
 
-async def test_a_program_that_exits_with_124_is_no_timeout() -> None:
+async def test_program_that_exits_with_124_is_no_timeout() -> None:
     run = Run(ScriptedModel([tool_reply(bash("echo partly; exit 124")), SUBMIT]))
     await run.go()
     assert run.events.observations[0] == "Exit code: 124\n[stdout]\npartly"
 
 
-async def test_a_timed_out_command_keeps_its_partial_output() -> None:
+async def test_timed_out_command_keeps_its_partial_output() -> None:
     run = Run(ScriptedModel([tool_reply(bash("echo partly; sleep 1000")), SUBMIT]))
     await run.go()
     assert "partly\n[timed out after 120 s" in run.events.observations[0]
 
 
-async def test_a_line_of_300_kilobytes_is_clipped() -> None:
+async def test_line_of_300_kilobytes_is_clipped() -> None:
     command = "head -c 300000 /dev/zero | tr '\\0' x"
     run = Run(ScriptedModel([tool_reply(bash(command)), SUBMIT]))
     await run.go()
@@ -252,7 +250,7 @@ async def test_a_line_of_300_kilobytes_is_clipped() -> None:
     assert len(run.events.observations[0]) < 31_000
 
 
-async def test_usage_is_summed_with_its_details_and_the_run_is_tallied() -> None:
+async def test_usage_is_summed_with_its_details() -> None:
     def usage(prompt: int, completion: int, cached: int) -> dict[str, object]:
         return {
             "prompt_tokens": prompt,
@@ -284,6 +282,6 @@ async def test_usage_is_summed_with_its_details_and_the_run_is_tallied() -> None
     assert stats.env_tokens == (150 - 110) + (200 - 170)
 
 
-async def test_a_backend_that_counts_nothing_is_no_hindrance() -> None:
+async def test_backend_without_usage_is_supported() -> None:
     result = await answered([tool_reply(bash("ls")), SUBMIT])
     assert (result.usage, result.stats.context_tokens, result.stats.env_tokens) == ({}, 0, 0)

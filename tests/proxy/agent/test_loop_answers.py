@@ -1,4 +1,4 @@
-"""Where the answer is found, and which files go back beside it."""
+"""Sources of the answer, and the artifacts beside it."""
 
 import hashlib
 
@@ -19,37 +19,37 @@ IN_OUTPUT = "echo from output > /testbed/output/answer.txt"
 IN_TESTBED = "echo from testbed > /testbed/answer.txt"
 
 
-async def test_a_submitted_answer_goes_before_any_file() -> None:
+async def test_submitted_answer_takes_precedence_over_answer_files() -> None:
     assert (await answered([tool_reply(bash(f"{IN_OUTPUT}; {IN_TESTBED}")), SUBMIT])).answer == "42"
 
 
-async def test_then_comes_the_answer_file_in_the_output_directory() -> None:
+async def test_answer_file_in_the_output_directory_is_second() -> None:
     steps = tool_reply(bash(f"{IN_OUTPUT}; {IN_TESTBED}"), content="It is done.")
     assert (await answered([steps, HAND_IN])).answer == "from output"
 
 
-async def test_then_the_one_in_the_working_directory() -> None:
+async def test_answer_file_in_the_working_directory_is_third() -> None:
     steps = tool_reply(bash(IN_TESTBED), content="It is done.")
     assert (await answered([steps, HAND_IN])).answer == "from testbed"
 
 
-async def test_then_the_last_prose() -> None:
+async def test_last_prose_is_fourth() -> None:
     steps = tool_reply(bash("ls"), content="There are 41.")
     last = tool_reply(call("submit"), content="There are 42.")
     assert (await answered([steps, last])).answer == "There are 42."
 
 
-async def test_then_one_that_is_asked_for() -> None:
+async def test_final_answer_call_is_last() -> None:
     result = await answered([tool_reply(bash("ls")), HAND_IN, text_reply("42")])
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
-async def test_prose_that_only_announces_is_no_answer_to_a_submit_without_one() -> None:
+async def test_announcement_is_no_answer_after_an_empty_submit() -> None:
     steps = tool_reply(bash("ls"), content="Let me look at the files:")
     assert (await answered([steps, HAND_IN, text_reply("42")])).answer == "42"
 
 
-async def test_an_answer_file_goes_before_closing_prose() -> None:
+async def test_answer_file_takes_precedence_over_closing_prose() -> None:
     result = await answered([tool_reply(bash(IN_OUTPUT)), text_reply("I have saved it.")])
     assert (result.answer, result.stop_reason) == ("from output", StopReason.ANSWERED)
 
@@ -72,17 +72,17 @@ async def test_only_a_regular_file_of_sane_size_with_text_is_an_answer(making: s
     assert (result.answer, list(result.artifacts)) == ("asked for", [])
 
 
-async def test_an_unusable_answer_file_does_not_hide_the_other() -> None:
+async def test_unusable_answer_file_does_not_hide_the_other() -> None:
     steps = tool_reply(bash(f"mkfifo output/answer.txt; {IN_TESTBED}"))
     assert (await answered([steps, HAND_IN])).answer == "from testbed"
 
 
-async def test_an_answer_file_keeps_its_inner_lines_and_indentation() -> None:
+async def test_answer_file_keeps_its_inner_lines_and_indentation() -> None:
     steps = tool_reply(bash("printf '\\n  a\\n\\n  b\\n\\n' > output/answer.txt"))
     assert (await answered([steps, HAND_IN])).answer == "  a\n\n  b"
 
 
-async def test_an_answer_file_that_is_not_utf_8_is_shown_as_far_as_it_goes() -> None:
+async def test_answer_file_that_is_not_utf_8_is_shown_as_far_as_it_goes() -> None:
     steps = tool_reply(bash("printf 'caf\\351' > output/answer.txt"))
     assert (await answered([steps, HAND_IN])).answer == "caf\N{REPLACEMENT CHARACTER}"
 
@@ -90,7 +90,7 @@ async def test_an_answer_file_that_is_not_utf_8_is_shown_as_far_as_it_goes() -> 
 # Files
 
 
-async def test_files_in_the_output_directory_go_back() -> None:
+async def test_files_in_the_output_directory_become_artifacts() -> None:
     steps = tool_reply(bash("mkdir output/sub; echo 1 > output/a.csv; printf xy > output/sub/b"))
     run = Run(ScriptedModel([steps, SUBMIT]))
     result = await run.go()
@@ -118,7 +118,7 @@ async def test_files_in_the_output_directory_go_back() -> None:
     }
 
 
-async def test_links_fifos_and_the_answer_file_never_go_back() -> None:
+async def test_symlinks_fifos_and_the_answer_file_never_become_artifacts() -> None:
     steps = tool_reply(
         bash(
             "echo secret > /root/secret; ln -s /root/secret output/link; ln -s /root output/dir;"
@@ -130,12 +130,12 @@ async def test_links_fifos_and_the_answer_file_never_go_back() -> None:
     assert (result.answer, run.artifact_store.saved) == ("42", {"/testbed/output/ok": b"ok\n"})
 
 
-async def test_an_output_directory_that_is_gone_is_no_hindrance() -> None:
+async def test_missing_output_directory_is_no_error() -> None:
     result = await answered([tool_reply(bash("rm -r output")), SUBMIT])
     assert (result.answer, list(result.artifacts)) == ("42", [])
 
 
-async def test_files_over_the_limits_are_named_and_not_linked() -> None:
+async def test_files_over_the_limits_are_skipped_and_not_linked() -> None:
     steps = tool_reply(bash("cd output; echo 1 > a; echo 2 > b; echo 3 > c"))
     words = tool_reply(call("submit", answer="/testbed/output/a and /testbed/output/c !"))
     run = Run(ScriptedModel([steps, words]), profile=Profile(artifacts=ArtifactLimits(max_files=2)))
@@ -148,7 +148,7 @@ async def test_files_over_the_limits_are_named_and_not_linked() -> None:
     assert result.answer == "[a](https://files.test/a) and /testbed/output/c !"
 
 
-async def test_the_answer_file_is_not_linked_for_it_does_not_go_back() -> None:
+async def test_answer_file_is_not_linked() -> None:
     words = "It is in /testbed/output/answer.txt."
     result = await answered([tool_reply(bash(IN_OUTPUT)), tool_reply(call("submit", answer=words))])
     assert result.answer == words
@@ -165,21 +165,21 @@ async def test_paths_in_every_kind_of_answer_become_links() -> None:
     assert (await run.go()).answer == link
 
 
-async def test_an_answer_of_a_given_form_is_not_touched() -> None:
+async def test_links_are_not_rewritten_in_an_answer_with_a_form() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv"))
     json = '{"file": "/testbed/output/a.csv"}'
     submit = tool_reply(call("submit", answer=json))
     assert (await answered([steps, submit], rewrite_links=False)).answer == json
 
 
-async def test_names_that_are_not_utf_8_go_back_too() -> None:
+async def test_files_with_names_that_are_not_utf_8_become_artifacts() -> None:
     steps = tool_reply(bash("touch output/$(printf 'caf\\351').csv"))
     run = Run(ScriptedModel([steps, SUBMIT]))
     await run.go()
     assert list(run.artifact_store.saved) == ["/testbed/output/caf\udce9.csv"]
 
 
-async def test_half_a_surrogate_pair_in_the_answer_is_no_text() -> None:
+async def test_lone_surrogate_in_the_answer_is_replaced() -> None:
     result = await answered([text_reply("It is \ud83d.")])
     assert result.answer == "It is ?."
 
@@ -188,7 +188,7 @@ async def test_half_a_surrogate_pair_in_the_answer_is_no_text() -> None:
     ("kind", "skipped_files"),
     [(AnswerDelta, []), (FileProduced, [("/testbed/output/b", "changed")])],
 )
-async def test_a_file_that_changed_under_our_hands_is_left_out(
+async def test_file_that_changes_during_collection_is_skipped(
     kind: type[Event], skipped_files: list[tuple[str, str]]
 ) -> None:
     sandboxes = MemorySandboxes()

@@ -1,4 +1,4 @@
-"""Each budget of a run ends it in an answer, and is asked before anything is spent."""
+"""Budgets: checked before each expense; a run that reaches one ends with an answer."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -40,7 +40,7 @@ def refusal(stop: StopReason) -> str:
 
 
 def told(request: Mapping[str, Any]) -> list[str]:
-    """What the tools have said."""
+    """Return the observations."""
     return [each["content"] for each in request["messages"] if each["role"] == "tool"]
 
 
@@ -68,7 +68,7 @@ class Downloading(Events):
         (Limits(max_egress_mib=2), StopReason.EGRESS_BUDGET),
     ],
 )
-async def test_each_budget_ends_the_run_in_a_last_answer(
+async def test_each_budget_ends_the_run_with_a_final_answer(
     limits: Limits, stop: StopReason, stream: bool
 ) -> None:
     model = ScriptedModel([STEP, STEP, LAST])
@@ -82,7 +82,7 @@ async def test_each_budget_ends_the_run_in_a_last_answer(
     assert valid(model.requests[-1])
 
 
-async def test_calls_beyond_the_budget_are_answered_and_not_run() -> None:
+async def test_calls_beyond_the_budget_get_an_observation_and_are_not_run() -> None:
     calls = tool_reply(bash("echo a"), bash("touch b"), call("str_replace_editor"))
     model = ScriptedModel([calls, LAST])
     run = Run(model, limits=Limits(max_commands=1))
@@ -93,20 +93,20 @@ async def test_calls_beyond_the_budget_are_answered_and_not_run() -> None:
     assert (result.stats.commands, len(run.events.observations)) == (1, 1)
 
 
-async def test_output_that_is_used_up_in_the_middle_of_a_turn_leaves_the_rest_undone() -> None:
+async def test_output_budget_used_up_within_a_turn_skips_its_other_calls() -> None:
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), LAST])
     result = await Run(model, limits=Limits(max_tool_output_chars=5)).go()
     assert result.stop_reason is StopReason.TOOL_OUTPUT_BUDGET
     assert told(model.requests[1])[1] == refusal(StopReason.TOOL_OUTPUT_BUDGET)
 
 
-async def test_who_submits_beside_a_call_that_is_refused_has_submitted() -> None:
+async def test_submit_beside_a_call_beyond_the_budget_is_accepted() -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"), call("submit", answer="42"))
     result = await Run(ScriptedModel([calls]), limits=Limits(max_commands=1)).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
-async def test_the_clients_own_tools_are_called_though_ours_have_no_budget() -> None:
+async def test_client_tools_can_be_called_without_a_command_budget() -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"), call("lookup"))
     run = Run(ScriptedModel([calls]), limits=Limits(max_commands=1))
     result = await run.go(client_tools=[LOOKUP])
@@ -114,7 +114,7 @@ async def test_the_clients_own_tools_are_called_though_ours_have_no_budget() -> 
     assert [each["function"]["name"] for each in result.tool_calls] == ["lookup"]
 
 
-async def test_a_budget_of_nothing_asks_for_the_answer_at_once() -> None:
+async def test_zero_budget_requests_the_answer_at_once() -> None:
     model = ScriptedModel([LAST])
     result = await Run(model, limits=Limits(max_commands=0)).go()
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.COMMAND_BUDGET)
@@ -123,7 +123,7 @@ async def test_a_budget_of_nothing_asks_for_the_answer_at_once() -> None:
 # Traffic
 
 
-async def test_no_more_passes_than_is_left_of_the_budget() -> None:
+async def test_traffic_is_capped_at_the_egress_budget() -> None:
     sandboxes = MemorySandboxes()
     seen: list[str] = []
 
@@ -143,7 +143,7 @@ async def test_no_more_passes_than_is_left_of_the_budget() -> None:
     assert (result.stop_reason, result.stats.egress_bytes) == (StopReason.EGRESS_BUDGET, MIB)
 
 
-async def test_a_new_sandbox_has_what_the_lost_one_has_left() -> None:
+async def test_replacement_sandbox_shares_the_egress_budget() -> None:
     sandboxes = MemorySandboxes()
     lose = Downloading(sandboxes, MIB)
 
@@ -160,7 +160,7 @@ async def test_a_new_sandbox_has_what_the_lost_one_has_left() -> None:
     assert sandboxes.opened == 2
 
 
-async def test_what_has_passed_counts_when_its_client_leaves(tmp_path: Path) -> None:
+async def test_traffic_counts_if_the_client_disconnects(tmp_path: Path) -> None:
     sandboxes = MemorySandboxes()
     with closing(Store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(egress_mib=5))
@@ -178,7 +178,7 @@ async def test_what_has_passed_counts_when_its_client_leaves(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("per_day", [DailyBudget(egress_mib=5), DailyBudget(tokens=10**9), None])
-async def test_where_the_day_bounds_it_nothing_passes_between_runs(
+async def test_idle_sandbox_has_no_traffic_under_a_daily_budget(
     per_day: DailyBudget | None, tmp_path: Path
 ) -> None:
     sandboxes = MemorySandboxes()
@@ -191,9 +191,8 @@ async def test_where_the_day_bounds_it_nothing_passes_between_runs(
             with pytest.raises(DeniedError):
                 traffic.reserve(1, now=0.0)
             assert (await store.spending.spent("mine")).egress_bytes == traffic.bytes == MIB
-            RunBudget(make_task("r2", run.artifact_store, "m", [USER]), Limits(), 0.0).watch(
-                traffic
-            )
+            task = make_task("r2", run.artifact_store, "m", [USER])
+            RunBudget(task, Limits(), 0.0).track_traffic(traffic)
         traffic.reserve(MIB, now=0.0)
         assert traffic.bytes == 2 * MIB
 
@@ -202,7 +201,7 @@ async def test_where_the_day_bounds_it_nothing_passes_between_runs(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_backend_says_of_cost_is_what_counts(stream: bool) -> None:
+async def test_cost_reported_by_the_backend_counts(stream: bool) -> None:
     step = {**tool_reply(bash("echo a")), "usage": {**COUNTED, "cost": 0.001}}
     last = {**SUBMIT, "usage": {**COUNTED, "cost": 0.002}}
     result = await Run(ScriptedModel([step, last])).go(stream=stream, tariff=TARIFF)
@@ -210,7 +209,7 @@ async def test_what_the_backend_says_of_cost_is_what_counts(stream: bool) -> Non
     assert result.stats.cost_usd == pytest.approx(0.003)
 
 
-async def test_cost_is_told_where_it_is_known_of_all_calls() -> None:
+async def test_cost_is_reported_if_known_for_all_calls() -> None:
     known = await Run(ScriptedModel([STEP, {**SUBMIT, "usage": COUNTED}])).go(tariff=TARIFF)
     assert known.stats.cost_usd == pytest.approx(1.4)
     step = {**STEP, "usage": {**COUNTED, "cost": 0.001}}
@@ -218,7 +217,7 @@ async def test_cost_is_told_where_it_is_known_of_all_calls() -> None:
     assert half.stats.cost_usd is None
 
 
-async def test_a_backend_that_counts_nothing_does_not_make_budgets_void() -> None:
+async def test_token_budget_applies_without_backend_usage() -> None:
     chatty = tool_reply(bash("echo a"), content="x" * 8000)
     model = ScriptedModel([chatty, chatty, chatty, LAST])
     result = await Run(model, limits=Limits(max_total_tokens=4000)).go()
@@ -235,7 +234,7 @@ def reminders(model: ScriptedModel) -> list[str]:
     return [line for line in lines if line.startswith("[") and "remain" in line]
 
 
-async def test_the_model_is_told_what_remains_at_few_points() -> None:
+async def test_model_is_reminded_of_budgets_at_few_levels() -> None:
     model = ScriptedModel([*[tool_reply(bash("true"))] * 19, SUBMIT])
     await Run(model, limits=Limits(max_turns=20)).go()
     assert reminders(model) == [
@@ -244,14 +243,14 @@ async def test_the_model_is_told_what_remains_at_few_points() -> None:
     ]
 
 
-async def test_what_was_said_stays_as_it_was_said() -> None:
+async def test_reminders_do_not_change_earlier_messages() -> None:
     model = ScriptedModel([*[tool_reply(bash("true"))] * 9, SUBMIT])
     await Run(model, limits=Limits(max_turns=10)).go()
     for earlier, later in zip(model.requests, model.requests[1:], strict=False):
         assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
 
 
-async def test_it_stands_below_the_newest_observation_of_the_turn() -> None:
+async def test_reminder_follows_the_newest_observation() -> None:
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), SUBMIT])
     await Run(model, limits=Limits(max_commands=3, max_turns=100)).go()
     first, second = told(model.requests[1])
@@ -264,20 +263,20 @@ async def test_it_stands_below_the_newest_observation_of_the_turn() -> None:
     ]
 
 
-async def test_who_wants_it_not_is_not_told() -> None:
+async def test_reminders_can_be_disabled() -> None:
     model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
     await Run(model, limits=Limits(max_turns=2, tell_remaining=False)).go()
     assert reminders(model) == []
 
 
-async def test_a_short_run_is_told_nothing() -> None:
+async def test_short_run_gets_no_reminder() -> None:
     model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
     with anyio.fail_after(10):
         await Run(model).go()
     assert reminders(model) == []
 
 
-async def test_a_run_that_waits_for_its_client_is_told_nothing() -> None:
+async def test_suspended_run_gets_no_reminder() -> None:
     limits = Limits(max_tool_output_chars=25)  # of which 24 are used
     run = Run(ScriptedModel([tool_reply(bash("true"), call("lookup"))]), limits=limits)
     result = await run.go(
@@ -287,7 +286,7 @@ async def test_a_run_that_waits_for_its_client_is_told_nothing() -> None:
     assert "remain" not in str(result.suspended_run.messages[1:])
 
 
-async def test_a_call_that_the_client_does_not_allow_costs_no_command(tmp_path: Path) -> None:
+async def test_call_beyond_the_clients_limit_counts_as_no_command(tmp_path: Path) -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"))
     with closing(Store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(commands=9))
@@ -297,7 +296,7 @@ async def test_a_call_that_the_client_does_not_allow_costs_no_command(tmp_path: 
     assert (result.answer, result.stats.commands, spent.commands) == ("42", 1, 1)
 
 
-async def test_a_call_that_had_to_be_made_counts_whole(tmp_path: Path) -> None:
+async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         receipt = await day.call_receipt(Expense(tokens=100))
@@ -305,11 +304,11 @@ async def test_a_call_that_had_to_be_made_counts_whole(tmp_path: Path) -> None:
         assert day.is_over
 
 
-async def test_what_was_taken_for_a_call_that_is_not_made_is_given_back(tmp_path: Path) -> None:
+async def test_receipt_of_a_call_that_is_not_made_is_refunded(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         assert await day.take_call(Expense(tokens=100)) is None
         assert await day.take_call(Expense(tokens=50)) is None
         await day.settle(await day.call_receipt(Expense()), Expense(tokens=7))
-        await day.give_back()
+        await day.refund_unused()
         assert await store.spending.spent("mine") == Expense(tokens=7)

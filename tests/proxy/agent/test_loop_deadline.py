@@ -1,4 +1,4 @@
-"""A deadline ends the work early enough for an answer."""
+"""A deadline ends the turns early enough for an answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ DEADLINE = StopReason.DEADLINE
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_model_that_takes_too_long_is_asked_for_what_it_has(stream: bool) -> None:
+async def test_slow_model_is_asked_for_a_final_answer(stream: bool) -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     with anyio.fail_after(20):
         result = await Run(model).go(deadline_s=2, stream=stream)
@@ -28,7 +28,7 @@ async def test_a_model_that_takes_too_long_is_asked_for_what_it_has(stream: bool
     assert model.requests[-1]["messages"][-1]["content"] == final_request(DEADLINE)
 
 
-async def test_the_nearer_of_deadline_and_limit_is_named() -> None:
+async def test_stop_reason_is_the_nearer_of_deadline_and_limit() -> None:
     stuck = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(stuck, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(20):
@@ -36,7 +36,7 @@ async def test_the_nearer_of_deadline_and_limit_is_named() -> None:
     assert result.stop_reason is StopReason.WALL_TIME
 
 
-async def test_a_command_gets_no_more_time_than_the_deadline_leaves() -> None:
+async def test_command_gets_no_more_time_than_the_deadline_leaves() -> None:
     model = ScriptedModel([tool_reply(bash("echo a; sleep 100")), SUBMIT])
     run = Run(model)
     with anyio.fail_after(20):
@@ -44,14 +44,14 @@ async def test_a_command_gets_no_more_time_than_the_deadline_leaves() -> None:
     assert "(timed out)" in run.events.observations[0]
 
 
-async def test_the_last_words_too_must_come_in_time() -> None:
+async def test_final_answer_call_ends_at_the_deadline() -> None:
     stuck = StuckModel([], is_stuck_at_last=True)
     with anyio.fail_after(20), pytest.raises(OutOfTimeError) as caught:
         await Run(stuck).go(deadline_s=0.1)
     assert (caught.value.status, caught.value.headers["x-should-retry"]) == (504, "false")
 
 
-async def test_what_was_found_is_better_than_last_words_that_do_not_come() -> None:
+async def test_found_answer_is_returned_if_the_final_call_times_out() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
     stuck = StuckModel([found], turns=1, is_stuck_at_last=True)
     with anyio.fail_after(20):
@@ -76,7 +76,7 @@ class NoSandboxes:
         raise AssertionError
 
 
-async def test_the_wait_for_a_sandbox_ends_in_time_too() -> None:
+async def test_wait_for_a_sandbox_ends_at_the_deadline() -> None:
     model = ScriptedModel([tool_reply(bash("ls")), text_reply("About 42.")])
     run = Run(model, sandboxes=NoSandboxes())
     with anyio.fail_after(20):

@@ -1,4 +1,4 @@
-"""What fails besides the model: the context, the backend, the sandbox, the client."""
+"""Failures of the context, the backend, the sandbox and the client."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ SHORT = bash("echo short")
 # The context is full
 
 
-async def test_an_overflow_shortens_the_largest_old_observation_and_goes_on() -> None:
+async def test_overflow_stubs_the_largest_observation_and_the_run_continues() -> None:
     model = ScriptedModel([tool_reply(SHORT), tool_reply(LONG), OVERFLOW, SUBMIT])
     run = Run(model)
     result = await run.go()
@@ -53,14 +53,14 @@ async def test_an_overflow_shortens_the_largest_old_observation_and_goes_on() ->
     assert len(taken[-1]["content"]) < 700
 
 
-async def test_what_follows_an_overflow_builds_on_the_shortened_history() -> None:
+async def test_later_prompts_extend_the_compacted_history() -> None:
     model = ScriptedModel([tool_reply(LONG), OVERFLOW, tool_reply(SHORT), SUBMIT])
     await Run(model).go()
     shortened, after = model.requests[2]["messages"], model.requests[3]["messages"]
     assert after[: len(shortened)] == shortened
 
 
-async def test_the_clients_own_messages_are_never_shortened() -> None:
+async def test_clients_own_messages_are_never_shortened() -> None:
     client = [
         {"role": "user", "content": "x" * 50_000},
         {"role": "assistant", "content": None, "tool_calls": []},
@@ -99,14 +99,14 @@ async def test_repeated_overflows_shorten_one_observation_after_the_other() -> N
     ]
 
 
-async def test_a_request_that_is_too_long_itself_is_the_clients_to_hear_of() -> None:
+async def test_too_long_client_request_is_an_error_for_the_client() -> None:
     sandboxes = MemorySandboxes()
     with pytest.raises(ContextOverflowError):
         await Run(ScriptedModel([OVERFLOW, OVERFLOW, SUBMIT]), sandboxes, profile=AT_ONCE).go()
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
-async def test_a_context_with_nothing_to_shorten_ends_in_a_last_answer() -> None:
+async def test_context_with_nothing_to_shorten_ends_in_a_last_answer() -> None:
     model = ScriptedModel([tool_reply(SHORT), OVERFLOW, text_reply("About 42.")])
     result = await Run(model).go()
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.CONTEXT_WINDOW)
@@ -115,13 +115,13 @@ async def test_a_context_with_nothing_to_shorten_ends_in_a_last_answer() -> None
     assert "tools" not in last
 
 
-async def test_a_context_too_full_for_a_last_answer_leaves_what_was_found() -> None:
+async def test_found_answer_is_returned_if_the_context_is_full() -> None:
     steps = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(ScriptedModel([steps, OVERFLOW, OVERFLOW, text_reply("")])).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.CONTEXT_WINDOW)
 
 
-async def test_a_context_too_full_for_any_answer_is_an_error() -> None:
+async def test_context_too_full_for_any_answer_is_an_error() -> None:
     with pytest.raises(ContextOverflowError):
         await Run(ScriptedModel([tool_reply(SHORT), OVERFLOW, OVERFLOW, text_reply("")])).go()
 
@@ -130,7 +130,7 @@ async def test_a_context_too_full_for_any_answer_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_backend_that_fails_is_never_an_answer(stream: bool) -> None:
+async def test_backend_that_fails_is_never_an_answer(stream: bool) -> None:
     sandboxes = MemorySandboxes()
     steps = tool_reply(bash("echo 42 > output/answer.txt"), content="There are 42.")
     run = Run(ScriptedModel([steps, FAILURE, SUBMIT]), sandboxes)
@@ -141,13 +141,13 @@ async def test_a_backend_that_fails_is_never_an_answer(stream: bool) -> None:
     assert run.events.answer == ""
 
 
-async def test_a_failure_of_the_last_call_with_nothing_found_is_an_error() -> None:
+async def test_failure_of_the_last_call_with_nothing_found_is_an_error() -> None:
     with pytest.raises(BackendError, match="on fire"):
         await Run(ScriptedModel([tool_reply(call("submit")), FAILURE, SUBMIT])).go()
 
 
 class BreakingModel(ScriptedModel):
-    """Fails in the middle of its last answer, once words have been passed on."""
+    """Fails in the middle of the final answer, after a part was streamed."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, on_delta)
@@ -156,7 +156,7 @@ class BreakingModel(ScriptedModel):
         return reply
 
 
-async def test_a_failure_in_the_middle_of_the_last_answer_is_not_covered_up() -> None:
+async def test_failure_in_the_middle_of_the_last_answer_is_not_covered_up() -> None:
     steps = tool_reply(bash("echo 41 > output/answer.txt"))
     words = "Forty-one, forty-two, forty-three; " * 6
     run = Run(BreakingModel([steps, SUBMIT, text_reply(words)]))
@@ -168,14 +168,14 @@ async def test_a_failure_in_the_middle_of_the_last_answer_is_not_covered_up() ->
 # The sandbox fails
 
 
-async def test_a_sandbox_that_cannot_start_fails_the_run_that_needs_it() -> None:
+async def test_sandbox_that_cannot_start_fails_the_run_that_needs_it() -> None:
     sandboxes = MemorySandboxes(SandboxStartError("no room"))
     with pytest.raises(SandboxStartError, match="no room"):
         await Run(ScriptedModel([tool_reply(SHORT), SUBMIT]), sandboxes).go()
 
 
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), text_reply("")])
-async def test_a_sandbox_that_cannot_start_does_not_matter_to_a_run_without_one(
+async def test_sandbox_that_cannot_start_does_not_matter_to_a_run_without_one(
     reply: dict[str, Any],
 ) -> None:
     sandboxes = MemorySandboxes(SandboxStartError("no room"))
@@ -208,7 +208,7 @@ class NeverReady:
 
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), tool_reply(call("nonsense"))])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_run_without_commands_waits_for_no_sandbox(
+async def test_run_without_commands_waits_for_no_sandbox(
     reply: dict[str, Any], stream: bool
 ) -> None:
     sandboxes = NeverReady()
@@ -225,7 +225,7 @@ async def test_no_sandbox_is_started_before_it_is_used(reply: dict[str, Any]) ->
     assert sandboxes.opened == 0
 
 
-async def test_a_sandbox_that_is_lost_is_told_of_and_replaced() -> None:
+async def test_lost_sandbox_is_reported_to_the_model_and_replaced() -> None:
     sandboxes = MemorySandboxes()
 
     async def lose(event: Event) -> None:
@@ -242,7 +242,7 @@ async def test_a_sandbox_that_is_lost_is_told_of_and_replaced() -> None:
     assert (result.answer, sandboxes.opened, sandboxes.closed) == ("42", 2, 2)
 
 
-async def test_a_run_that_loses_one_sandbox_after_another_fails() -> None:
+async def test_run_that_loses_one_sandbox_after_another_fails() -> None:
     sandboxes = MemorySandboxes()
 
     async def lose(event: Event) -> None:
@@ -258,13 +258,13 @@ async def test_a_run_that_loses_one_sandbox_after_another_fails() -> None:
 # The client leaves, or its connection breaks
 
 
-async def test_the_sandbox_is_closed_when_the_run_succeeds() -> None:
+async def test_sandbox_is_closed_when_the_run_succeeds() -> None:
     sandboxes = MemorySandboxes()
     await Run(ScriptedModel([tool_reply(SHORT), SUBMIT]), sandboxes).go()
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
-async def test_the_sandbox_is_closed_when_the_run_is_cancelled() -> None:
+async def test_sandbox_is_closed_when_the_run_is_cancelled() -> None:
     sandboxes = MemorySandboxes()
     started = anyio.Event()
 
@@ -284,7 +284,7 @@ async def test_the_sandbox_is_closed_when_the_run_is_cancelled() -> None:
     assert len(model.requests) == 1
 
 
-async def test_a_listener_that_fails_ends_the_run() -> None:
+async def test_failing_event_callback_ends_the_run() -> None:
     sandboxes = MemorySandboxes()
 
     async def fail(event: Event) -> None:

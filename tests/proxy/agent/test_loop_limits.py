@@ -1,4 +1,4 @@
-"""A limit withdraws the tools, asks for the answer once, and says why the run ended."""
+"""Limits: the run ends with one final-answer call and its stop reason."""
 
 import anyio
 import pytest
@@ -21,7 +21,7 @@ COUNTED = {"prompt_tokens": 600, "completion_tokens": 400, "total_tokens": 1000}
         (Limits(max_tool_output_chars=30), StopReason.TOOL_OUTPUT_BUDGET),
     ],
 )
-async def test_a_limit_ends_the_run_in_a_last_answer(
+async def test_limit_ends_the_run_in_a_last_answer(
     limits: Limits, stop: StopReason, stream: bool
 ) -> None:
     step = {**tool_reply(bash("echo a")), "usage": COUNTED}
@@ -36,7 +36,7 @@ async def test_a_limit_ends_the_run_in_a_last_answer(
     assert valid(last)
 
 
-async def test_a_model_that_takes_too_long_is_asked_for_what_it_has() -> None:
+async def test_slow_model_is_asked_for_a_final_answer() -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(model, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(5):
@@ -44,7 +44,7 @@ async def test_a_model_that_takes_too_long_is_asked_for_what_it_has() -> None:
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.WALL_TIME)
 
 
-async def test_a_command_gets_no_more_time_than_the_run_has_left() -> None:
+async def test_command_gets_no_more_time_than_the_run_has_left() -> None:
     run = Run(
         ScriptedModel([tool_reply(bash("echo a; sleep 100")), SUBMIT]),
         limits=Limits(max_run_seconds=50, command_timeout_s=120),
@@ -62,40 +62,40 @@ async def test_every_call_of_the_last_turn_is_still_answered() -> None:
     ]
 
 
-async def test_a_last_reply_that_is_empty_leaves_what_was_found() -> None:
+async def test_found_answer_is_returned_if_the_final_reply_is_empty() -> None:
     steps = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(ScriptedModel([steps, text_reply("")]), limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.MAX_TURNS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_of_the_last_call_leaves_what_was_found(stream: bool) -> None:
+async def test_found_answer_is_returned_if_the_final_call_fails(stream: bool) -> None:
     steps = tool_reply(bash("echo 42 > output/answer.txt"))
     model = ScriptedModel([steps, FAILURE, text_reply("too late")])
     result = await Run(model, limits=Limits(max_turns=1)).go(stream=stream)
     assert (result.answer, result.stop_reason) == ("42", StopReason.MAX_TURNS)
 
 
-async def test_even_unfinished_words_are_better_than_none() -> None:
+async def test_unfinished_prose_is_returned_if_there_is_no_other_answer() -> None:
     model = ScriptedModel([tool_reply(bash("ls"), content="I will count:"), text_reply("")])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("I will count:", StopReason.MAX_TURNS)
 
 
-async def test_a_run_that_has_nothing_to_show_says_so() -> None:
+async def test_run_without_an_answer_has_finish_reason_length() -> None:
     model = ScriptedModel([tool_reply(bash("ls")), text_reply("")])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.finish_reason) == ("", "length")
 
 
-async def test_a_last_answer_that_is_cut_off_is_called_cut_off() -> None:
+async def test_last_answer_that_is_cut_off_is_called_cut_off() -> None:
     cut = {"content": "About for", "finish_reason": "length"}
     model = ScriptedModel([tool_reply(bash("ls")), cut])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.finish_reason) == ("About for", "length")
 
 
-async def test_what_the_model_thinks_over_its_last_answer_is_heard() -> None:
+async def test_reasoning_of_the_final_answer_is_emitted() -> None:
     last = {"content": "42", "reasoning": "So, then."}
     for stream in (False, True):
         model = ScriptedModel([tool_reply(bash("ls")), last])
@@ -104,7 +104,7 @@ async def test_what_the_model_thinks_over_its_last_answer_is_heard() -> None:
         assert run.events.reasoning == "So, then."
 
 
-async def test_a_submit_in_the_last_turn_needs_no_last_call() -> None:
+async def test_submit_in_the_last_turn_needs_no_last_call() -> None:
     model = ScriptedModel([tool_reply(call("submit", answer="42")), text_reply("never asked")])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)

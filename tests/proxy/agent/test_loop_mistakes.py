@@ -1,4 +1,4 @@
-"""What the model does wrong is an observation: it is told, and the run goes on."""
+"""Mistakes of the model become observations, and the run continues."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def saying(*entries: object) -> dict[str, Any]:
 
 
 async def told(reply: dict[str, Any]) -> list[str]:
-    """What a reply is answered with in a run that then goes on to its end."""
+    """Return the observation after a reply, in a run that then continues to its end."""
     model = ScriptedModel([reply, SUBMIT])
     run = Run(model)
     result = await run.go()
@@ -76,7 +76,7 @@ async def test_wrong_types_are_named(name: str, arguments: dict[str, Any], compl
     assert complaint in observation
 
 
-async def test_a_line_number_written_as_text_is_understood() -> None:
+async def test_line_number_written_as_text_is_understood() -> None:
     path = "/testbed/a.txt"
     model = ScriptedModel(
         [
@@ -96,20 +96,20 @@ async def test_a_line_number_written_as_text_is_understood() -> None:
 
 
 @pytest.mark.parametrize("name", ["python", "EXECUTE_BASH", "functions.execute_bash"])
-async def test_an_unknown_tool_is_answered_with_the_known_ones(name: str) -> None:
+async def test_unknown_tool_is_answered_with_the_known_ones(name: str) -> None:
     assert await told(tool_reply(call(name))) == [
         f"There is no tool {name!r}. The tools are: str_replace_editor, execute_bash, submit."
     ]
 
 
 @pytest.mark.parametrize("name", [None, "", 7])
-async def test_a_call_without_a_name_is_answered(name: object) -> None:
+async def test_call_without_a_name_is_answered(name: object) -> None:
     [observation] = await told(saying(raw("{}", name=name)))
     assert "There is no tool 'unknown'" in observation
 
 
 @pytest.mark.parametrize("id", [None, "", 7])
-async def test_a_call_without_an_id_gets_one(id: object) -> None:
+async def test_call_without_an_id_gets_one(id: object) -> None:
     assert await told(saying(raw('{"command": "echo a"}', id=id))) == ["Exit code: 0\n[stdout]\na"]
 
 
@@ -122,7 +122,7 @@ async def test_calls_that_share_an_id_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("entry", [None, "ls", {}, {"function": None}, {"function": "ls"}])
-async def test_an_entry_that_is_no_call_is_answered(entry: object) -> None:
+async def test_entry_that_is_no_call_is_answered(entry: object) -> None:
     [observation] = await told(saying(entry))
     assert "There is no tool 'unknown'" in observation
 
@@ -150,7 +150,7 @@ async def test_good_and_bad_calls_of_one_turn_are_answered_side_by_side() -> Non
         '{"function": "execute_bash", "args": {"command": "echo a"}}',
     ],
 )
-async def test_a_call_written_as_text_is_run(text: str) -> None:
+async def test_call_written_as_text_is_run(text: str) -> None:
     model = ScriptedModel([text_reply(text), SUBMIT])
     result = await Run(model).go()
     assert result.answer == "42"
@@ -184,7 +184,7 @@ async def test_several_calls_written_as_text_are_answered_in_one_message() -> No
         "<tool_call>",
     ],
 )
-async def test_a_tagged_call_that_cannot_be_read_is_no_answer(text: str) -> None:
+async def test_tagged_call_that_cannot_be_read_is_no_answer(text: str) -> None:
     model = ScriptedModel([text_reply(text), SUBMIT])
     assert (await Run(model).go()).answer == "42"
     told = model.requests[1]["messages"][-1]
@@ -192,7 +192,7 @@ async def test_a_tagged_call_that_cannot_be_read_is_no_answer(text: str) -> None
     assert "This is no tool call" in told["content"]
 
 
-async def test_a_tagged_call_of_an_unknown_tool_is_no_answer() -> None:
+async def test_tagged_call_of_an_unknown_tool_is_no_answer() -> None:
     text = '<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>'
     model = ScriptedModel([text_reply(text), SUBMIT])
     assert (await Run(model).go()).answer == "42"
@@ -206,7 +206,7 @@ async def test_submit_written_as_text_ends_the_run() -> None:
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
-async def test_the_text_of_a_written_call_is_never_the_answer() -> None:
+async def test_text_of_a_written_call_is_never_the_answer() -> None:
     text = '<tool_call>{"name": "submit", "arguments": {}}</tool_call>'
     model = ScriptedModel([text_reply(text), text_reply("There are 42.")])
     assert (await Run(model).go()).answer == "There are 42."
@@ -244,7 +244,7 @@ async def test_json_and_code_in_an_answer_are_no_call(text: str) -> None:
         ('{"answer": "whole", "more', "whole"),
     ],
 )
-async def test_a_wrongly_escaped_answer_is_taken(arguments: str, answer: str, stream: bool) -> None:
+async def test_wrongly_escaped_answer_is_taken(arguments: str, answer: str, stream: bool) -> None:
     model = ScriptedModel([tool_reply({"name": "submit", "arguments": arguments})])
     run = Run(model)
     result = await run.go(stream=stream)
@@ -254,7 +254,7 @@ async def test_a_wrongly_escaped_answer_is_taken(arguments: str, answer: str, st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_cut_off_inside_submit_is_called_cut_off(stream: bool) -> None:
+async def test_answer_cut_off_inside_submit_is_called_cut_off(stream: bool) -> None:
     cut = tool_reply({"name": "submit", "arguments": '{"answer": "It is 42 bec\\u00'})
     result = await Run(ScriptedModel([{**cut, "finish_reason": "length"}])).go(stream=stream)
     assert (result.answer, result.stop_reason, result.finish_reason) == (
@@ -264,7 +264,7 @@ async def test_an_answer_cut_off_inside_submit_is_called_cut_off(stream: bool) -
     )
 
 
-async def test_an_answer_that_a_stray_quote_ends_is_not_taken_for_whole() -> None:
+async def test_answer_that_a_stray_quote_ends_is_not_taken_for_whole() -> None:
     broken = tool_reply({"name": "submit", "arguments": '{"answer": "He said "hi" to me."}'})
     mended = tool_reply(call("submit", answer='He said "hi" to me.'))
     assert (await Run(ScriptedModel([broken, mended])).go()).answer == 'He said "hi" to me.'

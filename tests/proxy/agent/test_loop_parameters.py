@@ -1,4 +1,4 @@
-"""Whose parameters go where, and whose tools are run by whom."""
+"""The model calls that parameters are sent with, and client tool calls."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, bash, valid
 
 
 async def asked(**fields: Any) -> list[dict[str, Any]]:
-    """The three requests of a run with two turns and a last call, without their messages."""
+    """Return the requests of a run with two turns and a final call, without their messages."""
     model = ScriptedModel([tool_reply(bash("ls")), tool_reply(bash("ls")), text_reply("42")])
     await Run(model, limits=Limits(max_turns=2)).go(**fields)
     return [
@@ -24,27 +24,27 @@ async def asked(**fields: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def test_what_holds_for_every_turn_goes_with_each_call() -> None:
+async def test_base_parameters_are_sent_with_each_call() -> None:
     given = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
     assert await asked(base=given) == [given] * 3
 
 
-async def test_what_shapes_the_answer_goes_with_the_last_call_alone() -> None:
+async def test_final_parameters_are_sent_with_the_final_call_only() -> None:
     given = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logit_bias": {"1": 1}}
     assert await asked(final=given) == [{}, {}, given]
 
 
-async def test_log_probabilities_are_asked_for_in_every_call_for_any_may_be_the_answer() -> None:
+async def test_log_probabilities_are_requested_in_every_call() -> None:
     given = {"logprobs": True, "top_logprobs": 2}
     assert await asked(final=given) == [given] * 3
 
 
-async def test_every_call_is_bounded_with_room_for_thinking_and_arguments() -> None:
+async def test_token_limit_leaves_room_for_reasoning_and_arguments() -> None:
     assert await asked(token_limits={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
     assert await asked(token_limits={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
 
 
-async def test_a_forced_call_is_forced_once() -> None:
+async def test_forced_call_is_forced_once() -> None:
     choice = {"type": "function", "function": {"name": "lookup"}}
     assert await asked(tool_choice=choice) == [{"tool_choice": choice}, {}, {}]
 
@@ -54,7 +54,7 @@ async def test_whether_calls_may_be_parallel_goes_with_the_tools() -> None:
     assert await asked(parallel_tool_calls=False) == [given, given, {}]
 
 
-async def test_the_model_is_the_backends_in_every_call() -> None:
+async def test_model_is_the_backends_in_every_call() -> None:
     model = ScriptedModel([tool_reply(bash("ls")), SUBMIT])
     await Run(model).go(model="qwen3")
     assert [request["model"] for request in model.requests] == ["qwen3", "qwen3"]
@@ -62,7 +62,7 @@ async def test_the_model_is_the_backends_in_every_call() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("There are 42.")])
-async def test_an_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
+async def test_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
     reply: dict[str, Any], stream: bool
 ) -> None:
     form = {"response_format": {"type": "json_object"}}
@@ -89,7 +89,7 @@ async def test_log_probabilities_of_the_answer_come_with_it() -> None:
 # The client's own tools
 
 
-async def test_the_clients_calls_are_left_to_the_client() -> None:
+async def test_client_tool_calls_are_returned_to_the_client() -> None:
     run = Run(ScriptedModel([tool_reply(call("lookup", key="x"), content="I will look.")]))
     result = await run.go(client_tools=[LOOKUP])
     assert (result.answer, result.stop_reason, result.finish_reason) == (
@@ -108,7 +108,7 @@ async def test_the_clients_calls_are_left_to_the_client() -> None:
     assert run.events.reasoning == "I will look."
 
 
-async def test_a_mixed_turn_runs_ours_and_returns_theirs_under_ids_of_ours() -> None:
+async def test_mixed_turn_runs_proxy_tools_and_returns_client_calls_with_proxy_ids() -> None:
     theirs = {
         "id": "t1",
         "type": "function",
@@ -130,13 +130,13 @@ async def test_a_mixed_turn_runs_ours_and_returns_theirs_under_ids_of_ours() -> 
     )
 
 
-async def test_the_client_sees_the_arguments_the_model_wrote_even_malformed() -> None:
+async def test_client_sees_the_arguments_the_model_wrote_even_malformed() -> None:
     broken = tool_reply({"name": "lookup", "arguments": '{"key": '})
     result = await Run(ScriptedModel([broken])).go(client_tools=[LOOKUP])
     assert result.tool_calls[0]["function"] == {"name": "lookup", "arguments": '{"key": '}
 
 
-async def test_a_client_call_written_as_text_becomes_a_real_one() -> None:
+async def test_client_call_written_as_text_becomes_a_real_one() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     result = await Run(ScriptedModel([text_reply(text)])).go(client_tools=[LOOKUP])
     assert result.finish_reason == "tool_calls"
@@ -150,7 +150,7 @@ async def test_a_client_call_written_as_text_becomes_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("submit_first", [False, True])
-async def test_a_submit_beside_a_client_call_ends_the_run(submit_first: bool) -> None:
+async def test_submit_beside_a_client_call_ends_the_run(submit_first: bool) -> None:
     calls = [call("lookup", key="x"), call("submit", answer="42")]
     if submit_first:
         calls.reverse()

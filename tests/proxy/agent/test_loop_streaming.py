@@ -1,4 +1,4 @@
-"""The same loop with someone watching: what is the answer goes out while it is written."""
+"""Streaming of the agent loop's answer while the model writes it."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ LINKED = (
 
 
 class HalfWay(ScriptedModel):
-    """Writes half of its first call's arguments and then waits to be allowed the rest."""
+    """Writes half of its first call's arguments, then waits for permission to continue."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         super().__init__(replies)
@@ -51,7 +51,7 @@ class HalfWay(ScriptedModel):
         return reply
 
 
-async def test_the_answer_is_heard_while_the_model_still_writes_it() -> None:
+async def test_submitted_answer_is_streamed() -> None:
     model = HalfWay([tool_reply(call("submit", answer="There are forty-two of them."))])
 
     async def allow(event: Event) -> None:
@@ -66,7 +66,7 @@ async def test_the_answer_is_heard_while_the_model_still_writes_it() -> None:
     assert "".join(pieces) == result.answer == "There are forty-two of them."
 
 
-async def test_thinking_is_heard_as_it_comes_and_prose_before_a_call_is_thinking() -> None:
+async def test_reasoning_is_streamed_and_prose_before_a_call_is_reasoning() -> None:
     steps = {**tool_reply(bash("ls"), content="I look first."), "reasoning": "Hm, let me see."}
     run = Run(ScriptedModel([steps, SUBMIT]))
     result = await run.go(stream=True)
@@ -82,7 +82,7 @@ async def test_thinking_is_heard_as_it_comes_and_prose_before_a_call_is_thinking
     [tool_reply(call("submit", answer=PROSE)), text_reply(PROSE)],
     ids=["submit", "prose"],
 )
-async def test_a_streamed_answer_is_the_one_that_would_come_whole(last: dict[str, Any]) -> None:
+async def test_streamed_answer_equals_the_unstreamed_answer(last: dict[str, Any]) -> None:
     whole, streamed = Run(ScriptedModel([STEPS, last])), Run(ScriptedModel([STEPS, last]))
     result = await whole.go()
     assert result.answer == LINKED
@@ -90,14 +90,14 @@ async def test_a_streamed_answer_is_the_one_that_would_come_whole(last: dict[str
     assert whole.events.answer == streamed.events.answer == LINKED
 
 
-async def test_a_streamed_last_answer_is_linked_too() -> None:
+async def test_streamed_last_answer_is_linked_too() -> None:
     run = Run(ScriptedModel([STEPS, text_reply(PROSE)]), limits=Limits(max_turns=1))
     assert (await run.go(stream=True)).answer == LINKED
     pieces = [event for event in run.events if isinstance(event, AnswerDelta)]
     assert len(pieces) > 5
 
 
-async def test_a_streamed_last_answer_that_is_one_path_is_not_said_twice() -> None:
+async def test_streamed_last_answer_that_is_one_path_is_not_said_twice() -> None:
     path = "/testbed/output/plot.png"
     run = Run(ScriptedModel([STEPS, text_reply(path)]), limits=Limits(max_turns=1))
     await run.go(stream=True)
@@ -110,33 +110,33 @@ async def test_submit_may_answer_with_what_is_no_string() -> None:
     assert run.events.answer == "42"
 
 
-async def test_only_the_first_call_of_a_turn_is_heard_before_its_turn() -> None:
+async def test_submit_is_streamed_only_as_the_first_call_of_a_turn() -> None:
     model = ScriptedModel([tool_reply(bash("echo 7 > x"), call("submit", answer="42"))])
     run = Run(model)
     assert (await run.go(stream=True)).answer == "42"
     assert run.events.answer == "42"
 
 
-async def test_an_answer_that_was_begun_and_refused_is_followed_by_the_mended_one() -> None:
+async def test_streamed_answer_of_an_invalid_submit_is_followed_by_the_corrected_answer() -> None:
     refused = tool_reply(call("submit", answer="About \ud800 41."))
     run = Run(ScriptedModel([refused, tool_reply(call("submit", answer="There are 42."))]))
     result = await run.go(stream=True)
     assert run.events.answer == "About ? 41.\n\nThere are 42."
-    assert (result.answer, result.streamed_before) == ("There are 42.", len("About ? 41.\n\n"))
+    assert (result.answer, result.answer_offset) == ("There are 42.", len("About ? 41.\n\n"))
 
 
 ESSAY = "\n\n" + "Sandboxes are older than models. " * 60 + "\n"
 
 
 class Typist(ScriptedModel):
-    """Writes the first reply's prose and then waits to be allowed the rest of the reply."""
+    """Writes the first reply's prose, then waits for permission to continue."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         super().__init__(replies)
         self.go_on = anyio.Event()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        async def hear(delta: ModelDelta) -> None:
+        async def pass_on(delta: ModelDelta) -> None:
             assert on_delta is not None
             if isinstance(delta, TextDelta):
                 self.written += len(delta.text)
@@ -145,10 +145,10 @@ class Typist(ScriptedModel):
             await on_delta(delta)
 
         self.written = 0
-        return await super().complete(body, hear)
+        return await super().complete(body, pass_on)
 
 
-async def test_long_prose_is_heard_while_the_model_still_writes_it() -> None:
+async def test_long_prose_is_streamed() -> None:
     model = Typist([text_reply(ESSAY)])
 
     async def allow(event: Event) -> None:
@@ -170,7 +170,7 @@ async def test_long_prose_that_a_call_follows_is_set_apart_from_the_answer() -> 
     assert (result.answer, run.events.answer) == ("42.", ESSAY.lstrip() + "\n\n42.")
 
 
-async def test_an_answer_file_follows_prose_that_was_streamed_after_a_tool_was_used() -> None:
+async def test_answer_file_follows_prose_that_was_streamed_after_a_tool_was_used() -> None:
     to_file = tool_reply(bash("echo better > output/answer.txt"))
     run = Run(ScriptedModel([to_file, text_reply(ESSAY)]))
     result = await run.go(stream=True)
@@ -178,14 +178,14 @@ async def test_an_answer_file_follows_prose_that_was_streamed_after_a_tool_was_u
     assert run.events.answer.split() == [*ESSAY.split(), "better"]
 
 
-async def test_a_long_call_written_as_text_is_not_taken_for_prose() -> None:
+async def test_long_call_written_as_text_is_not_taken_for_prose() -> None:
     written = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " + "a" * 2000}})
     model = ScriptedModel([text_reply(written), tool_reply(call("submit", answer="42."))])
     run = Run(model)
     assert (await run.go(stream=True)).answer == run.events.answer == "42."
 
 
-async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> None:
+async def test_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> None:
     class Slow(HalfWay):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             if len(body["messages"]) == 2:
@@ -204,7 +204,7 @@ async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> No
     assert run.events.answer.endswith("\n\nSo: 42.")
 
 
-async def test_a_streamed_run_is_told_as_one_that_is_not_but_for_its_pieces() -> None:
+async def test_streamed_run_emits_the_same_events_in_pieces() -> None:
     script = [
         {**tool_reply(bash("echo 1 > output/a"), content="Counting."), "reasoning": "Hm."},
         text_reply("Let me check:"),

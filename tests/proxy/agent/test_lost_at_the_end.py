@@ -1,4 +1,4 @@
-"""A sandbox that is lost after the run's last command takes no answer with it."""
+"""A sandbox that is lost after the last command does not affect the answer."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MADE = tool_reply(bash("echo 1 > output/a.csv; echo 2 > output/b.csv"))
 
 
 def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run:
-    """A run whose sandbox ends at the first event of that kind."""
+    """Return a run whose sandbox ends at the first event of a kind."""
     sandboxes = MemorySandboxes()
 
     async def lose(event: Event) -> None:
@@ -35,7 +35,7 @@ def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run
         ([tool_reply(call("lookup"))], Limits(), "", StopReason.CLIENT_TOOL_CALLS),
     ],
 )
-async def test_the_answer_is_given_and_the_loss_told(
+async def test_answer_is_returned_with_a_warning_of_the_lost_sandbox(
     replies: list[dict[str, Any]], limits: Limits, answer: str, stop: StopReason, stream: bool
 ) -> None:
     run = losing([MADE, *replies], ToolCallFinished, limits=limits)
@@ -46,7 +46,7 @@ async def test_the_answer_is_given_and_the_loss_told(
     assert (result.artifacts, result.skipped_files) == ((), ())
 
 
-async def test_files_that_were_taken_out_before_the_loss_are_handed_back() -> None:
+async def test_files_saved_before_the_loss_are_artifacts() -> None:
     result = await losing([MADE, SUBMIT], FileProduced).go()
     assert [each.path for each in result.artifacts] == ["/testbed/output/a.csv"]
     assert [(each.path, each.why) for each in result.skipped_files] == [

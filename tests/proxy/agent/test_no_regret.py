@@ -1,4 +1,4 @@
-"""Until a tool has run, the answer is the one the model would have given without any."""
+"""Until a tool has run, the answer is that of the bare model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +44,7 @@ async def test_plain_turn_ends_the_run_whatever_it_calls(
     assert len(model.requests) == 3
 
 
-async def test_of_a_plain_turn_the_clients_calls_are_left_and_no_others() -> None:
+async def test_plain_turn_keeps_only_client_tool_calls() -> None:
     both = tool_reply(call("execute_bash", command="ls"), call("lookup"))
     model = Played([UNKNOWN, UNKNOWN, both, text_reply("Done.")])
     run = Run(model)
@@ -85,14 +85,14 @@ async def test_visible_prose_is_cut_at_the_clients_own_limit(stream: bool) -> No
     assert run.events.answer == result.answer
 
 
-async def test_a_call_has_room_for_its_arguments_beyond_the_clients_limit() -> None:
+async def test_call_has_room_for_its_arguments_beyond_the_clients_limit() -> None:
     answer = "There are forty-two of them, and here is why: " + "because it is so. " * 20
     model = Played([tool_reply(call("submit", answer=answer))])
     result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, result.finish_reason) == (answer, "stop")
 
 
-async def test_an_operator_may_give_calls_less_room() -> None:
+async def test_operator_may_give_calls_less_room() -> None:
     model = Played([text_reply("42")])
     await Run(model, limits=Limits(min_turn_tokens=100)).go(token_limits={"max_tokens": 12})
     assert model.requests[0]["max_tokens"] == 100
@@ -109,7 +109,7 @@ async def test_room_that_does_not_fit_into_the_window_is_given_up() -> None:
 
 
 class Breaking(Played):
-    """Its first call breaks off after these pieces, and is made once more."""
+    """A model whose first call breaks off after these pieces and is retried."""
 
     def __init__(self, replies: list[Any], pieces: list[ModelDelta]) -> None:
         super().__init__(replies)
@@ -133,7 +133,7 @@ class Breaking(Played):
         [ReasoningDelta("Hm, ")],
     ],
 )
-async def test_what_nobody_was_shown_is_asked_for_once_more(pieces: list[ModelDelta]) -> None:
+async def test_reply_that_was_not_shown_is_retried(pieces: list[ModelDelta]) -> None:
     said = {**SUBMIT, "content": "I have it."}
     run = Run(Breaking([said], pieces))
     result = await run.go(stream=False)
@@ -141,7 +141,7 @@ async def test_what_nobody_was_shown_is_asked_for_once_more(pieces: list[ModelDe
     assert run.events.reasoning == "I have it."
 
 
-async def test_call_that_was_shown_in_part_is_not_made_once_more() -> None:
+async def test_partly_shown_call_is_not_retried() -> None:
     run = Run(Breaking([SUBMIT], [ToolCallDelta(0, "submit", '{"answer": "4')]))
     with pytest.raises(StopRetryingError):
         await run.go(stream=True)
@@ -152,9 +152,7 @@ async def test_call_that_was_shown_in_part_is_not_made_once_more() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [system_prompt(), final_request(StopReason.WALL_TIME)])
-async def test_reply_that_repeats_our_words_is_ended_and_the_request_asked_plainly(
-    echo: str, stream: bool
-) -> None:
+async def test_echo_is_ended_and_followed_by_the_plain_turn(echo: str, stream: bool) -> None:
     model = Played([text_reply(echo), text_reply("There are 42.")])
     run = Run(model)
     result = await run.go(stream=stream)
@@ -164,21 +162,21 @@ async def test_reply_that_repeats_our_words_is_ended_and_the_request_asked_plain
     assert result.usages[0]["completion_tokens"] < len(echo) / 16
 
 
-async def test_our_words_as_the_last_answer_leave_the_best_before_them() -> None:
+async def test_echo_as_final_answer_is_replaced_by_the_best_earlier_answer() -> None:
     steps = {**tool_reply(bash("ls")), "content": "There are 42."}
     echo = text_reply(final_request(StopReason.MAX_TURNS))
     result = await Run(Played([steps, echo]), limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.MAX_TURNS)
 
 
-async def test_our_words_after_a_tool_has_run_are_no_answer() -> None:
+async def test_echo_after_a_tool_call_is_no_answer() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(Played([found, text_reply(NUDGE)])).go()
     assert (result.answer, result.tool_trouble) == ("42", ("echo",))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_our_words_beside_a_call_after_a_tool_has_run_cost_no_call(stream: bool) -> None:
+async def test_echo_beside_a_call_is_dropped_and_the_call_is_run(stream: bool) -> None:
     quoting = {**SUBMIT, "content": f"{system_prompt()} So I hand it in."}
     run = Run(Played([tool_reply(bash("ls")), quoting]))
     result = await run.go(stream=stream)
@@ -188,7 +186,7 @@ async def test_our_words_beside_a_call_after_a_tool_has_run_cost_no_call(stream:
     assert run.events.answer == "42"
 
 
-async def test_what_the_client_wrote_itself_may_be_repeated() -> None:
+async def test_texts_of_the_client_may_be_repeated() -> None:
     words = system_prompt()
     client = {"role": "user", "content": f"Repeat this: {words}"}
     model = Played([text_reply(words)])
@@ -230,7 +228,7 @@ async def test_announced_call_is_not_asked_for_where_the_clients_limit_has_no_ro
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_announced_call_that_is_made_after_the_nudge_goes_on(stream: bool) -> None:
+async def test_run_continues_after_a_nudged_call(stream: bool) -> None:
     model = Played([text_reply("Let me check:"), tool_reply(bash("ls")), SUBMIT])
     run = Run(model)
     result = await run.go(stream=stream)
@@ -239,14 +237,14 @@ async def test_announced_call_that_is_made_after_the_nudge_goes_on(stream: bool)
 
 
 @pytest.mark.parametrize("bad", [BAD, UNKNOWN], ids=["malformed", "unknown"])
-async def test_tools_are_given_up_where_only_mistakes_come(bad: dict[str, Any]) -> None:
+async def test_plain_turn_follows_repeated_malformed_calls(bad: dict[str, Any]) -> None:
     model = Played([bad, bad, text_reply("There are 42.")])
     result = await Run(model).go()
     assert (result.answer, result.tool_trouble) == ("There are 42.", ("malformed_call",))
     assert model.requests[2] == PLAIN
 
 
-async def test_a_mistake_can_be_mended() -> None:
+async def test_malformed_call_can_be_corrected() -> None:
     result = await Run(Played([BAD, tool_reply(bash("ls")), SUBMIT])).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
@@ -293,7 +291,7 @@ async def test_plain_request_may_end_in_a_call_of_the_clients() -> None:
 
 
 class Refusing(Played):
-    """A backend that takes no tools."""
+    """A backend that refuses tools."""
 
     error: Exception = ToolsRefusedError("no tools here", status=400)
 
@@ -304,13 +302,13 @@ class Refusing(Played):
 
 
 class TooLong(Refusing):
-    """A backend whose window has no room for our words and tools."""
+    """A backend whose context window is too small for the proxy's prompt and tools."""
 
     error = ContextOverflowError("too long", status=400)
 
 
 @pytest.mark.parametrize("kind", [Refusing, TooLong])
-async def test_backend_that_refuses_what_we_add_is_asked_plainly(kind: type[Refusing]) -> None:
+async def test_plain_turn_follows_a_refusal_of_tools(kind: type[Refusing]) -> None:
     model = kind([text_reply("There are 42.")])
     assert (await Run(model).go()).answer == "There are 42."
     assert model.requests == [PLAIN]
@@ -329,7 +327,7 @@ async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits)
 
 
 class Pausing(ScriptedModel):
-    """Says its words and then nothing more."""
+    """Sends its text and then stalls."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         await super().complete(body, on_delta)
@@ -338,7 +336,7 @@ class Pausing(ScriptedModel):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_deadline_returns_the_text_said_so_far_and_counts_it(stream: bool) -> None:
+async def test_deadline_returns_and_counts_the_text_so_far(stream: bool) -> None:
     run = Run(Pausing([text_reply("There are forty-two of them, as far as")]))
     with anyio.fail_after(20):
         result = await run.go(deadline_s=1, stream=stream)
@@ -351,7 +349,7 @@ async def test_deadline_returns_the_text_said_so_far_and_counts_it(stream: bool)
     assert run.events.answer == result.answer
 
 
-async def test_deadline_with_nothing_said_is_an_error() -> None:
+async def test_deadline_without_any_text_is_an_error() -> None:
     with anyio.fail_after(20), pytest.raises(OutOfTimeError):
         await Run(Pausing([text_reply("")])).go(deadline_s=0.2)
 

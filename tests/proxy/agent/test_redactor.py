@@ -1,4 +1,4 @@
-"""What is kept back of texts that go on, and when it is told."""
+"""Redaction of streamed texts: what is held back, and when it is emitted."""
 
 from policies.limits import StopReason
 from policies.redaction import Redaction, Secrets

@@ -1,4 +1,4 @@
-"""A run that called the client's tools goes on where it was, once the client has answered."""
+"""Suspended runs resume with the client's tool results."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.sessions import ResumePoint, Session, State
 from proxy.agent.result import Result
-from proxy.agent.suspension import NO_RESULT, SuspendedRun, names
+from proxy.agent.suspension import NO_RESULT, SuspendedRun, answered_run_ids
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -25,7 +25,7 @@ def result_of(id: str, content: Any = "sunny") -> dict[str, Any]:
 
 
 def asked(result: Result) -> dict[str, Any]:
-    """The turn as the client has it."""
+    """Return the messages of the turn as the client has them."""
     return {"role": "assistant", "content": None, "tool_calls": list(result.tool_calls)}
 
 
@@ -35,7 +35,7 @@ async def suspended_run(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
     return result, SuspendedRun.from_json(result.suspended_run.to_json())
 
 
-async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before() -> None:
+async def test_client_tool_results_are_appended_to_the_history() -> None:
     model = ScriptedModel([MIXED, tool_reply(bash("cat file")), SUBMIT])
     run = Run(model)
     first, waiting = await suspended_run(run)
@@ -44,7 +44,7 @@ async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before
         run_id="r2",
         messages=messages,
         client_tools=[LOOKUP],
-        resume_from=waiting.goes_on,
+        resume_from=waiting.resume_from,
         suspended_run=waiting,
     )
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
@@ -59,7 +59,7 @@ async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before
     assert second.artifacts == []  # the client has it
 
 
-async def test_the_client_may_have_dropped_and_edited_what_came_before() -> None:
+async def test_client_may_drop_and_edit_earlier_messages() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     _, waiting = await suspended_run(run)
@@ -72,7 +72,7 @@ async def test_the_client_may_have_dropped_and_edited_what_came_before() -> None
     assert told[-1]["content"] == "sunny"
 
 
-async def test_instructions_that_come_with_the_answers_take_the_place_of_those_before() -> None:
+async def test_instructions_with_tool_results_replace_earlier_instructions() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     first = [{"role": "system", "content": "You are the first."}, USER]
@@ -83,10 +83,10 @@ async def test_instructions_that_come_with_the_answers_take_the_place_of_those_b
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
     assert after[1:3] == [second[1], USER]
-    assert waiting.instructed(after[:2]).ours_from == waiting.ours_from + 1
+    assert waiting.with_instructions(after[:2]).own_start == waiting.own_start + 1
 
 
-async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
+async def test_messages_after_tool_results_are_kept() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     first, waiting = await suspended_run(run)
@@ -99,7 +99,7 @@ async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
     ]
 
 
-async def test_a_call_the_client_left_unanswered_is_answered_for_it() -> None:
+async def test_unanswered_client_call_gets_a_default_result() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x"), call("lookup", key="y")), SUBMIT])
     run = Run(model)
     first, waiting = await suspended_run(run)
@@ -131,7 +131,7 @@ async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, t
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": told}
 
 
-async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
+async def test_tool_result_without_content_is_empty() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
     run = Run(model)
     first, waiting = await suspended_run(run)
@@ -142,7 +142,7 @@ async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
     assert model.requests[1]["messages"][-1]["content"] == ""
 
 
-async def test_a_run_that_waits_has_its_files_when_it_goes_on_and_others_keep_none() -> None:
+async def test_resumed_run_has_its_files_and_other_runs_save_none() -> None:
     run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
     await suspended_run(run)
     assert run.snapshots.kept.keys() == {PARKS.session}
@@ -150,7 +150,7 @@ async def test_a_run_that_waits_has_its_files_when_it_goes_on_and_others_keep_no
     assert run.snapshots.kept.keys() == {PARKS.session}
 
 
-async def test_an_answer_of_an_earlier_run_is_none_of_this_one() -> None:
+async def test_answer_file_of_an_earlier_run_is_ignored() -> None:
     sandboxes, snapshots = MemorySandboxes(), MemorySnapshots()
     session = Session("somebody", "chat")
     commands = [
@@ -174,7 +174,7 @@ async def test_an_answer_of_an_earlier_run_is_none_of_this_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["execute_bash", "submit"])
-async def test_a_clients_tool_keeps_its_name_and_ours_is_called_otherwise(name: str) -> None:
+async def test_proxy_tool_is_renamed_if_the_client_uses_its_name(name: str) -> None:
     theirs = {**LOOKUP, "function": {"name": name, "parameters": {"type": "object"}}}
     ours = {"execute_bash": "sandbox_execute_bash", "submit": "sandbox_submit"}[name]
     model = ScriptedModel([tool_reply({**bash("echo 1"), "name": ours}), tool_reply(call(name))])
@@ -193,7 +193,7 @@ async def test_a_clients_tool_keeps_its_name_and_ours_is_called_otherwise(name: 
         assert run.events.observations == ["Exit code: 0\n[stdout]\n1"]
 
 
-async def test_what_a_clients_own_submit_is_called_with_is_no_answer() -> None:
+async def test_call_of_the_clients_own_submit_is_no_answer() -> None:
     theirs = {**LOOKUP, "function": {"name": "submit", "parameters": {"type": "object"}}}
     run = Run(ScriptedModel([tool_reply(call("submit", answer="theirs"))]))
     result = await run.go(client_tools=[theirs], stream=True)
@@ -201,7 +201,7 @@ async def test_what_a_clients_own_submit_is_called_with_is_no_answer() -> None:
     assert [made["function"]["name"] for made in result.tool_calls] == ["submit"]
 
 
-async def test_a_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:
+async def test_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP], must_call=True)
     assert result.finish_reason == "tool_calls"
@@ -218,7 +218,7 @@ async def test_of_a_last_turn_that_calls_others_too_every_call_is_answered() -> 
     assert all(valid(body) for body in model.requests)
 
 
-async def test_it_gets_one_at_the_limit_too() -> None:
+async def test_required_client_call_is_requested_at_a_limit() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     run = Run(model, limits=Limits(max_turns=1))
     result = await run.go(client_tools=[LOOKUP], must_call=True)
@@ -242,11 +242,11 @@ async def test_it_gets_one_at_the_limit_too() -> None:
 def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    assert names(messages) == expected
+    assert answered_run_ids(messages) == expected
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_it_is_named(
+async def test_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_it_is_named(
     is_kept: bool,
 ) -> None:
     sandboxes, snapshots, artifact_store = (
@@ -275,7 +275,7 @@ async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_wher
     assert [artifact.path for artifact in result.artifacts] == named
 
 
-async def test_an_id_that_only_looks_like_ours_is_none() -> None:
+async def test_foreign_call_id_is_replaced() -> None:
     reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
     result, waiting = await suspended_run(Run(ScriptedModel([reply])))
     assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]

@@ -1,11 +1,11 @@
-"""The answer inside submit's arguments, read while it is written, wherever the pieces end."""
+"""The answer in submit's arguments, read piece by piece."""
 
 import json
 import random
 
 import pytest
 
-from proxy.agent.tool_calls import TextArgument, recovered_answer
+from proxy.agent.tool_calls import TextArgument, recover_answer
 from tests.proxy.agent.cuts import cuts
 
 ALPHABET = [
@@ -42,7 +42,7 @@ def test_any_answer_in_any_pieces_is_read_as_json_means_it(seed: int, ascii_only
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_half_of_a_character_is_ever_given_out(seed: int) -> None:
+def test_surrogate_pairs_are_never_split(seed: int) -> None:
     text = json.dumps({"answer": "😀" * 20})
     stream = TextArgument("answer")
     for piece in cuts(text, seed, longest=3):
@@ -51,7 +51,7 @@ def test_no_half_of_a_character_is_ever_given_out(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_read_only_grows_towards_the_answer(seed: int) -> None:
+def test_text_read_so_far_is_a_prefix_of_the_answer(seed: int) -> None:
     answer = 'One "two"\n\\three\\ \u00e9😀 four.'
     stream = TextArgument("answer")
     for piece in cuts(json.dumps({"answer": answer}), seed):
@@ -121,10 +121,10 @@ def test_nothing_after_the_answer_is_read() -> None:
         ("", ""),
     ],
 )
-def test_what_is_recovered_from_broken_json(arguments: str, answer: str) -> None:
-    assert recovered_answer(arguments) == answer
+def test_answer_is_recovered_from_broken_json(arguments: str, answer: str) -> None:
+    assert recover_answer(arguments) == answer
     for seed in range(20):
         stream = TextArgument("answer")
         for piece in cuts(arguments, seed):
             stream.feed(piece)
-        assert (stream.text if stream.is_whole else "") == answer
+        assert (stream.text if stream.is_complete else "") == answer

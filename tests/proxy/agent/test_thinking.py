@@ -1,8 +1,8 @@
-"""What a model says is told from what it thinks beside it."""
+"""Reasoning is separated from the model's text."""
 
 import pytest
 
-from proxy.agent.context import spoken
+from proxy.agent.context import strip_reasoning
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ from proxy.agent.context import spoken
         ("<think>a<think>b</think>c</think>said", "said"),
     ],
 )
-def test_thinking_is_no_part_of_what_is_said(text: str, said: str) -> None:
-    assert spoken(text) == said
+def test_reasoning_is_stripped(text: str, said: str) -> None:
+    assert strip_reasoning(text) == said

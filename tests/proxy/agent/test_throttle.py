@@ -1,4 +1,4 @@
-"""What happens too often is told a few times, and then counted."""
+"""Throttling of frequent log lines and events."""
 
 from proxy.agent.guard import Throttle
 
@@ -14,7 +14,7 @@ def told(throttle: Throttle, now: float, count: int) -> list[object]:
     return heard
 
 
-def test_a_few_in_a_period_are_told_and_the_others_counted() -> None:
+def test_throttle_allows_a_few_in_a_period_and_counts_the_others() -> None:
     throttle = Throttle(2, 10.0)
     assert told(throttle, 0, 5) == [0, 0]
     assert told(throttle, 9.9, 1) == []
@@ -25,7 +25,7 @@ def test_a_few_in_a_period_are_told_and_the_others_counted() -> None:
     assert throttle.take_held_back() == 2
 
 
-def test_rare_ones_are_all_told() -> None:
+def test_rare_lines_are_all_allowed() -> None:
     throttle = Throttle(1, 10.0)
     assert [told(throttle, now, 1) for now in (0, 10, 100)] == [[0], [10], [100]]
     assert throttle.take_held_back() == 0

@@ -1,4 +1,4 @@
-"""From a reply to its calls: what is well formed stays as it is, byte for byte."""
+"""Parsing of tool calls. Well-formed calls are unchanged, byte for byte."""
 
 import itertools
 import json
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from proxy.agent.model import MAX_CALLS
-from proxy.agent.tool_calls import ToolCall, Turn, understand
+from proxy.agent.tool_calls import ToolCall, Turn, parse_turn
 
 NAMES = ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
 
 def understood(message: dict[str, Any]) -> Turn:
-    return understand(message, NAMES, (f"call_{n}" for n in itertools.count(1)))
+    return parse_turn(message, NAMES, (f"call_{n}" for n in itertools.count(1)))
 
 
 def entry(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def message(*entries: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(entries)}
 
 
-def test_a_well_formed_message_is_the_very_same_object() -> None:
+def test_well_formed_message_is_the_very_same_object() -> None:
     said = message(entry('{"command" : "ls"}', index=0, extra={"x": 1}))
     turn = understood(said)
     assert turn.message is said
@@ -37,12 +37,12 @@ def test_a_well_formed_message_is_the_very_same_object() -> None:
 
 
 @pytest.mark.parametrize("calls", [None, [], "none", {}])
-def test_a_message_without_calls_has_none(calls: object) -> None:
+def test_message_without_calls_has_none(calls: object) -> None:
     said = {"role": "assistant", "content": "42", "tool_calls": calls}
     assert understood(said) == Turn(said, (), as_text=False)
 
 
-def test_a_repair_leaves_the_original_alone_and_every_other_field_in_place() -> None:
+def test_repair_leaves_the_original_alone_and_every_other_field_in_place() -> None:
     said = {**message(entry("{broken", extra={"x": 1}), entry("{}", id="c2")), "reasoning": "Hm."}
     before = json.dumps(said)
     turn = understood(said)
@@ -56,7 +56,7 @@ def test_a_repair_leaves_the_original_alone_and_every_other_field_in_place() -> 
     }
 
 
-def test_a_client_can_see_what_the_model_wrote() -> None:
+def test_client_can_see_what_the_model_wrote() -> None:
     [call] = understood(message(entry("{broken"))).calls
     assert (call.raw, call.written) == (entry("{broken"), "{broken")
 
@@ -67,7 +67,7 @@ def test_missing_and_repeated_ids_are_replaced_by_new_ones() -> None:
     assert [made["id"] for made in turn.message["tool_calls"]] == [c.id for c in turn.calls]
 
 
-def test_a_missing_type_is_added() -> None:
+def test_missing_type_is_added() -> None:
     bare = {"id": "c1", "function": {"name": "execute_bash", "arguments": "{}"}}
     assert understood(message(bare)).message["tool_calls"] == [entry()]
 
@@ -143,7 +143,7 @@ def test_calls_in_tags_are_found_in_order() -> None:
     assert written(text) == [*CALLED, ("submit", {"answer": "42"})]
 
 
-def test_the_same_call_written_twice_is_one() -> None:
+def test_same_call_written_twice_is_one() -> None:
     assert written(f"<tool_call>{json.dumps(BASH)}</tool_call>" * 2) == CALLED
 
 
@@ -154,7 +154,7 @@ def test_text_in_parts_is_read_as_one() -> None:
 
 
 @pytest.mark.parametrize("mark", ["```", "</tool_call>", "<tool_call>"])
-def test_a_mark_inside_an_argument_does_not_end_the_call(mark: str) -> None:
+def test_mark_inside_an_argument_does_not_end_the_call(mark: str) -> None:
     arguments = {"command": "create", "path": "/x", "file_text": f"a\n{mark}\nb"}
     call = json.dumps({"name": "str_replace_editor", "arguments": arguments})
     expected = [("str_replace_editor", arguments)]
@@ -173,13 +173,13 @@ def test_several_fences_and_a_list_in_one() -> None:
     ]
 
 
-def test_a_tool_with_a_parameter_called_command_keeps_it() -> None:
+def test_tool_with_a_parameter_called_command_keeps_it() -> None:
     text = '{"name": "str_replace_editor", "command": "view", "path": "/x"}'
     assert written(text) == [("str_replace_editor", {"command": "view", "path": "/x"})]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_prose_never_breaks_it(seed: int) -> None:
+def test_any_prose_can_be_parsed(seed: int) -> None:
     rng = random.Random(seed)
     scraps = [
         "<tool_call>",
@@ -214,7 +214,7 @@ def test_content_that_is_no_text_holds_no_call(content: object) -> None:
 
 
 @pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>no call {}", "<tool_call>{{}}"])
-def test_of_a_text_that_repeats_itself_little_is_kept(piece: str) -> None:
+def test_text_kept_of_repetitive_calls_is_bounded(piece: str) -> None:
     text = "".join(piece.format(number) for number in range(10 * MAX_CALLS))
     turn = understood({"role": "assistant", "content": text})
     assert 0 < len(turn.calls) <= MAX_CALLS
@@ -229,10 +229,10 @@ def test_of_a_text_that_repeats_itself_little_is_kept(piece: str) -> None:
         ('<create_user>{"name": "Bob", "arguments": {}}', None),
     ],
 )
-def test_a_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
+def test_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
     written: str, arguments: dict[str, Any] | None
 ) -> None:
-    turn = understand({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
+    turn = parse_turn({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
     assert [call.arguments for call in turn.calls] == ([] if arguments is None else [arguments])
 
 
@@ -241,5 +241,5 @@ def test_calls_written_as_text_are_taken_up_to_their_bound(count: int) -> None:
     one = '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo %s"}}</tool_call>'
     text = "\n".join(one % number for number in range(count))
     ids = (f"call_{number}" for number in itertools.count())
-    turn = understand({"role": "assistant", "content": text}, ["execute_bash"], ids)
+    turn = parse_turn({"role": "assistant", "content": text}, ["execute_bash"], ids)
     assert (len(turn.calls), turn.has_more) == (MAX_CALLS, count > MAX_CALLS)

@@ -18,8 +18,10 @@ def of(
     return resolve_session("me", run_id, headers, {"messages": [USER], **body}, waiting)
 
 
-def waits_in(goes_on: ResumePoint | None) -> SuspendedRun:
-    return SuspendedRun(messages=[USER], ours_from=1, calls=[], as_text=False, goes_on=goes_on)
+def waits_in(resume_from: ResumePoint | None) -> SuspendedRun:
+    return SuspendedRun(
+        messages=[USER], own_start=1, calls=[], as_text=False, resume_from=resume_from
+    )
 
 
 def test_request_without_session_only_has_a_place_to_suspend() -> None:
@@ -51,7 +53,10 @@ def test_suspended_run_resumes_in_its_own_workspace() -> None:
     before = of({})
     waiting = waits_in(ResumePoint(before.session, ["r1"]))
     after = of({}, waiting, "r2")
-    assert (after.container_id, after.resume_from) == (container_id("me", "r1"), waiting.goes_on)
+    assert (after.container_id, after.resume_from) == (
+        container_id("me", "r1"),
+        waiting.resume_from,
+    )
     assert (after.save_as, after.suspend_as) == (None, State(before.session, "r2"))
 
 
@@ -61,7 +66,7 @@ def test_suspended_run_of_a_chat_stays_in_the_session_of_the_chat() -> None:
     waiting = waits_in(ResumePoint(before.save_as.session, [before.save_as.name]))
     result = {"role": "tool", "tool_call_id": "call_r1_1", "content": "sunny"}
     after = of(CHAT, waiting, "r2", messages=[USER, result])
-    assert after.resume_from == waiting.goes_on
+    assert after.resume_from == waiting.resume_from
     assert after.save_as
     assert after.save_as.session == before.save_as.session
     assert after.save_as != before.save_as
