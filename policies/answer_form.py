@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-MAX_FAULT_CHARS = 500
+MAX_ERROR_CHARS = 500
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*?)\n?```\s*", re.DOTALL)
 _ANNOUNCES = re.compile(
     r"^\W*(?:(?:ok(?:ay)?|now|next|first|then|so)\b[\s,]*)*"
@@ -48,7 +48,7 @@ ANY_OBJECT = AnswerForm({"type": "object"})
 ANY_JSON = AnswerForm(True)
 
 
-def form_of(
+def requested_form(
     response_format: Any, structured_outputs: Any, json_schema: Any = None
 ) -> AnswerForm | None:
     """Return the form that a request asks for, or None if it asks for none that can be checked.
@@ -62,11 +62,11 @@ def form_of(
         schema = asked["json_schema"].get("schema")
         return ANY_JSON if schema is None else AnswerForm(schema)
     if isinstance(structured_outputs, dict) and structured_outputs:
-        return _structured(structured_outputs)
-    return ANY_JSON if json_schema == {} else _structured({"json": json_schema})
+        return _form_of_structured_outputs(structured_outputs)
+    return ANY_JSON if json_schema == {} else _form_of_structured_outputs({"json": json_schema})
 
 
-def _structured(asked: dict[str, Any]) -> AnswerForm | None:
+def _form_of_structured_outputs(asked: dict[str, Any]) -> AnswerForm | None:
     if asked.get("json_object"):
         return ANY_OBJECT
     schema = asked.get("json")
@@ -75,58 +75,58 @@ def _structured(asked: dict[str, Any]) -> AnswerForm | None:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
             return None  # the backend's to refuse
-    if not isinstance(schema, dict) or schema_fault(schema):
+    if not isinstance(schema, dict) or schema_error(schema):
         return None
     return AnswerForm(schema)
 
 
-def schema_fault(schema: Any) -> str | None:
+def schema_error(schema: Any) -> str | None:
     """Return what is wrong with a JSON Schema, or None. References to other documents are wrong."""
     import jsonschema_rs
 
     try:
-        jsonschema_rs.validator_for(schema, retriever=_not_followed)
+        jsonschema_rs.validator_for(schema, retriever=_refuse_reference)
     except jsonschema_rs.ValidationError as error:
-        return _short(error.message)
+        return _truncated(error.message)
     except ValueError as error:
-        return _short(str(error))
+        return _truncated(str(error))
     return None
 
 
-def answer_fault(form: AnswerForm, answer: str) -> str | None:
+def answer_error(form: AnswerForm, answer: str) -> str | None:
     """Return in which way an answer is not of the form, or None.
 
     A schema can make the check endless: callers bound its time.
     """
     try:
-        value = json.loads(answer, parse_constant=_no_json)
+        value = json.loads(answer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return _short(f"It is not JSON: {error}.")
+        return _truncated(f"It is not JSON: {error}.")
     import jsonschema_rs
 
     try:
-        jsonschema_rs.validator_for(form.schema, retriever=_not_followed).validate(value)
+        jsonschema_rs.validator_for(form.schema, retriever=_refuse_reference).validate(value)
     except jsonschema_rs.ValidationError as error:
         place = "".join(f"[{step!r}]" for step in error.instance_path)
-        return _short(f"{place}: {error.message}" if place else error.message)
+        return _truncated(f"{place}: {error.message}" if place else error.message)
     except ValueError as error:
-        return _short(str(error))
+        return _truncated(str(error))
     return None
 
 
-def unfenced(answer: str) -> str:
+def strip_code_fence(answer: str) -> str:
     """Return the answer without the code fence that models like to put around JSON."""
     fenced = _FENCED.fullmatch(answer)
     return fenced["inside"] if fenced else answer
 
 
-def _not_followed(uri: str) -> NoReturn:
+def _refuse_reference(uri: str) -> NoReturn:
     raise ValueError(f"references to other documents are not followed: {uri}")
 
 
-def _no_json(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_FAULT_CHARS else text[:MAX_FAULT_CHARS] + " ..."
+def _truncated(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + " ..."

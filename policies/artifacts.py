@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from policies.file_names import check_types, is_of
+from policies.file_names import check_type_patterns, matches_type
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 
 ListFiles = Literal["auto", "always", "never"]
@@ -35,12 +35,12 @@ class ArtifactLimits:
     interfaces that are known to show nothing of a message but its text."""
 
     def __post_init__(self) -> None:
-        check_types((*(self.allow_types or ()), *self.deny_types))
+        check_type_patterns((*(self.allow_types or ()), *self.deny_types))
 
     def allow(self, path: str) -> bool:
         """Return True if a file of that name may be returned."""
-        is_allowed = self.allow_types is None or is_of(path, self.allow_types)
-        return is_allowed and not is_of(path, self.deny_types)
+        is_allowed = self.allow_types is None or matches_type(path, self.allow_types)
+        return is_allowed and not matches_type(path, self.deny_types)
 
     def suited(self, headers: Container[str]) -> "ArtifactLimits":
         """Return the limits with `list_files` decided for a client that sent these headers."""
@@ -94,7 +94,7 @@ class Selection:
     skipped_files: tuple[SkippedFile, ...]
 
 
-def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
+def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
     """Choose files in the given order while the limits allow. The answer file does not count."""
     chosen: list[ProducedFile] = []
     skipped_files: list[SkippedFile] = []
@@ -102,7 +102,7 @@ def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
     for file in files:
         if file.path in ANSWER_FILES:
             continue
-        why = _why_not(file, limits, room, len(chosen))
+        why = _skip_reason(file, limits, room, len(chosen))
         if why is None:
             chosen.append(file)
             room -= file.bytes
@@ -111,7 +111,7 @@ def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
     return Selection(tuple(chosen), tuple(skipped_files))
 
 
-def _why_not(
+def _skip_reason(
     file: ProducedFile, limits: ArtifactLimits, room: int, chosen: int
 ) -> SkipReason | None:
     if not limits.allow(file.path):
@@ -123,7 +123,7 @@ def _why_not(
     return "no_room" if file.bytes > room else None
 
 
-def changed(before: SavedFile | None, now: SavedFile) -> bool | None:
+def is_changed(before: SavedFile | None, now: SavedFile) -> bool | None:
     """Return True if a file is new or has another content, None if that is not known."""
     if before is None:
         return True
@@ -151,38 +151,38 @@ _LINK = re.compile(
     r"\?exp=\d{1,12}&(?:amp;)?sig=[0-9a-f]{64}"
 )
 _URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
-Link = tuple[str, str]
+FileRef = tuple[str, str]
 """A container's id and a file's."""
-PathOf = Callable[[Link], str | None]
+FindPath = Callable[[FileRef], str | None]
 
 
-def links_in(value: Any) -> Iterator[Link]:
+def linked_files(value: Any) -> Iterator[FileRef]:
     """Yield the file of each signed link in a text, or in the texts of JSON."""
     if isinstance(value, str):
-        if _may_link(value):
+        if _may_have_link(value):
             yield from ((m["container"], m["file"]) for m in _LINK.finditer(value) if m["file"])
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from links_in(item)
+            yield from linked_files(item)
 
 
-def naming_files(message: Mapping[str, Any], files: Container[Link]) -> Mapping[str, Any]:
+def links_to_file_ids(message: Mapping[str, Any], files: Container[FileRef]) -> Mapping[str, Any]:
     """Return a message whose parts name these files by their ids, `container/file`, instead of by
     signed links: a file that is kept here need not be fetched."""
     content = message.get("content")
     if not isinstance(content, list) or message.get("role") == "assistant":
         return message
-    parts = [_naming(part, files) if isinstance(part, dict) else part for part in content]
+    parts = [_with_file_id(part, files) if isinstance(part, dict) else part for part in content]
     return {**message, "content": parts} if _differ(parts, content) else message
 
 
-def _naming(part: dict[str, Any], files: Container[Link]) -> dict[str, Any]:
+def _with_file_id(part: dict[str, Any], files: Container[FileRef]) -> dict[str, Any]:
     nested = part.get("file")
     fields = nested if isinstance(nested, dict) else part
     for name in _URL_FIELDS:
         value = fields.get(name)
         url = value.get("url") if isinstance(value, dict) else value
-        link = _LINK.fullmatch(url) if isinstance(url, str) and _may_link(url) else None
+        link = _LINK.fullmatch(url) if isinstance(url, str) and _may_have_link(url) else None
         if link is None or (link["container"], link["file"]) not in files:
             continue
         file_id = f"{link['container']}/{link['file']}"
@@ -193,25 +193,27 @@ def _naming(part: dict[str, Any], files: Container[Link]) -> dict[str, Any]:
     return part
 
 
-def without_links(value: Any, path_of: PathOf = lambda link: None) -> Any:
+def strip_links(value: Any, path_of: FindPath = lambda link: None) -> Any:
     """Return JSON with each signed link replaced by its file's path, or, where that is not known,
     by the link without its signature. A value without a link is returned itself, not a copy."""
     if isinstance(value, str):
-        return _LINK.sub(lambda m: _instead(m, path_of), value) if _may_link(value) else value
+        return (
+            _LINK.sub(lambda m: _replacement(m, path_of), value) if _may_have_link(value) else value
+        )
     if isinstance(value, dict):
-        fields = {name: without_links(item, path_of) for name, item in value.items()}
+        fields = {name: strip_links(item, path_of) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
     if isinstance(value, list):
-        items = [without_links(item, path_of) for item in value]
+        items = [strip_links(item, path_of) for item in value]
         return items if _differ(items, value) else value
     return value
 
 
-def _may_link(text: str) -> bool:
+def _may_have_link(text: str) -> bool:
     return not text.startswith("data:") and _LINK_MARK in text
 
 
-def _instead(match: re.Match[str], path_of: PathOf) -> str:
+def _replacement(match: re.Match[str], path_of: FindPath) -> str:
     path = path_of((match["container"], match["file"])) if match["file"] else None
     return path or match["place"]
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Self
 
-from policies.limits import Limits, Spent, StopReason, egress_bytes
+from policies.limits import Limits, Spent, StopReason, mib_to_bytes
 
 DAY_S = 86_400
-STOPS = {
+STOP_REASONS = {
     "tokens": StopReason.DAILY_TOKEN_BUDGET,
     "cost_usd": StopReason.DAILY_COST_BUDGET,
     "commands": StopReason.DAILY_COMMAND_BUDGET,
@@ -18,7 +18,7 @@ STOPS = {
 }
 """Why a run ends when its key has used up a budget. A budget of `runs` ends no run: it refuses the
 next one."""
-NAMES = {
+BUDGET_LABELS = {
     "runs": "requests",
     "tokens": "tokens",
     "cost_usd": "cost",
@@ -81,11 +81,11 @@ class Expense:
         return Expense(*(a - b for a, b in zip(astuple(self), astuple(less), strict=True)))
 
 
-KINDS = tuple(field.name for field in fields(Expense))
+EXPENSE_KINDS = tuple(field.name for field in fields(Expense))
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class Reservation:
     """A reservation in a day's budget, until the actual expense is known."""
 
     day: int
@@ -96,11 +96,11 @@ class Receipt:
     """The kind of which nothing is left, if any; then nothing was reserved."""
 
 
-def used_up(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
+def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
     """Return the first kind of which nothing is left for another expense, or None."""
     if wanted.runs and budget.runs is not None and spent.runs + wanted.runs > budget.runs:
         return "runs"
-    for kind, most in most_of(budget).items():
+    for kind, most in limits_by_kind(budget).items():
         if kind == "runs" or most is None or (kind == "egress_bytes" and not spent.egress_bytes):
             continue  # egress_mib: 0 forbids traffic, not work
         if getattr(spent, kind) >= most:
@@ -108,23 +108,23 @@ def used_up(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
     return None
 
 
-def most_of(budget: DailyBudget) -> dict[str, float | None]:
+def limits_by_kind(budget: DailyBudget) -> dict[str, float | None]:
     """Return the limits by kind of expense; None is no limit."""
     mib = budget.egress_mib
-    egress = None if mib is None else egress_bytes(mib)
+    egress = None if mib is None else mib_to_bytes(mib)
     amounts = (
         *(budget.runs, budget.tokens, budget.cost_usd, budget.commands),
         *(budget.cpu_s, egress, budget.tool_output_chars),
     )
-    return dict(zip(KINDS, amounts, strict=True))
+    return dict(zip(EXPENSE_KINDS, amounts, strict=True))
 
 
-def day_of(now: float) -> int:
+def day_number(now: float) -> int:
     """Return the day of a moment, counted from 1970, UTC."""
     return int(now // DAY_S)
 
 
-def until_midnight_s(now: float) -> float:
+def seconds_until_midnight(now: float) -> float:
     """Return the seconds until the next day begins, UTC."""
     return DAY_S - now % DAY_S
 
@@ -139,7 +139,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RemainingBudget:
+class LowBudgetHint:
     """The little that is left of one budget."""
 
     words: str
@@ -147,7 +147,7 @@ class RemainingBudget:
     """1: little; 2: very little."""
 
 
-def little_left(limits: Limits, spent: Spent) -> dict[str, RemainingBudget]:
+def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
     """Return what is left of those of a run's own budgets of which little is left, by kind."""
     last_s = min(_LAST_S, limits.wall_time_s * _LITTLE)
     rows = (
@@ -157,26 +157,24 @@ def little_left(limits: Limits, spent: Spent) -> dict[str, RemainingBudget]:
         ("cost_usd", limits.max_cost_usd, spent.cost_usd, 0),
         ("commands", limits.max_commands, spent.commands, 0),
         ("cpu_s", limits.max_cpu_s, spent.cpu_s, 0),
-        ("egress_bytes", egress_bytes(limits.max_egress_mib), spent.egress_bytes, 0),
+        ("egress_bytes", mib_to_bytes(limits.max_egress_mib), spent.egress_bytes, 0),
         ("tool_output_chars", limits.max_tool_output_chars, spent.tool_output_chars, 0),
     )
-    found = ((kind, _left(kind, most, used, last)) for kind, most, used, last in rows)
+    found = ((kind, _hint(kind, most, used, last)) for kind, most, used, last in rows)
     return {kind: left for kind, left in found if left}
 
 
-def little_left_today(budget: DailyBudget, spent: Expense) -> dict[str, RemainingBudget]:
+def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
     """Return the same for the daily budgets of a run's key."""
-    found: dict[str, RemainingBudget] = {}
-    for kind, most in most_of(budget).items():
-        left = None if kind == "runs" else _left(kind, most, getattr(spent, kind), 0)
+    found: dict[str, LowBudgetHint] = {}
+    for kind, most in limits_by_kind(budget).items():
+        left = None if kind == "runs" else _hint(kind, most, getattr(spent, kind), 0)
         if left:
-            found[f"today's {kind}"] = RemainingBudget(
-                f"{left.words} of today's budget", left.level
-            )
+            found[f"today's {kind}"] = LowBudgetHint(f"{left.words} of today's budget", left.level)
     return found
 
 
-def reminder(left: Mapping[str, RemainingBudget], told: Mapping[str, int]) -> str:
+def reminder(left: Mapping[str, LowBudgetHint], told: Mapping[str, int]) -> str:
     """Return a line for the model, or "" if it was told everything before; `told` are the levels
     that it was told, by kind."""
     if all(each.level <= told.get(kind, 0) for kind, each in left.items()):
@@ -188,18 +186,18 @@ def reminder(left: Mapping[str, RemainingBudget], told: Mapping[str, int]) -> st
     return f"[{joined} {verb}.{hurry}]"
 
 
-def _left(kind: str, most: float | None, used: float, last: float) -> RemainingBudget | None:
+def _hint(kind: str, most: float | None, used: float, last: float) -> LowBudgetHint | None:
     if not most:
         return None
     left = max(0.0, most - used)
     if left <= max(last, most * _VERY_LITTLE):
-        return RemainingBudget(_words(kind, left), 2)
+        return LowBudgetHint(_remaining_text(kind, left), 2)
     if left <= most * _LITTLE:
-        return RemainingBudget(_words(kind, left), 1)
+        return LowBudgetHint(_remaining_text(kind, left), 1)
     return None
 
 
-def _words(kind: str, left: float) -> str:
+def _remaining_text(kind: str, left: float) -> str:
     match kind:
         case "turns":
             return _count(left, "step")

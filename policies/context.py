@@ -41,7 +41,7 @@ class ContextSizes:
         return self.prompt is None or self.prompt + (self.answer or 0) > self.window
 
 
-def room(window: int, asked: int | None) -> int:
+def reserved_tokens(window: int, asked: int | None) -> int:
     """Return the tokens that a call leaves for its answer; `asked` is its `max_tokens`, if it has
     one.
 
@@ -52,13 +52,13 @@ def room(window: int, asked: int | None) -> int:
     return min(_MAX_ROOM_TOKENS, window // _ROOM_SHARE)
 
 
-def moved_over(limit: int | None, window: int | None) -> int | None:
+def offload_threshold(limit: int | None, window: int | None) -> int | None:
     """Return the number of tokens above which a text is moved out of the prompt, or None for never:
     the limit, but half of a known window at most."""
     return limit if limit is None or window is None else min(limit, window // 2)
 
 
-def density(prompt_tokens: int, prompt_bytes: int) -> float:
+def tokens_per_byte(prompt_tokens: int, prompt_bytes: int) -> float:
     """Return the tokens per byte of a prompt that a backend has counted."""
     if prompt_tokens <= 0 or prompt_bytes <= 0:
         return TOKENS_PER_BYTE
@@ -90,7 +90,7 @@ _OTHER_WEIGHT = 1 / 1.7
 """Of a line's end or a sign."""
 
 
-def estimate(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Return about how many tokens a text has, by the script of each character, in time linear in
     the text."""
     left = text.encode(errors="replace")
@@ -102,6 +102,6 @@ def estimate(text: str) -> int:
     return round(tokens + _OTHER_WEIGHT * len(left))
 
 
-def is_near(tokens: int, threshold: int) -> bool:
+def is_near_threshold(tokens: int, threshold: int) -> bool:
     """Return True if an estimate is too close to a threshold to tell on which side the text is."""
     return threshold / _NEAR < tokens < threshold * _NEAR

@@ -26,7 +26,7 @@ class _Span:
     """How many documents were put together in it."""
 
 
-_Way = Callable[[str], Sequence[_Span]]
+_FindDocuments = Callable[[str], Sequence[_Span]]
 
 _WORDS = "document|doc|file|article|attachment|passage|page|chapter|email|item|search_result"
 _WRAPPERS = (
@@ -80,7 +80,7 @@ LARGE_CHARS = 4000
 """A part of a text that has no name of its own is worth a file from this size on."""
 
 
-def _all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     return islice(pattern.finditer(text), _MAX_MARKS)
 
 
@@ -88,22 +88,22 @@ def _tags(names: str) -> re.Pattern[str]:
     return re.compile(rf"<(/?)({names})((?:\s[^<>]*+)?)>", re.IGNORECASE)
 
 
-def _tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
+def _find_tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
     """Return what stands between tags of one name: the outermost, and of one name the innermost."""
     opened: dict[str, re.Match[str]] = {}
     found: list[_Span] = []
-    for mark in _all(tags, text):
+    for mark in _find_all(tags, text):
         name = mark[2].lower()
         if not mark[1]:
             opened[name] = mark
         elif begun := opened.pop(name, None):
             while found and found[-1].start > begun.start():
                 found.pop()
-            found.append(_inside(text, begun, mark.start()))
+            found.append(_tag_content(text, begun, mark.start()))
     return found
 
 
-def _inside(text: str, begun: re.Match[str], end: int) -> _Span:
+def _tag_content(text: str, begun: re.Match[str], end: int) -> _Span:
     """Return what a tag contains, without the child tags that describe it, which may have its
     title."""
     told = {key.lower(): one or two for key, one, two in _ATTRIBUTE.findall(begun[3][:1000])}
@@ -151,13 +151,13 @@ def _line_end(text: str, mark: re.Match[str]) -> int:
     return _next_line(text, mark.end(), len(text))
 
 
-def _ruled(text: str) -> list[_Span]:
+def _find_ruled(text: str) -> list[_Span]:
     """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
     return _between(text, _ruled_marks(text))
 
 
 def _ruled_marks(text: str) -> Iterator[_Mark]:
-    for mark in _all(_RULED, text):
+    for mark in _find_all(_RULED, text):
         rule, rest, words = mark.groups()
         if rule:
             rest = rest.rstrip()
@@ -169,24 +169,24 @@ def _ruled_marks(text: str) -> Iterator[_Mark]:
         yield _Mark(mark.start(), _line_end(text, mark), None if ends else title)
 
 
-def _bannered(text: str) -> list[_Span]:
+def _find_bannered(text: str) -> list[_Span]:
     """Find titles between two rulers."""
-    marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _all(_BANNER, text))
+    marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _find_all(_BANNER, text))
     return _between(text, marks)
 
 
-def _numbered(text: str) -> list[_Span]:
+def _find_numbered(text: str) -> list[_Span]:
     """Find `Document 1: Title`, `[Document 3]`, `File: a.txt`."""
 
     def marks() -> Iterator[_Mark]:
-        for mark in _all(_NUMBERED, text):
+        for mark in _find_all(_NUMBERED, text):
             title = (mark[2] or "").strip(" \t*]") or mark[1] or mark[3].strip(" \t*]")
             yield _Mark(mark.start(), _line_end(text, mark), title)
 
     return _between(text, marks())
 
 
-def _fenced(text: str) -> list[_Span]:
+def _find_fenced(text: str) -> list[_Span]:
     """Find fences of Markdown that have a file's name, or are large."""
     found = []
     for opening, span in _fences(text):
@@ -199,7 +199,7 @@ def _fenced(text: str) -> list[_Span]:
 def _fences(text: str) -> Iterator[tuple[re.Match[str], _Span]]:
     """Yield each fence with its opening line."""
     opening: re.Match[str] | None = None
-    for mark in _all(_FENCE, text):
+    for mark in _find_all(_FENCE, text):
         if opening is None:
             opening = mark
         elif mark[1].startswith(opening[1]) and not mark[2].strip():
@@ -222,12 +222,12 @@ def _fence_title(text: str, opening: re.Match[str]) -> str:
     return next((word for word in (*words, before) if _FILE_NAME.fullmatch(word)), "")
 
 
-def _headed(text: str) -> list[_Span]:
+def _find_headed(text: str) -> list[_Span]:
     """Find sections of Markdown, by the highest headings of which there are several."""
     levels: dict[int, list[_Mark]] = {}
     fences = (span for _, span in _fences(text))
     fence = next(fences, None)
-    for mark in _all(_HEADING, text):
+    for mark in _find_all(_HEADING, text):
         while fence and fence.end < mark.start():
             fence = next(fences, None)
         if fence and fence.start <= mark.start():
@@ -238,26 +238,33 @@ def _headed(text: str) -> list[_Span]:
     return _between(text, several[0]) if several else []
 
 
-def _paged(text: str) -> list[_Span]:
+def _find_paged(text: str) -> list[_Span]:
     """Find pages, which form feeds or page numbers on lines of their own divide."""
     marks = [_Mark(0, 0, "page 1")]
-    for number, mark in enumerate(_all(_PAGE, text), 2):
+    for number, mark in enumerate(_find_all(_PAGE, text), 2):
         marks.append(_Mark(mark.start(), _line_end(text, mark), f"page {mark[1] or number}"))
     return _between(text, marks) if len(marks) > 1 else []
 
 
-def _by_words(text: str) -> list[_Span]:
-    return _tagged(_WORD_TAGS, text)
+def _find_word_tags(text: str) -> list[_Span]:
+    return _find_tagged(_WORD_TAGS, text)
 
 
-def _by_wrappers(text: str) -> list[_Span]:
-    return _tagged(_WRAPPER_TAGS, text)
+def _find_wrapper_tags(text: str) -> list[_Span]:
+    return _find_tagged(_WRAPPER_TAGS, text)
 
 
 _WORD_TAGS, _WRAPPER_TAGS = _tags(_WORDS), _tags(_WRAPPERS)
-_WAYS: Sequence[_Way] = (_by_words, _bannered, _ruled, _numbered, _fenced, _by_wrappers)
+_DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
+    _find_word_tags,
+    _find_bannered,
+    _find_ruled,
+    _find_numbered,
+    _find_fenced,
+    _find_wrapper_tags,
+)
 """Ways of finding several documents, the least ambiguous first."""
-_SECTION_WAYS: Sequence[_Way] = (_headed, _paged)
+_SECTION_FINDERS: Sequence[_FindDocuments] = (_find_headed, _find_paged)
 """Ways of finding the sections of a single document."""
 
 
@@ -272,7 +279,7 @@ _MAX_CHARS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """A stretch of a text: one document, or what stands outside of them."""
 
     text: str
@@ -284,19 +291,19 @@ class Piece:
     """How many documents were put together in it."""
 
 
-def divided(text: str) -> list[Piece]:
+def split_documents(text: str) -> list[Segment]:
     """Divide a text into pieces that put together are the text; one piece if it shows no
     documents."""
-    pieces: list[Piece] = []
+    pieces: list[Segment] = []
     at = 0
     for span in _spans(text):
         if at < span.start:
-            pieces.append(Piece(text[at : span.start]))
+            pieces.append(Segment(text[at : span.start]))
         body = text[span.start : span.end]
-        pieces.append(Piece(body, span.title, True, span.is_open, span.parts))
+        pieces.append(Segment(body, span.title, True, span.is_open, span.parts))
         at = span.end
     if at < len(text):
-        pieces.append(Piece(text[at:]))
+        pieces.append(Segment(text[at:]))
     return pieces
 
 
@@ -305,35 +312,35 @@ def _spans(text: str) -> list[_Span]:
     if len(text) > _MAX_CHARS:
         return []
     most = min(MAX_DOCUMENTS, max(1, len(text) // _LEAST_CHARS))
-    for way in _WAYS:
+    for way in _DOCUMENT_FINDERS:
         if found := _most_of(text, way):
-            return _few(found) if len(found) > most else found
-    for way in _SECTION_WAYS:
+            return _merge_short(found) if len(found) > most else found
+    for way in _SECTION_FINDERS:
         if len(found := _most_of(text, way)) > 1:
-            return _few(found, LARGE_CHARS)
+            return _merge_short(found, LARGE_CHARS)
     return []
 
 
-def _most_of(text: str, way: _Way) -> list[_Span]:
+def _most_of(text: str, way: _FindDocuments) -> list[_Span]:
     found = [span for span in way(text) if span.start < span.end]
     return found if 2 * sum(span.end - span.start for span in found) >= len(text) else []
 
 
-def _few(found: Sequence[_Span], least: int = _LEAST_CHARS) -> list[_Span]:
+def _merge_short(found: Sequence[_Span], least: int = _LEAST_CHARS) -> list[_Span]:
     """Return fewer documents: neighbours put together with what stands between them."""
     least = max(least, -(-(found[-1].end - found[0].start) // MAX_DOCUMENTS))
     few: list[_Span] = []
     for span in found:
         if few and few[-1].end - few[-1].start < least:
-            few[-1] = _joined(few[-1], span)
+            few[-1] = _merge(few[-1], span)
         else:
             few.append(span)
     if len(few) > 1 and few[-1].end - few[-1].start < least:
-        few[-2:] = [_joined(few[-2], few[-1])]
+        few[-2:] = [_merge(few[-2], few[-1])]
     return few
 
 
-def _joined(one: _Span, next: _Span) -> _Span:
+def _merge(one: _Span, next: _Span) -> _Span:
     return _Span(one.start, next.end, one.title, next.is_open, one.parts + next.parts)
 
 
@@ -350,18 +357,18 @@ _HEADS_CHARS = 6000
 _KEPT_PART = 4
 """If more than one part in so many of a divided text would stay, all of it becomes one file."""
 
-Place = Callable[[str, str], str]
+SaveFile = Callable[[str, str], str]
 """Called with a text and its title, which may be empty; makes it a file and returns its path."""
 
 
-def stand_in(text: str, place: Place) -> str:
+def offload_documents(text: str, place: SaveFile) -> str:
     """Make the documents of a text files, or the whole text if it shows none. Return what stands
     for it: a note in the place of each document, and what is outside of them, if it is short."""
-    parts = [_part(piece) for piece in divided(text)]
+    parts = [_part(piece) for piece in split_documents(text)]
     kept = sum(part.kept_chars for part in parts)
     if len(parts) == 1 or kept * _KEPT_PART > len(text):
-        return start_and_end(text, place)
-    files = [part for part in parts if not isinstance(part, _Kept)]
+        return offload_as_one_file(text, place)
+    files = [part for part in parts if not isinstance(part, _Inline)]
     head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(files))
     moved = sum(len(part.text) for part in files)
     intro = (
@@ -371,13 +378,13 @@ def stand_in(text: str, place: Place) -> str:
     return intro + "".join(part.words(place, head_chars) for part in parts)
 
 
-def start_and_end(text: str, place: Place) -> str:
+def offload_as_one_file(text: str, place: SaveFile) -> str:
     """Make a text one file. Return its start, a note and its end."""
-    return _Middle(text).words(place, 0)
+    return _OneFile(text).words(place, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Inline:
     """A piece that stays as it is."""
 
     text: str
@@ -386,12 +393,12 @@ class _Kept:
     def kept_chars(self) -> int:
         return len(self.text)
 
-    def words(self, place: Place, head_chars: int) -> str:
+    def words(self, place: SaveFile, head_chars: int) -> str:
         return self.text
 
 
 @dataclass(frozen=True, slots=True)
-class _Middle:
+class _OneFile:
     """A text without documents, of which start and end stay."""
 
     text: str
@@ -400,7 +407,7 @@ class _Middle:
     def kept_chars(self) -> int:
         return 2 * KEPT_CHARS
 
-    def words(self, place: Place, head_chars: int) -> str:
+    def words(self, place: SaveFile, head_chars: int) -> str:
         path, head, tail = place(self.text, ""), _head(self.text), _tail(self.text)
         left_out = len(self.text) - len(head) - len(tail)
         return (
@@ -414,7 +421,7 @@ class _Middle:
 class _Document:
     """One document, or neighbours put together. An open one shows its end too."""
 
-    piece: Piece
+    piece: Segment
 
     @property
     def text(self) -> str:
@@ -424,7 +431,7 @@ class _Document:
     def kept_chars(self) -> int:
         return KEPT_CHARS if self.piece.is_open else 0
 
-    def words(self, place: Place, head_chars: int) -> str:
+    def words(self, place: SaveFile, head_chars: int) -> str:
         path = place(self.text, self.piece.title or "document")
         head = " ".join(self.text[: 2 * head_chars].split())[:head_chars]
         told = f"{path}: {_size(self.text)}"
@@ -435,15 +442,15 @@ class _Document:
         return f"{told}[It ends:]\n{_tail(self.text)}" if self.piece.is_open else told
 
 
-_Part = _Kept | _Middle | _Document
+_Part = _Inline | _OneFile | _Document
 
 
-def _part(piece: Piece) -> _Part:
+def _part(piece: Segment) -> _Part:
     size = len(piece.text)
     if not piece.is_document:
-        return _Middle(piece.text) if size > LARGE_CHARS else _Kept(piece.text)
+        return _OneFile(piece.text) if size > LARGE_CHARS else _Inline(piece.text)
     is_short = size <= (2 * KEPT_CHARS if piece.is_open else _SHORT_CHARS)
-    return _Kept(piece.text) if is_short else _Document(piece)
+    return _Inline(piece.text) if is_short else _Document(piece)
 
 
 def _size(text: str) -> str:

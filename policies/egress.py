@@ -7,8 +7,8 @@ from typing import Literal
 from policies.hosts import (
     IPAddress,
     Target,
-    address,
     is_public,
+    parse_address,
     parse_authority,
     parse_host,
     parse_network,
@@ -73,7 +73,7 @@ class Egress:
     def __post_init__(self) -> None:
         if self.max_connections < 1 or self.max_mib < 1 or self.max_mib_per_s < 0.1:
             raise ValueError("max_connections and max_mib are at least 1, max_mib_per_s 0.1")
-        Rules(self)
+        EgressRules(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ class _Rule:
         return inside and other.ports <= self.ports
 
 
-class Rules:
+class EgressRules:
     """An Egress with its rules parsed."""
 
     def __init__(self, egress: Egress) -> None:
         if egress.allow and egress.mode != "allowlist":
             raise ValueError(f"allow means nothing in mode {egress.mode}: it needs mode: allowlist")
         self._mode = egress.mode
-        self._written = tuple(written(egress))
+        self._written = tuple(expanded_hosts(egress))
         self._rules = tuple(_parse_rule(host) for host in self._written)
         self._networks = tuple(parse_network(cidr) for cidr in egress.allow_cidrs)
         self._headers = tuple((self._bound_target(header), header) for header in egress.headers)
@@ -152,14 +152,14 @@ class Rules:
         return target
 
 
-def is_within(asked: Egress, allowed: Egress) -> bool:
+def is_subset(asked: Egress, allowed: Egress) -> bool:
     """Return True if `allowed` permits all that `asked` does."""
     if asked.mode == "none":
         return True
     if allowed.mode == "none" or (asked.mode == "open" and allowed.mode != "open"):
         return False
     return (
-        (allowed.mode == "open" or set(_covered(asked, allowed)) == set(written(asked)))
+        (allowed.mode == "open" or set(_covered(asked, allowed)) == set(expanded_hosts(asked)))
         and set(asked.allow_cidrs) <= set(allowed.allow_cidrs)
         and set(asked.headers) <= set(allowed.headers)
         and asked.max_connections <= allowed.max_connections
@@ -170,9 +170,11 @@ def is_within(asked: Egress, allowed: Egress) -> bool:
 
 def _covered(asked: Egress, allowed: Egress) -> list[str]:
     """Return the rules of `asked` of which `allowed` permits every target."""
-    bounds = [_parse_rule(host) for host in written(allowed)]
+    bounds = [_parse_rule(host) for host in expanded_hosts(allowed)]
     return [
-        host for host in written(asked) if any(bound.covers(_parse_rule(host)) for bound in bounds)
+        host
+        for host in expanded_hosts(asked)
+        if any(bound.covers(_parse_rule(host)) for bound in bounds)
     ]
 
 
@@ -193,14 +195,14 @@ def intersection(one: Egress, other: Egress) -> Egress:
         max_mib=min(one.max_mib, other.max_mib),
         max_mib_per_s=min(one.max_mib_per_s, other.max_mib_per_s),
     )
-    rules = Rules(both)
+    rules = EgressRules(both)
     headers = [each for each in one.headers if each in other.headers]
     targets = {each: parse_authority(each.host, HTTP_PORT) for each in headers}
     kept = tuple(each for each in headers if rules.refusal(targets[each]) is None)
     return replace(both, headers=kept)
 
 
-def written(egress: Egress) -> list[str]:
+def expanded_hosts(egress: Egress) -> list[str]:
     """Return the hosts of the rules, presets spelled out."""
     return [host for entry in egress.allow for host in PRESETS.get(entry, (entry,))]
 
@@ -216,7 +218,7 @@ def _parse_rule(entry: str) -> _Rule:
             host, ports = parse_host(bare), WEB_PORTS
     except ValueError as error:
         raise ValueError(f"{entry!r} is no rule: {error}") from error
-    if below and address(host):
+    if below and parse_address(host):
         raise ValueError(f"{entry!r} is no rule: nothing is below an address")
     if ports is WEB_PORTS and "." not in host and ":" not in host:
         presets = ", ".join(PRESETS)

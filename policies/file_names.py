@@ -92,18 +92,18 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 }
 
 
-def type_of(filename: str) -> str:
+def guess_mime_type(filename: str) -> str:
     """Return the MIME type of a file by the ending of its name."""
-    _, extension = _split(as_saved(filename))
+    _, extension = _split(strip_lost_ending(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
 
 
-def as_saved(filename: str) -> str:
+def strip_lost_ending(filename: str) -> str:
     """Return a name without what is lost at its end when people save the file."""
     return filename.rstrip(_LOST)
 
 
-def clean_type(mime_type: str) -> str:
+def normalize_mime_type(mime_type: str) -> str:
     """Return a MIME type without its parameters, or the unknown type if it is malformed."""
     bare = mime_type.partition(";")[0].strip().lower()
     return bare if _MIME_TYPE.fullmatch(bare) else UNKNOWN_TYPE
@@ -122,14 +122,14 @@ def safe_name(wanted: str, mime_type: str) -> str:
     return stem.encode()[:room].decode(errors="ignore") + extension
 
 
-def shown_name(path: str) -> str:
+def display_name(path: str) -> str:
     """Return a produced file's own name, with `_` for characters that would hide or forge a part of
     it where people read it, and for `\\`, which is no part of a name where they save it."""
     name = "".join(map(_shown, path.rpartition("/")[2]))
     return name if name.strip(". ") else "file"
 
 
-class UniqueShownNames:
+class UniqueDisplayNames:
     """Names for files that are shown side by side, whatever directory each is in."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class UniqueShownNames:
 
     def first_choice(self, path: str) -> str:
         """Return the name of a file whose name no other file has."""
-        return shown_name(path)
+        return display_name(path)
 
 
 class UniqueNames:
@@ -206,7 +206,7 @@ def _split(name: str) -> tuple[str, str]:
 _TYPE_PATTERN = re.compile(r"\.[a-z0-9]{1,16}|[a-z0-9.+-]{1,60}/(?:\*|[a-z0-9.+-]{1,100})")
 
 
-def check_types(patterns: Collection[str]) -> None:
+def check_type_patterns(patterns: Collection[str]) -> None:
     """Raise ValueError for a pattern that is neither an ending nor a media type."""
     for pattern in patterns:
         if not _TYPE_PATTERN.fullmatch(pattern):
@@ -214,16 +214,16 @@ def check_types(patterns: Collection[str]) -> None:
             raise ValueError(f"{pattern!r} is neither {known}")
 
 
-def is_of(path: str, patterns: Collection[str]) -> bool:
+def matches_type(path: str, patterns: Collection[str]) -> bool:
     """Return True if one of the patterns matches the file at that path."""
-    name, mime_type = as_saved(path).lower(), type_of(path)
+    name, mime_type = strip_lost_ending(path).lower(), guess_mime_type(path)
     return any(
         name.endswith(pattern) if pattern.startswith(".") else _covers(pattern, mime_type)
         for pattern in patterns
     )
 
 
-def within(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
+def covered_patterns(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
     """Return the patterns that match nothing beyond what one of the others matches."""
     return tuple(each for each in patterns if any(_covers(other, each) for other in others))
 

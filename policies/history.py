@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from policies.steps import tells_steps
+from policies.steps import contains_steps
 
 _STEP_ID = re.compile(r"step_[0-9A-Za-z]+_\d+")
 _THINKING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinking")
@@ -25,7 +25,7 @@ def step_id(run_id: str, step: int) -> str:
     return f"step_{run_id}_{step}"
 
 
-def without_steps(messages: Sequence[Message]) -> list[Message]:
+def strip_steps(messages: Sequence[Message]) -> list[Message]:
     """Return the messages without steps, and otherwise unchanged.
 
     Calls that were steps and their results go, even if a client dropped one of the two. Thinking
@@ -34,13 +34,13 @@ def without_steps(messages: Sequence[Message]) -> list[Message]:
     kept: list[list[Message]] = []
     seam = False
     for message in map(_without_files, messages):
-        cleaned = _cleaned(message)
+        cleaned = _strip_message(message)
         if cleaned is not None and seam:
             _join(kept, cleaned)
         elif cleaned is not None:
             kept.append([cleaned])
         seam = cleaned is not message
-    return [_as_one(joined) for joined in kept]
+    return [_merge_messages(joined) for joined in kept]
 
 
 def _without_files(message: Message) -> Message:
@@ -51,7 +51,7 @@ def _without_files(message: Message) -> Message:
     return {key: value for key, value in message.items() if key not in _BESIDE}
 
 
-def _cleaned(message: Message) -> Message | None:
+def _strip_message(message: Message) -> Message | None:
     """Return the message without steps, or None if nothing else is in it."""
     role = message.get("role")
     if role == "tool":
@@ -88,7 +88,7 @@ def _without_thinking(message: Message) -> Message:
 def _tells_steps(thinking: Any) -> bool:
     """Return True if thinking contains steps; it is a text, or an object with one."""
     texts = thinking.values() if isinstance(thinking, dict) else [thinking]
-    return any(isinstance(text, str) and tells_steps(text) for text in texts)
+    return any(isinstance(text, str) and contains_steps(text) for text in texts)
 
 
 def _shown_parts(parts: list[Any]) -> list[Any] | str:
@@ -114,7 +114,7 @@ def _without_thoughts(content: Any) -> Any:
     was_ours = False
     for block in blocks:
         before, opened, thought = (block.lstrip() if was_ours else block).partition(_OPEN)
-        was_ours = bool(opened) and tells_steps(thought)
+        was_ours = bool(opened) and contains_steps(thought)
         shown += [before] if was_ours else [before, opened, thought, _CLOSE]
     text = "".join([*shown, rest.lstrip() if was_ours else rest])
     return content if text == content else text
@@ -137,7 +137,7 @@ def _join(kept: list[list[Message]], message: Message) -> None:
     kept.append([message])
 
 
-def _as_one(messages: Sequence[Message]) -> Message:
+def _merge_messages(messages: Sequence[Message]) -> Message:
     """Join messages that follow each other to one, all at once: piece by piece takes quadratic
     time."""
     if len(messages) == 1:
@@ -149,13 +149,13 @@ def _as_one(messages: Sequence[Message]) -> Message:
     if len(said) < 2:
         content = said[0] if said else messages[-1].get("content")
     elif all(isinstance(content, str) for content in said):
-        content = one_text(said)
+        content = join_texts(said)
     else:
         content = [part for content in said for part in _parts(content)]
     return {**joined, "content": content}
 
 
-def one_text(said: Sequence[str]) -> str:
+def join_texts(said: Sequence[str]) -> str:
     """Join texts to one, with an empty line between them."""
     return "\n\n".join([*(text.rstrip("\n") for text in said[:-1]), *said[-1:]])
 

@@ -26,13 +26,13 @@ class Target:
     @property
     def address(self) -> IPAddress | None:
         """The host as an address, or None if it is a name."""
-        return address(self.host)
+        return parse_address(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address(host: str) -> IPAddress | None:
+def parse_address(host: str) -> IPAddress | None:
     """Return a host, as `parse_host` spells it, as an address; None for a name."""
     try:
         return ipaddress.ip_address(host)
@@ -54,7 +54,7 @@ def parse_host(text: str) -> str:
     labels = name.split(".")
     if len(name) > _MAX_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{text!a} is no host name")
-    if _NUMBER.fullmatch(labels[-1]) and address(name) is None:
+    if _NUMBER.fullmatch(labels[-1]) and parse_address(name) is None:
         raise ValueError(f"{text!a} is no address: write four decimal numbers with dots")
     return name
 
@@ -73,7 +73,7 @@ def parse_authority(text: str, default_port: int | None = None) -> Target:
 
 
 def _ipv6(text: str) -> str:
-    found = None if "%" in text else address(text)
+    found = None if "%" in text else parse_address(text)
     if found is None:
         raise ValueError(f"{text!a} is no IPv6 address (zones are refused)")
     return str(found)

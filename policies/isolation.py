@@ -6,7 +6,7 @@ from typing import Literal
 from policies.egress import Egress
 
 Level = Literal["standard", "strict"]
-LEAST = {
+MIN_LIMITS = {
     "memory_mib": 16,
     "cpus": 0.01,
     "pids": 8,
@@ -48,7 +48,7 @@ class Isolation:
     is created."""
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
+        for name, least in MIN_LIMITS.items():
             value = getattr(self, name)
             if value is not None and not value > 0:  # which engines take for "no limit"
                 raise ValueError(f"{name} is at least {least:g}")

@@ -157,7 +157,7 @@ LARGE_BYTES = 64 << 10
 _INFINITE = (inf, -inf)
 
 
-def decoded(text: bytes) -> Any:
+def decode_json(text: bytes) -> Any:
     """Decode JSON as `json.loads` does. Raises ValueError, RecursionError."""
     if len(text) > LARGE_BYTES:
         with suppress(ValueError):  # halves of surrogate pairs, UTF-16, or no JSON
@@ -165,7 +165,7 @@ def decoded(text: bytes) -> Any:
     return json.loads(text)
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode a value as JSON in UTF-8; NaN and infinite numbers as null. Raises TypeError."""
     try:
         return orjson.dumps(value)
@@ -173,7 +173,7 @@ def encoded(value: Any) -> bytes:
         return json.dumps(value).encode()
 
 
-def has_infinity(value: Any) -> bool:
+def has_non_finite(value: Any) -> bool:
     """Return True if a decoded value contains NaN or infinity, which JSON does not have."""
     found: list[Any] = [value]
     while found:

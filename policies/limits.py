@@ -115,10 +115,10 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
     most = limits.max_trajectory_tokens
     if most is not None and spent.trajectory_tokens > most:
         return StopReason.TRAJECTORY_TOKENS
-    return paid_out(limits, spent) or no_more_commands(limits, spent)
+    return exceeded_spending(limits, spent) or exceeded_command_limit(limits, spent)
 
 
-def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_spending(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the first limit that leaves no room for the cost of another model call, or None."""
     if _is_full(spent.tokens, spent.next_tokens, limits.max_tokens):
         return StopReason.TOKEN_BUDGET
@@ -127,20 +127,20 @@ def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
     return None
 
 
-def no_more_commands(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_command_limit(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the first limit that leaves no room for another command, or None."""
     if spent.commands >= limits.max_commands:
         return StopReason.COMMAND_BUDGET
     if spent.cpu_s >= limits.max_cpu_s:
         return StopReason.CPU_BUDGET
-    if spent.egress_bytes and spent.egress_bytes >= egress_bytes(limits.max_egress_mib):
+    if spent.egress_bytes and spent.egress_bytes >= mib_to_bytes(limits.max_egress_mib):
         return StopReason.EGRESS_BUDGET
     if spent.tool_output_chars >= limits.max_tool_output_chars:
         return StopReason.TOOL_OUTPUT_BUDGET
     return None
 
 
-def egress_bytes(mib: float) -> int:
+def mib_to_bytes(mib: float) -> int:
     """Return MiB as bytes."""
     return int(mib * (1 << 20))
 

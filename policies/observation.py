@@ -78,7 +78,7 @@ def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAUL
     """Return the observation of a command: how it ended or that it goes on, and its output."""
     parts = [_first_line(outcome)]
     for name, output in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
-        shown = clip(readable(output).removesuffix("\n"), limits)
+        shown = truncate_middle(terminal_text(output).removesuffix("\n"), limits)
         if shown.strip():
             parts += [f"[{name}]", shown]
     if len(parts) == 1:
@@ -121,7 +121,7 @@ def _notes(outcome: CommandOutcome) -> Iterator[str]:
         )
 
 
-def lost_words(why: str) -> str:
+def sandbox_lost_text(why: str) -> str:
     """Return what the model is told when its sandbox has ended unexpectedly."""
     return (
         f"{why}\nEverything in the sandbox is lost: files, variables, running processes. The next"
@@ -129,12 +129,12 @@ def lost_words(why: str) -> str:
     )
 
 
-def not_placed_words(path: str, why: str) -> str:
+def file_not_written_text(path: str, why: str) -> str:
     """Return what the model is told when a given file could not be put into the sandbox."""
     return f"[the given file {path} is not in the sandbox: {why}]"
 
 
-def readable(output: str) -> str:
+def terminal_text(output: str) -> str:
     """Return what a terminal would show in the end: no escape sequences, and of progress lines that
     overwrite each other the last."""
     text = _ESCAPE_SEQUENCE.sub("", output).replace("\r\n", "\n")
@@ -153,7 +153,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_REPLACEMENT, text)
 
 
-def clip(text: str, limits: ObservationLimits) -> str:
+def truncate_middle(text: str, limits: ObservationLimits) -> str:
     """Return the text, or, if it is too long, its head and tail and how much is left out."""
     lines = text.split("\n")
     if len(text) <= limits.max_chars and len(lines) <= limits.max_lines:
@@ -165,7 +165,7 @@ def clip(text: str, limits: ObservationLimits) -> str:
     return f"{head}\n[... {left_out} characters left out ...]\n{tail}"
 
 
-def is_worth_a_stub(text: str) -> bool:
+def is_stub_shorter(text: str) -> bool:
     """Return True if a stub takes notably less room than the text."""
     return len(text) > 2 * STUB_CHARS
 

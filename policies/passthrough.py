@@ -7,7 +7,7 @@ from itertools import dropwhile, takewhile
 from typing import Any, Literal
 from urllib.parse import unquote
 
-Way = Literal["backend", "plain only", "ours", "closed", "unreadable"]
+PathKind = Literal["backend", "plain only", "ours", "closed", "unreadable"]
 """backend: passed on; plain only: passed on for a model `:plain` alone, for it would go round the
 sandbox unseen; ours: never the backend's; closed: for the backend's administrators; unreadable:
 servers would not agree on what it names."""
@@ -17,9 +17,9 @@ PassthroughSetting = Literal["stateless", "all"]
 backend keeps nothing; all: also those with which it does (batches, threads, vector stores, …). The
 backend sees one key for all clients, so each of them reaches what the others keep there."""
 
-DIALECTS = frozenset({"chat", "messages", "responses"})
+CHAT_APIS = frozenset({"chat", "messages", "responses"})
 """APIs in which a request without `:plain` asks for a computer."""
-OURS = frozenset(
+OWN_RESOURCES = frozenset(
     {"capabilities", "containers", "conversations", "files", "health", "metrics", "models"}
 )
 OUR_PREFIXES = frozenset({"v1", "openai"})
@@ -110,19 +110,19 @@ def is_stateless(method: str, path: str) -> bool:
     if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
         return False
     rest = list(dropwhile(_PREFIX.fullmatch, segments))
-    if _is_among(_STATELESS, rest):
+    if _matches_any(_STATELESS, rest):
         return True
     if method in ("GET", "HEAD"):
-        return _is_among(_STATELESS_READS, rest)
-    return segments[-2:] == _COMPLETIONS or _is_among(_STATELESS_CALLS, rest)
+        return _matches_any(_STATELESS_READS, rest)
+    return segments[-2:] == _COMPLETIONS or _matches_any(_STATELESS_CALLS, rest)
 
 
-def goes_on_from_responses(path: str) -> bool:
+def may_name_responses(path: str) -> bool:
     """Return True if a request to the path may name responses that the backend keeps."""
     return "responses" in (_segments(path) or ())
 
 
-def _is_among(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
+def _matches_any(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
     head, *rest = segments or [""]
     return any(
         len(pattern) == len(rest)
@@ -131,7 +131,7 @@ def _is_among(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) 
     )
 
 
-def way(path: str) -> Way:
+def path_kind(path: str) -> PathKind:
     """Return where a request goes; `path` is as it came, its escapes included."""
     segments = _segments(path)
     if segments is None:
@@ -139,9 +139,9 @@ def way(path: str) -> Way:
     prefixes = list(takewhile(_PREFIX.fullmatch, segments))
     head = segments[len(prefixes)] if len(prefixes) < len(segments) else ""
     if OUR_PREFIXES.issuperset(prefixes):
-        if head in DIALECTS:
+        if head in CHAT_APIS:
             return "plain only"
-        if head in OURS:
+        if head in OWN_RESOURCES:
             return "ours"
     if segments[-2:] == _COMPLETIONS:  # LiteLLM has them behind /engines/… and others too
         return "plain only"

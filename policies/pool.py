@@ -9,7 +9,7 @@ from policies.egress import Egress
 from policies.isolation import Isolation
 
 OnMiss = Literal["create", "wait", "fail"]
-Limits = tuple[int, float, int]
+ResizableLimits = tuple[int, float, int]
 PoolKey = tuple[tuple[str, object], ...]
 
 RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
@@ -74,7 +74,7 @@ class Load:
         return Load(self.sandboxes - other.sandboxes, self.memory_mib - other.memory_mib)
 
 
-def resizable_limits(isolation: Isolation) -> Limits:
+def resizable_limits(isolation: Isolation) -> ResizableLimits:
     """Return the limits that can be changed in a running sandbox."""
     return isolation.memory_mib, isolation.cpus, isolation.pids
 
@@ -115,7 +115,7 @@ def capacity(settings: PoolSettings, isolation: Isolation) -> int:
     return min(settings.max_total, settings.memory_budget_mib // isolation.memory_mib)
 
 
-def idle_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
+def idle_to_evict(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
     """Return how many of the idle sandboxes, in their order, must end before `load` is permitted,
     or None if it is too much even without them."""
     if fits(settings, load):
@@ -127,18 +127,18 @@ def idle_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int
     return None
 
 
-def starts_ahead(cores: int) -> int:
+def max_background_starts(cores: int) -> int:
     """Return how many sandboxes may start at a time in advance: commands run meanwhile."""
     return max(1, cores // 2)
 
 
-def starts_at_once(settings: PoolSettings, cores: int) -> int:
+def max_parallel_starts(settings: PoolSettings, cores: int) -> int:
     """Return how many may start at a time for requests that wait: with more, all get slower."""
     match settings.on_miss:
         case "create":
             return 2 * cores
         case "wait":
-            return starts_ahead(cores)
+            return max_background_starts(cores)
         case "fail":
             return 0
 

@@ -30,7 +30,7 @@ Tariff = tuple[tuple[int, Price], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class TokenUsage:
     """The token counts of a usage report, of any API."""
 
     prompt: int = 0
@@ -47,7 +47,7 @@ class Counted:
         return self.prompt + self.completion
 
 
-def counted(usage: Mapping[str, Any]) -> Counted:
+def parse_usage(usage: Mapping[str, Any]) -> TokenUsage:
     """Read a `usage` of Chat Completions, Responses or Anthropic's API."""
     inside = _details(usage, "prompt_tokens_details", "input_tokens_details")
     made = _details(usage, "completion_tokens_details", "output_tokens_details")
@@ -63,7 +63,7 @@ def counted(usage: Mapping[str, Any]) -> Counted:
     completion = _first(usage, "completion_tokens", "output_tokens")
     cached = min(cached, prompt)
     cost = usage.get("cost")
-    return Counted(
+    return TokenUsage(
         prompt=prompt,
         completion=completion,
         cached=cached,
@@ -73,7 +73,7 @@ def counted(usage: Mapping[str, Any]) -> Counted:
     )
 
 
-def cost_usd(tariff: Tariff | None, tokens: Counted) -> float | None:
+def cost_usd(tariff: Tariff | None, tokens: TokenUsage) -> float | None:
     """Return the cost of a call: the backend's report, else by the tariff; None if neither is
     known."""
     if tokens.reported_usd is not None:
@@ -124,7 +124,7 @@ def _is_amount(value: Any) -> TypeGuard[float]:
     return is_number and 0 <= value < _BEYOND_ANY
 
 
-def expected_tokens(messages: Any) -> int:
+def estimate_prompt_tokens(messages: Any) -> int:
     """Return an estimate of a prompt's tokens, before the backend has counted them."""
     return _chars(messages) // CHARS_PER_TOKEN + 1
 

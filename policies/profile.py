@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from policies.artifacts import ArtifactLimits
 from policies.budgets import DailyBudget
-from policies.egress import Egress, intersection, is_within
-from policies.file_names import within
+from policies.egress import Egress, intersection, is_subset
+from policies.file_names import covered_patterns
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.observation import ObservationLimits
@@ -23,7 +23,7 @@ from policies.workspace import InputLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditSettings:
     """The audit log of a run."""
 
     enabled: bool = False
@@ -70,7 +70,7 @@ class Profile:
     per_day: DailyBudget = DailyBudget()
     """Of all runs of one key together."""
     watch: RuleSet = RuleSet()
-    audit: Audit = Audit()
+    audit: AuditSettings = AuditSettings()
     redact: Redaction = Redaction()
 
 
@@ -78,7 +78,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SettingOrder:
     """How two values of one setting compare, the allowed one and the one that is asked for."""
 
     words: str
@@ -89,32 +89,32 @@ class Order:
     """Returns the part of the asked value that is allowed; if None, the allowed value is taken."""
 
 
-def narrows(path: str, allowed: Any, asked: Any) -> bool:
+def is_at_least_as_strict(path: str, allowed: Any, asked: Any) -> bool:
     """Return True if the asked value of a setting is at most as wide as the allowed one."""
-    return bool(asked == allowed or ORDERS.get(path, _BY_TYPE).narrows(allowed, asked))
+    return bool(asked == allowed or SETTING_ORDERS.get(path, _BY_TYPE).narrows(allowed, asked))
 
 
-def narrower(path: str, allowed: Any, asked: Any) -> Any:
+def strictest(path: str, allowed: Any, asked: Any) -> Any:
     """Return the widest value that is within both."""
-    if narrows(path, allowed, asked):
+    if is_at_least_as_strict(path, allowed, asked):
         return asked
-    both = ORDERS.get(path, _BY_TYPE).both
+    both = SETTING_ORDERS.get(path, _BY_TYPE).both
     return both(allowed, asked) if both and asked is not None else allowed
 
 
-def in_words(path: str, allowed: Any) -> str:
+def describe_stricter(path: str, allowed: Any) -> str:
     """Return a description of the values that are narrower than the allowed one."""
-    if path in ORDERS:
-        return ORDERS[path].words
+    if path in SETTING_ORDERS:
+        return SETTING_ORDERS[path].words
     return "`false`" if isinstance(allowed, bool) else "less"
 
 
-def _only(value: object, words: str) -> Order:
+def _only_value(value: object, words: str) -> SettingOrder:
     """Return the order of a setting that only this value narrows."""
-    return Order(words, lambda _, asked: bool(asked == value))
+    return SettingOrder(words, lambda _, asked: bool(asked == value))
 
 
-def _by_type(allowed: Any, asked: Any) -> bool:
+def _is_stricter_by_type(allowed: Any, asked: Any) -> bool:
     """Compare by type: a switch may be switched off, a number reduced, and a limit set where there
     is none (None)."""
     if isinstance(allowed, bool):
@@ -124,54 +124,54 @@ def _by_type(allowed: Any, asked: Any) -> bool:
     return asked is not None and isinstance(allowed, int | float) and bool(asked < allowed)
 
 
-def _joined(allowed: tuple[Any, ...], asked: tuple[Any, ...]) -> tuple[Any, ...]:
+def _union(allowed: tuple[Any, ...], asked: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys((*allowed, *asked)))
 
 
-def _shared(allowed: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
-    return _joined(within(asked, allowed), within(allowed, asked))
+def _intersection(allowed: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
+    return _union(covered_patterns(asked, allowed), covered_patterns(allowed, asked))
 
 
-_BY_TYPE = Order("less", _by_type)
-_FREE = Order("anything", lambda _, __: True)
-_GROWING = Order(
+_BY_TYPE = SettingOrder("less", _is_stricter_by_type)
+_FREE = SettingOrder("anything", lambda _, __: True)
+_GROWING = SettingOrder(
     "more, behind those there are",
     lambda allowed, asked: bool(asked[: len(allowed)] == allowed),
-    _joined,
+    _union,
 )
-ORDERS = {
-    "computer": Order("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
+SETTING_ORDERS = {
+    "computer": SettingOrder("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
     "prompt": _FREE,
     "inputs.move_text_over_tokens": _FREE,
     "artifacts.list_files": _FREE,
-    "isolation.level": _only("strict", "`strict`"),
-    "isolation.egress": Order(
-        "what reaches less", lambda allowed, asked: is_within(asked, allowed), intersection
+    "isolation.level": _only_value("strict", "`strict`"),
+    "isolation.egress": SettingOrder(
+        "what reaches less", lambda allowed, asked: is_subset(asked, allowed), intersection
     ),
-    "artifacts.allow_types": Order(
+    "artifacts.allow_types": SettingOrder(
         "fewer",
         lambda allowed, asked: (
-            allowed is None or (asked is not None and within(asked, allowed) == asked)
+            allowed is None or (asked is not None and covered_patterns(asked, allowed) == asked)
         ),
-        _shared,
+        _intersection,
     ),
-    "artifacts.deny_types": Order(
-        "more", lambda allowed, asked: within(allowed, asked) == allowed, _joined
+    "artifacts.deny_types": SettingOrder(
+        "more", lambda allowed, asked: covered_patterns(allowed, asked) == allowed, _union
     ),
     "watch.rules": _GROWING,
     "redact.secrets": _GROWING,
     "redact.patterns": _GROWING,
-    "audit.enabled": _only(True, "`true`"),
-    "audit.required": _only(True, "`true`"),
+    "audit.enabled": _only_value(True, "`true`"),
+    "audit.required": _only_value(True, "`true`"),
 }
-"""The orders of settings that do not compare `_by_type`."""
+"""The orders of settings that do not compare `_is_stricter_by_type`."""
 
 
 # Who may change what
 
-SETTLED = frozenset({"name", "about", "weak_models", "manner"})
+FIXED_FIELDS = frozenset({"name", "about", "weak_models", "manner"})
 """Fields of a profile that no key and no request changes."""
-_WHOLE = ("isolation.egress",)
+_COMPARED_WHOLE = ("isolation.egress",)
 """Settings of several fields that are compared as one."""
 
 
@@ -207,10 +207,10 @@ class EffectivePolicy:
         """Return a copy in which these settings are at most as wide as those of `asked`."""
         profile, bounds = self.profile, dict(self.by)
         for path in paths:
-            before = get(profile, path)
-            now = narrower(path, before, get(asked, path))
+            before = get_setting(profile, path)
+            now = strictest(path, before, get_setting(asked, path))
             if now != before:
-                profile = with_value(profile, path, now)
+                profile = with_setting(profile, path, now)
                 bounds[path] = by
         return EffectivePolicy(profile, bounds)
 
@@ -218,41 +218,41 @@ class EffectivePolicy:
         """Return a refusal for the first of these settings that is asked wider than is allowed, or
         None."""
         for path in paths:
-            allowed, wanted = get(self.profile, path), get(asked, path)
-            if not narrows(path, allowed, wanted):
+            allowed, wanted = get_setting(self.profile, path), get_setting(asked, path)
+            if not is_at_least_as_strict(path, allowed, wanted):
                 by = self.by.get(path, f"profile {self.profile.name!r}")
                 return Refusal(path, wanted, allowed, by)
         return None
 
 
-def settings(profile: Profile) -> Iterator[str]:
+def setting_paths(profile: Profile) -> Iterator[str]:
     """Yield the path of each setting that can be narrowed, in the order of the fields."""
-    yield from (path for path in _paths(profile) if path.partition(".")[0] not in SETTLED)
+    yield from (path for path in _paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
 
 
 def _paths(value: Any, above: str = "") -> Iterator[str]:
     for each in fields(value):
         path = above + each.name
         inner = getattr(value, each.name)
-        if is_dataclass(inner) and path not in _WHOLE:
+        if is_dataclass(inner) and path not in _COMPARED_WHOLE:
             yield from _paths(inner, f"{path}.")
         else:
             yield path
 
 
-def get(value: Any, path: str) -> Any:
+def get_setting(value: Any, path: str) -> Any:
     """Return the value at a path."""
     for name in path.split("."):
         value = getattr(value, name)
     return value
 
 
-def with_value(profile: Profile, path: str, value: Any) -> Profile:
+def with_setting(profile: Profile, path: str, value: Any) -> Profile:
     """Return a copy of the profile with another value at a path."""
     owner, _, name = path.rpartition(".")
     if not owner:
         return replace(profile, **{name: value})
-    return with_value(profile, owner, replace(get(profile, owner), **{name: value}))
+    return with_setting(profile, owner, replace(get_setting(profile, owner), **{name: value}))
 
 
 def _shown(value: object) -> str:

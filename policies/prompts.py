@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.answer_form import AnswerForm
-from policies.egress import Egress, written
+from policies.egress import Egress, expanded_hosts
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
@@ -39,7 +39,7 @@ WHY_NO_MORE_TOOLS = {
     StopReason.CONTEXT_WINDOW: "The context window is full.",
     StopReason.TRAJECTORY_TOKENS: "The limit of the trajectory's tokens is reached.",
 }
-SUM_UP = (
+SUMMARY_REQUEST = (
     "The context window is nearly full: what was said so far will be taken out of it. Write down"
     " now, in at most {words} words, all that you need to go on: what was asked for, what you have"
     " done and found out (numbers, names, the paths of files), what failed, and what is left to do."
@@ -61,10 +61,17 @@ NOT_SUBMITTED = (
 NO_BUDGET = "Not run. {why} Hand in the final answer now."
 
 
-INSTRUCTIONS = (NUDGE, FINAL_ANSWER, *WHY_NO_MORE_TOOLS.values(), SUM_UP, CALL_NOW, NO_MORE_CALLS)
+INSTRUCTIONS = (
+    NUDGE,
+    FINAL_ANSWER,
+    *WHY_NO_MORE_TOOLS.values(),
+    SUMMARY_REQUEST,
+    CALL_NOW,
+    NO_MORE_CALLS,
+)
 """Instructions to the model between its turns. A reply that repeats one is no answer."""
 
-OFFER = {
+SANDBOX_USE = {
     "neutral": (
         "Use it whenever computing, checking, searching or writing files gives a better answer than"
         " memory; answer simple things directly."
@@ -85,7 +92,7 @@ MAX_SOFTWARE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Equipment:
+class SandboxContents:
     """What the sandboxes contain, beside what policies say."""
 
     software: tuple[str, ...] = ()
@@ -96,7 +103,7 @@ class Equipment:
 
 def system_prompt(
     profile: Profile = Profile(),
-    equipment: Equipment = Equipment(),
+    equipment: SandboxContents = SandboxContents(),
     names: Sequence[str] = TOOL_NAMES,
 ) -> str:
     """Return what the model is told of its sandbox, empty if the profile's prompt is none. `names`
@@ -109,7 +116,7 @@ def system_prompt(
     editor, bash, submit = names
     lines = (
         f"You have an isolated Linux sandbox, used through {bash} and {editor}."
-        f" {OFFER[profile.prompt]}",
+        f" {SANDBOX_USE[profile.prompt]}",
         f"- {_directories(equipment)}",
         f"- {_machine(profile.isolation, equipment)}",
         f"- {_shell(profile.limits)}",
@@ -121,7 +128,7 @@ def system_prompt(
     return "\n".join(lines)
 
 
-def _directories(equipment: Equipment) -> str:
+def _directories(equipment: SandboxContents) -> str:
     shared = f" What is always there to read: {SHARED_DIR}." if equipment.has_shared else ""
     return (
         f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}.{shared} Put files"
@@ -129,7 +136,7 @@ def _directories(equipment: Equipment) -> str:
     )
 
 
-def _machine(isolation: Isolation, equipment: Equipment) -> str:
+def _machine(isolation: Isolation, equipment: SandboxContents) -> str:
     who = "You are root." if isolation.level == "standard" else _STRICT
     named = [name for name in equipment.software if name not in TRIED_ANYWAY][:MAX_SOFTWARE]
     software = f" Installed: {', '.join(named)}." if named else ""
@@ -157,7 +164,9 @@ def _network(egress: Egress) -> str:
     if egress.mode == "none":
         return "The sandbox has no network."
     hosts = (
-        "public hosts" if egress.mode == "open" else f"these hosts: {', '.join(written(egress))}"
+        "public hosts"
+        if egress.mode == "open"
+        else f"these hosts: {', '.join(expanded_hosts(egress))}"
     )
     return (
         f"From the sandbox, HTTP and HTTPS reach {hosts}; nothing else does. Programs find the way"
@@ -165,7 +174,7 @@ def _network(egress: Egress) -> str:
     )
 
 
-def call_request(stop: StopReason) -> str:
+def tool_call_request(stop: StopReason) -> str:
     """Return the request for the tool call that the client insists on."""
     return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
 
@@ -176,12 +185,12 @@ def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
     return " ".join(part for part in words if part)
 
 
-def sum_up_request(tokens: int) -> str:
+def summary_request(tokens: int) -> str:
     """Return the request for a summary of so many tokens at most."""
-    return SUM_UP.format(words=max(50, tokens // 2))
+    return SUMMARY_REQUEST.format(words=max(50, tokens // 2))
 
 
-def summary_words(summary: str) -> str:
+def summary_message(summary: str) -> str:
     """Return the message that takes the place of what a summary sums up."""
     return SUMMARY.format(summary=summary)
 

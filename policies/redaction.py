@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from policies.rules import Span, pattern
+from policies.rules import Span, compile_pattern
 
 HELD_CHARS = 256
 """So much of an unfinished text is held back: a secret must be recognisable within it."""
@@ -14,7 +14,7 @@ _KEY_TAIL = (
     r"-----END [A-Z0-9 ]*PRIVATE KEY-----"
 )
 """The rest of a key whose beginning was left out, one word a line."""
-BUILT_IN: dict[str, str] = {
+BUILT_IN_PATTERNS: dict[str, str] = {
     "aws": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     "aws_secret": r"(?i)aws_?secret_?(?:access_?)?key[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9/+]{40})",
     "github": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
@@ -43,7 +43,7 @@ class SecretPattern:
     """In RE2's syntax; if it has a group, only that is the secret."""
 
     def __post_init__(self) -> None:
-        pattern(self.pattern)
+        compile_pattern(self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Redaction:
     patterns: tuple[SecretPattern, ...] = ()
 
     def __post_init__(self) -> None:
-        if unknown := sorted({*self.secrets} - {_ALL, *BUILT_IN}):
-            known = ", ".join((_ALL, *BUILT_IN))
+        if unknown := sorted({*self.secrets} - {_ALL, *BUILT_IN_PATTERNS}):
+            known = ", ".join((_ALL, *BUILT_IN_PATTERNS))
             raise ValueError(f"{unknown[0]!r} is no secret that is known ({known})")
 
     @property
     def named(self) -> dict[str, str]:
         """The patterns by name."""
-        names = BUILT_IN if _ALL in self.secrets else self.secrets
+        names = BUILT_IN_PATTERNS if _ALL in self.secrets else self.secrets
         own = {each.name: each.pattern for each in self.patterns}
-        return {name: BUILT_IN[name] for name in names} | own
+        return {name: BUILT_IN_PATTERNS[name] for name in names} | own
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,13 @@ class _Found:
     name: str
 
 
-class Secrets:
+class SecretFinder:
     """A Redaction with its patterns compiled."""
 
     def __init__(self, redaction: Redaction) -> None:
-        self._patterns = {name: pattern(written) for name, written in redaction.named.items()}
+        self._patterns = {
+            name: compile_pattern(written) for name, written in redaction.named.items()
+        }
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
@@ -98,11 +100,11 @@ class Secrets:
         return sorted(found, key=lambda each: (each.secret, each.whole))
 
 
-class SecretStream:
+class StreamRedactor:
     """Replaces secrets in a text that comes in pieces. The last characters are held back, because
     they may begin a secret."""
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
         self._held = ""
 

@@ -113,7 +113,7 @@ _RULE = "-" * 50
 _CUT = f"{_RULE}\n<Observation truncated in middle for saving context>\n{_RULE}"
 
 
-def bash_words(outcome: CommandOutcome, limits: ObservationLimits) -> str:
+def command_observation(outcome: CommandOutcome, limits: ObservationLimits) -> str:
     """Return the observation of a command: how it ended and what it printed."""
     if outcome.timed_out or outcome.exit_code == _TIMED_OUT:
         late = f"The command took too long to execute (>{outcome.timeout_s:g}s)"
@@ -127,25 +127,25 @@ def _bash_words(ended: str, stdout: str, stderr: str) -> str:
     printed = f"\\[STDOUT]\n{stdout if stdout.strip() else ''}"
     if stderr.strip():
         printed = f"{printed}\n\\[STDERR]\n{stderr}"
-    return f"Exit code: {ended}\n{tool_words('execute_bash', printed)}"
+    return f"Exit code: {ended}\n{tool_observation('execute_bash', printed)}"
 
 
-def nothing_run_words() -> str:
+def invalid_arguments_observation() -> str:
     """Return the observation of a command whose arguments are no object."""
-    return f"Exit code: 0\n{tool_words('execute_bash', '')}"
+    return f"Exit code: 0\n{tool_observation('execute_bash', '')}"
 
 
-def tool_words(name: str, text: str) -> str:
+def tool_observation(name: str, text: str) -> str:
     """Return a tool's observation. The reference escapes the bracket for its own console."""
     return f"Execution output of \\[{name}]:\n{text}"
 
 
-def unknown_words(name: str) -> str:
+def unknown_tool_observation(name: str) -> str:
     """Return the observation of a call of an unknown tool."""
     return f"Unknown action: {name}"
 
 
-def steps_words(left: int) -> str:
+def steps_remaining_line(left: int) -> str:
     """Return the line that ends the last message before each model call."""
     return f"\nSteps Remaining: {left}"
 
@@ -179,14 +179,14 @@ NEEDS_COMMAND_AND_PATH = "Error: command and path are required."
 
 
 @dataclass(frozen=True, slots=True)
-class Edited:
+class EditResult:
     """The file's new text, and the observation for the model."""
 
     text: str
     words: str
 
 
-def viewed(path: str, content: str, view_range: Sequence[int] | None) -> str:
+def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
     """Return a file's lines with their numbers, or those of the range."""
     if not content:
         return f"(empty file: {path})"
@@ -206,7 +206,7 @@ def viewed(path: str, content: str, view_range: Sequence[int] | None) -> str:
     return _clipped(_numbered(path, lines[first - 1 : last], first))
 
 
-def listed(path: str, names: str) -> str:
+def list_directory(path: str, names: str) -> str:
     """Return the observation of a directory."""
     if not names:
         return f"(empty directory: {path})"
@@ -214,7 +214,7 @@ def listed(path: str, names: str) -> str:
     return f"{heading}:\n{names}"
 
 
-def not_viewed(path: str) -> str:
+def not_viewable(path: str) -> str:
     """Return the observation of a file that is neither Python nor reStructuredText."""
     return (
         "ERROR: Viewing non-Python files is disallowed for saving context. File"
@@ -227,16 +227,16 @@ def not_found(path: str) -> str:
     return f"Error: Path not found: {path}"
 
 
-def created(path: str, text: str) -> Edited:
+def create_file(path: str, text: str) -> EditResult:
     """Return a file with the given text, new or in the place of another."""
-    return Edited(
+    return EditResult(
         f"{text}\n",
         f"File created at {path}. {_snippet(path, text, 1)}"
         "Review the file and make sure that it is as expected. Edit the file if necessary.",
     )
 
 
-def replaced(path: str, content: str | None, old: str, new: str) -> Edited | str:
+def replace_text(path: str, content: str | None, old: str, new: str) -> EditResult | str:
     """Return the file with `new` in the one place of `old`, or why that cannot be; `content` is
     None if there is no file."""
     if not old:
@@ -256,14 +256,14 @@ def replaced(path: str, content: str | None, old: str, new: str) -> Edited | str
     line = before.count("\n")
     first = max(0, line - _AROUND)
     shown = "\n".join(text.split("\n")[first : line + _AROUND + new.count("\n") + 1])
-    return Edited(
+    return EditResult(
         f"{text}\n",
         f"The file {path} has been edited. {_snippet(f'a snippet of {path}', shown, first + 1)}"
         "Review the changes and make sure they are as expected. Edit the file again if necessary.",
     )
 
 
-def inserted(path: str, content: str | None, line: int, new: str) -> Edited | str:
+def insert_text(path: str, content: str | None, line: int, new: str) -> EditResult | str:
     """Return the file with `new` after that line, or why that cannot be; `content` is None if
     there is no file."""
     if not new:
@@ -277,7 +277,7 @@ def inserted(path: str, content: str | None, line: int, new: str) -> Edited | st
     before, after = lines[:line], lines[line:]
     shown = "\n".join([*before[-_AROUND:], *put_in, *after[:_AROUND]])
     first = max(1, line - _AROUND + 1)
-    return Edited(
+    return EditResult(
         "\n".join([*before, *put_in, *after, ""]),
         f"The file {path} has been edited. {_snippet('a snippet of the edited file', shown, first)}"
         "Review the changes and make sure they are as expected (correct indentation, no duplicate"

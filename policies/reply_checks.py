@@ -27,7 +27,7 @@ _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
 Words = tuple[str, ...]
 
 
-class OwnTexts:
+class ProxyTexts:
     """The texts that the proxy sends to the model, indexed for finding quotations of them."""
 
     def __init__(self, prompts: Iterable[str], instructions: Iterable[str] = ()) -> None:
@@ -60,7 +60,7 @@ class OwnTexts:
 class EchoCheck:
     """Checks one growing text for quotations of the proxy's own texts."""
 
-    def __init__(self, own: OwnTexts, client_text: Sequence[str]) -> None:
+    def __init__(self, own: ProxyTexts, client_text: Sequence[str]) -> None:
         """`client_text` are the texts of the client's messages; quoting those is allowed."""
         self._own = own
         self._client_text = client_text

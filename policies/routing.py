@@ -24,7 +24,7 @@ RouteReason = Literal[
 ]
 """Why a request has a run, or none. Clients may compare these words."""
 ROUTE_REASONS: tuple[RouteReason, ...] = get_args(RouteReason)
-SENTENCES: Mapping[RouteReason, str] = {
+REASON_SENTENCES: Mapping[RouteReason, str] = {
     "auto": "computer: auto",
     "always": "computer: always",
     "never": "computer: never",
@@ -43,7 +43,7 @@ SENTENCES: Mapping[RouteReason, str] = {
 """The reasons in words for people."""
 
 PLAIN_SUFFIX = ":plain"
-ONE_CALL = (
+ONE_CALL_FIELDS = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
@@ -62,15 +62,15 @@ class Route:
     @property
     def sentence(self) -> str:
         """The reason in words for people."""
-        return SENTENCES[self.reason]
+        return REASON_SENTENCES[self.reason]
 
 
-def plain_name(model: str) -> str:
+def backend_model_name(model: str) -> str:
     """Return the backend's own name for a model."""
     return model.removesuffix(PLAIN_SUFFIX)
 
 
-def route(
+def choose_route(
     body: Mapping[str, Any],
     headers: Mapping[str, str],
     profile: Profile = Profile(),
@@ -83,7 +83,7 @@ def route(
     sandbox. `headers` are in lower case.
     """
     written = str(body.get("model", ""))
-    model = plain_name(written)
+    model = backend_model_name(written)
     asked: RouteReason | None = "plain_suffix" if written != model else _one_call(body)
     if profile.computer == "never":
         return Route("plain", model, "never")
@@ -114,6 +114,6 @@ def _one_call(body: Mapping[str, Any]) -> RouteReason | None:
         return "not_text"
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
         return "continued_message"
-    if any(body.get(name) is not None for name in ONE_CALL):
+    if any(body.get(name) is not None for name in ONE_CALL_FIELDS):
         return "backend_state"
     return None

@@ -44,7 +44,7 @@ class Pattern:
 
 
 @lru_cache(maxsize=1024)
-def pattern(written: str) -> Pattern:
+def compile_pattern(written: str) -> Pattern:
     """Compile a pattern, or return it from the cache. Raises ValueError."""
     return Pattern(written)
 
@@ -61,7 +61,7 @@ def _encodable(text: str) -> str:
 
 # Rules
 
-Act = Literal["command", "file", "egress"]
+RuleTarget = Literal["command", "file", "egress"]
 Action = Literal["deny", "ask", "flag"]
 MAX_SUBJECT_CHARS = 1000
 """How much is told of the subject that a rule has matched."""
@@ -73,7 +73,7 @@ class Rule:
     """An act that is denied or recorded. Raises ValueError for a malformed name or pattern."""
 
     name: str
-    over: Act  # not `on`, which YAML 1.1 takes for a boolean
+    over: RuleTarget  # not `on`, which YAML 1.1 takes for a boolean
     """What the pattern is searched in. command: the text that bash or a job is given; file: the
     path that the editor views or writes, or that of a produced file; egress: `host:port`."""
     pattern: str
@@ -88,7 +88,7 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.name.replace("-", "").replace("_", "").isalnum() or not self.name.isascii():
             raise ValueError(f"a rule's name has letters, digits, - and _, not {self.name!r}")
-        pattern(self.pattern)
+        compile_pattern(self.pattern)
 
     @property
     def refusal(self) -> str | None:
@@ -107,10 +107,12 @@ class RuleSet:
     rules: tuple[Rule, ...] = ()
     """Only the first that matches holds."""
 
-    def met(self, over: Act, subject: str) -> Rule | None:
+    def met(self, over: RuleTarget, subject: str) -> Rule | None:
         """Return the rule that holds for an act, or None."""
         of_kind = (rule for rule in self.rules if rule.over == over)
-        return next((rule for rule in of_kind if pattern(rule.pattern).is_in(subject)), None)
+        return next(
+            (rule for rule in of_kind if compile_pattern(rule.pattern).is_in(subject)), None
+        )
 
     def withheld(self, paths: Iterable[str]) -> dict[str, Rule]:
         """Return the files that are not returned to the client, each with its rule."""
@@ -118,7 +120,7 @@ class RuleSet:
         return {path: rule for path, rule in met.items() if rule and rule.refusal}
 
 
-def subject(tool: str, arguments: Mapping[str, Any]) -> tuple[Act, str] | None:
+def rule_subject(tool: str, arguments: Mapping[str, Any]) -> tuple[RuleTarget, str] | None:
     """Return what rules see of a call of one of our tools, or None for nothing."""
     match tool, arguments:
         case "execute_bash", {"command": str(text)}:

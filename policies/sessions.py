@@ -47,7 +47,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SessionState:
     """A version of a session's files, as one of its runs left them."""
 
     session: Session
@@ -73,7 +73,7 @@ class NamedSession:
     """True if the messages show the state to resume from; else it is the session's newest."""
 
 
-def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:
+def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:
     """Return the session that a request names, or None. What our own API has comes before the
     headers and fields of others.
 
@@ -92,19 +92,19 @@ def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession |
     return None
 
 
-def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+def session_states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """Return the name of a session's state after these messages, and of the states that it may
     resume from, latest first.
 
     Only the user's words and the results of the client's tools count: clients change what the
     assistant said, and system prompts tell the time.
     """
-    chain = [state for state, _ in groupby(states_between(messages))]
+    chain = [state for state, _ in groupby(state_names(messages))]
     state, *before = reversed(chain[1:]) if chain[1:] else ("",)
     return state, before[:MAX_PARENTS]
 
 
-def states_between(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def state_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the name of the state before each of these messages, and after the last one."""
     state = ""
     for message in messages:
@@ -126,12 +126,12 @@ def container_id(owner: str, unique: str) -> str:
     return f"cntr_{_digest(owner)[:16]}{unique}"
 
 
-def container_of(owner: str, run_id: str) -> str | None:
+def run_container_id(owner: str, run_id: str) -> str | None:
     """Return the container of a run without a session, or None if no run can have this id."""
     return container_id(owner, run_id) if _UNIQUE.fullmatch(run_id) else None
 
 
-def container_named(owner: str, name: str) -> str:
+def session_container_id(owner: str, name: str) -> str:
     """Return the container of a session, by the client's name for it or by the container's own id.
     Another owner's id is taken for a name, so it leads to none of that owner's containers."""
     prefix = container_id(owner, "")

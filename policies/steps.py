@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, get_args
 
-Steps = Literal["off", "reasoning", "items", "events"]
+StepsMode = Literal["off", "reasoning", "items", "events"]
 """off: not at all; reasoning: as text among the model's thinking; items: as Open WebUI's tool
 cards; events: as server-sent events of their own."""
 StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
@@ -14,11 +14,11 @@ NarrationSetting = Literal["content", "reasoning"]
 """Where a stream puts what the model says before a tool call. content: as it comes, set apart from
 the answer by an empty line; reasoning: apart from all content, which then waits until it is known
 to be the answer."""
-PROFILES: tuple[Steps, ...] = get_args(Steps)
-UsageOf = Literal["all_calls", "last_call"]
+STEPS_MODES: tuple[StepsMode, ...] = get_args(StepsMode)
+UsageScope = Literal["all_calls", "last_call"]
 """The model calls whose usage a client is told. all_calls: their sum, what the answer cost;
 last_call: how full the context is."""
-CHOICES: tuple[UsageOf, ...] = get_args(UsageOf)
+USAGE_SCOPES: tuple[UsageScope, ...] = get_args(UsageScope)
 
 _OPEN_WEBUI = "x-openwebui-"
 NOT_FINISHED = "[not finished]"
@@ -29,9 +29,9 @@ _OUTCOME = re.compile(
 )
 
 
-def is_profile(word: object) -> TypeGuard[Steps]:
+def is_steps_mode(word: object) -> TypeGuard[StepsMode]:
     """Return True if a client may ask for steps to be shown this way."""
-    return word in PROFILES
+    return word in STEPS_MODES
 
 
 def is_shown(tool: str) -> bool:
@@ -39,7 +39,7 @@ def is_shown(tool: str) -> bool:
     return tool != "submit"
 
 
-def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
+def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
     """Return how steps are shown to a client that did not ask; `headers` are the names of those it
     sent."""
     if setting != "auto":
@@ -48,7 +48,9 @@ def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
     return "items" if is_open_webui else "reasoning"
 
 
-def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking: bool) -> Steps:
+def default_mode_for_messages(
+    setting: StepsSetting, *, code_execution: bool, thinking: bool
+) -> StepsMode:
     """Return the same for Anthropic's API. Many of its clients take the first block of an answer
     for its text, so that only what they have asked for stands before it."""
     if setting != "auto":
@@ -58,7 +60,7 @@ def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking:
     return "reasoning" if thinking else "off"
 
 
-def suited_to_responses(setting: StepsSetting, *, shows_items: bool) -> Steps:
+def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> StepsMode:
     """Return the same for OpenAI's Responses API. Only clients that asked for a tool which makes
     items get items: others take such an item for a call of one of their own tools."""
     if setting in ("off", "reasoning", "events"):
@@ -66,7 +68,7 @@ def suited_to_responses(setting: StepsSetting, *, shows_items: bool) -> Steps:
     return "items" if shows_items else "reasoning"
 
 
-def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
+def outcome_line(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
     """Return the line that ends a step."""
     parts = [] if exit_code is None else [f"exit {exit_code}"]
     parts.append(f"{duration_s:.1f} s")
@@ -75,18 +77,18 @@ def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) 
     return f"[{', '.join(parts)}]"
 
 
-def tells_steps(thinking: str) -> bool:
+def contains_steps(thinking: str) -> bool:
     """Return True if the thinking contains steps: the proxy's words, which the model did not
     think."""
     return _OUTCOME.search(thinking) is not None
 
 
-def is_choice(word: object) -> TypeGuard[UsageOf]:
+def is_usage_scope(word: object) -> TypeGuard[UsageScope]:
     """Return True if a client may ask for the usage of these model calls."""
-    return word in CHOICES
+    return word in USAGE_SCOPES
 
 
-def suited_usage(headers: Mapping[str, str]) -> UsageOf:
+def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:
     """Return whose usage is told to a client that did not ask; `headers` are found in lower case.
 
     Coding agents shorten a conversation by it, which a sum over several calls would have them do

@@ -84,24 +84,24 @@ class KnownVerdict:
         return version != self.version
 
 
-def never(model: str) -> ToolVerdict:
+def disabled_verdict(model: str) -> ToolVerdict:
     """The verdict of `tool_support: never`."""
     return ToolVerdict("no_tool_support", _NEVER.format(model=model))
 
 
-def ignored(model: str) -> ToolVerdict:
+def ignored_verdict(model: str) -> ToolVerdict:
     """The verdict on a model whose chat template renders no tools."""
     return ToolVerdict("tools_ignored", _IGNORED.format(model=model))
 
 
-def refused(model: str, said: str) -> ToolVerdict:
+def refused_verdict(model: str, said: str) -> ToolVerdict:
     """The verdict on a model whose backend refuses tools in these words."""
     change = next(change for word, change in _CHANGES if word in said)
     said = " ".join(said[:MAX_SAID_CHARS].split()).rstrip(".")
     return ToolVerdict("tools_refused", _REFUSED.format(model=model, said=said, change=change))
 
 
-def failed(model: str, trouble: Collection[str]) -> ToolVerdict:
+def failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
     """The verdict on a model that was in trouble with tools."""
     words = ", ".join(sorted(trouble)).replace("_", " ")
     return ToolVerdict("tools_failed", _FAILED.format(model=model, trouble=words))

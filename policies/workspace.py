@@ -7,9 +7,9 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from policies.context import estimate, is_near
-from policies.documents import LARGE_CHARS, stand_in, start_and_end
-from policies.file_names import UniqueNames, UniqueShownNames, shown_name
+from policies.context import estimate_tokens, is_near_threshold
+from policies.documents import LARGE_CHARS, offload_as_one_file, offload_documents
+from policies.file_names import UniqueDisplayNames, UniqueNames, display_name
 
 WORKING_DIR = "/testbed"
 INPUT_DIR = "/testbed/documents"
@@ -50,7 +50,7 @@ class InputLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenFile:
+class ReceivedFile:
     """A file that came with a request."""
 
     at: tuple[int, int] | None
@@ -70,7 +70,7 @@ class GivenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedFile:
+class FileToWrite:
     """A file that is to be written to the sandbox."""
 
     path: str
@@ -83,37 +83,37 @@ class Workspace:
     """A request, split into files and prompt."""
 
     messages: Sequence[Message]
-    files: tuple[PlacedFile, ...]
+    files: tuple[FileToWrite, ...]
     tokens_kept_out: int = 0
     """The estimated size of the moved texts in the prompt, less that of what stands for them."""
     notes: tuple[str, ...] = ()
-    """The notes on the files of the message `without_notes` (see `plan`)."""
+    """The notes on the files of the message `without_notes` (see `plan_workspace`)."""
 
 
-def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
+def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
     """Return the texts of the user of which an estimate cannot tell whether they are over the
-    limit. Where a tokenizer is at hand, their counts are given to `plan`."""
+    limit. Where a tokenizer is at hand, their counts are given to `plan_workspace`."""
     if over_tokens is None:
         return []
-    said = (_said(message.get("content")) for message in messages if _is_users(message))
-    return [text for text in said if is_near(estimate(text), over_tokens)]
+    said = (_text_of_content(message.get("content")) for message in messages if _is_users(message))
+    return [text for text in said if is_near_threshold(estimate_tokens(text), over_tokens)]
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
     """Return True if a message of the user is long enough to be moved, whatever the limit."""
-    said = (_said(message.get("content")) for message in messages if _is_users(message))
+    said = (_text_of_content(message.get("content")) for message in messages if _is_users(message))
     return any(len(text) > LARGE_CHARS for text in said)
 
 
-def is_much(messages: Sequence[Message]) -> bool:
-    """Return True if `plan` takes so long that it would hold up the event loop."""
-    said = (_said(message.get("content")) for message in messages if _is_users(message))
+def is_slow_to_plan(messages: Sequence[Message]) -> bool:
+    """Return True if `plan_workspace` takes so long that it would hold up the event loop."""
+    said = (_text_of_content(message.get("content")) for message in messages if _is_users(message))
     return sum(map(len, said)) > _MUCH_CHARS
 
 
-def plan(
+def plan_workspace(
     messages: Sequence[Message],
-    given: Sequence[GivenFile],
+    given: Sequence[ReceivedFile],
     *,
     over_tokens: int | None,
     counted: Mapping[str, int] = MappingProxyType({}),
@@ -122,7 +122,7 @@ def plan(
     """Give every file a path, and replace it in the messages by a note that tells the path.
 
     A note depends on nothing that follows it: a conversation that grows keeps its beginning, so
-    prefix caches hit. `counted` are the tokens of texts that `long_texts` returned; the others are
+    prefix caches hit. `counted` are the tokens of texts that `texts_to_count` returned; others are
     estimated. The notes on the files of the message with the index `without_notes` go into
     `Workspace.notes` instead.
     """
@@ -133,13 +133,13 @@ def plan(
     if beside and first_user == without_notes:
         notes, beside = (*notes, beside), ""
     told = [
-        _with_note(message, beside) if index == first_user and beside else message
+        _append_note(message, beside) if index == first_user and beside else message
         for index, message in enumerate(planned)
     ]
     return Workspace(told, tuple(planner.files), planner.tokens_kept_out, notes)
 
 
-def last_of_user(messages: Sequence[Message]) -> int | None:
+def last_user_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the user's last message, or None."""
     return next((n for n in reversed(range(len(messages))) if _is_users(messages[n])), None)
 
@@ -149,7 +149,7 @@ class _Planner:
 
     def __init__(
         self,
-        given: Sequence[GivenFile],
+        given: Sequence[ReceivedFile],
         over_tokens: int | None,
         counted: Mapping[str, int],
         without_notes: int | None,
@@ -163,7 +163,7 @@ class _Planner:
         self.tokens_kept_out = 0
         self._names = UniqueNames()
         self._paths: dict[tuple[str, str], str] = {}
-        self.files: list[PlacedFile] = []
+        self.files: list[FileToWrite] = []
         beside = [index for index, each in enumerate(given) if each.at is None]
         self.beside = "\n".join(self._note(index) for index in beside)
         """The notes on files that were named beside the messages."""
@@ -191,7 +191,7 @@ class _Planner:
     def _gathered(self, content: Sequence[Any]) -> list[Any]:
         """Return the parts, with neighbours joined to one text if short texts are long together."""
         words = "".join(_text(part) for part in content if _is_short(part))
-        if self._over_tokens is None or estimate(words) <= self._over_tokens:
+        if self._over_tokens is None or estimate_tokens(words) <= self._over_tokens:
             return list(content)
         gathered: list[Any] = []
         for are_short, group in groupby(content, key=_is_short):
@@ -205,9 +205,9 @@ class _Planner:
     def _is_long(self, message: Message) -> bool:
         if self._over_tokens is None or not _is_users(message):
             return False
-        said = _said(message.get("content"))
+        said = _text_of_content(message.get("content"))
         tokens = self._counted.get(said)
-        return (estimate(said) if tokens is None else tokens) > self._over_tokens
+        return (estimate_tokens(said) if tokens is None else tokens) > self._over_tokens
 
     def _stand_in(self, number: int, index: int) -> list[Any]:
         """Return the parts that replace a given file in the message with that index."""
@@ -226,7 +226,7 @@ class _Planner:
         if given.fault:
             return f"[{_printable(given.fault)}]"
         if not known:
-            self.files.append(PlacedFile(path, number))
+            self.files.append(FileToWrite(path, number))
         what = "The image above is the file" if is_above else "Given file:"
         return f"[{what} {path} ({given.mime_type}, {given.bytes:,} bytes)]"
 
@@ -242,19 +242,23 @@ class _Planner:
         if len(text) <= LARGE_CHARS:
             return text
         is_full = len(self.files) >= _MAX_FILES
-        told = start_and_end(text, self._place) if is_full else stand_in(text, self._place)
-        self.tokens_kept_out += max(0, estimate(text) - estimate(told))
+        told = (
+            offload_as_one_file(text, self._place)
+            if is_full
+            else offload_documents(text, self._place)
+        )
+        self.tokens_kept_out += max(0, estimate_tokens(text) - estimate_tokens(told))
         return told
 
     def _place(self, text: str, title: str) -> str:
         known = (text, title) in self._paths
         path = self._path(text, title, "document" if title else "message", "text/plain")
         if not known:
-            self.files.append(PlacedFile(path, text))
+            self.files.append(FileToWrite(path, text))
         return path
 
 
-def _with_note(message: Message, note: str) -> Message:
+def _append_note(message: Message, note: str) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": note}]}
@@ -265,7 +269,7 @@ def _is_users(message: Message) -> bool:
     return message.get("role") == "user"
 
 
-def _said(content: Any) -> str:
+def _text_of_content(content: Any) -> str:
     """Return the text of a message's content."""
     if isinstance(content, list):
         return "\n".join(map(_text, content))
@@ -310,13 +314,13 @@ def input_path(filename: str, taken: Collection[str]) -> str:
     return path
 
 
-class ArchiveNames(UniqueShownNames):
+class ArchiveNames(UniqueDisplayNames):
     """Names for the files of one zip: relative, and never outside of where it is unpacked."""
 
     def first_choice(self, path: str) -> str:
         inside = path.removeprefix(f"{WORKING_DIR}/")
         parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
-        return "/".join(map(shown_name, parts)) or "file"
+        return "/".join(map(display_name, parts)) or "file"
 
 
 def _cut(text: str, max_bytes: int) -> str:

@@ -18,16 +18,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from policies.egress import Egress
-from policies.isolation import LEAST
+from policies.isolation import MIN_LIMITS
 from policies.profile import (
-    SETTLED,
-    Audit,
+    FIXED_FIELDS,
+    AuditSettings,
     EffectivePolicy,
     Profile,
     StyleSettings,
-    get,
-    in_words,
-    settings,
+    describe_stricter,
+    get_setting,
+    setting_paths,
 )
 from policies.prompts import TOOL_NAMES
 from policies.reference_style import NO_CALL, ReferencePrompts
@@ -126,7 +126,7 @@ class Profiles:
     def _require_within(self, usual: EffectivePolicy, asked: Profile) -> None:
         """Raises ForbiddenError if a profile that the key does not list allows more than its usual
         one."""
-        if refusal := usual.refusal(asked, settings(asked)):
+        if refusal := usual.refusal(asked, setting_paths(asked)):
             raise ForbiddenError(
                 f"Profile {asked.name!r} needs a key that lists it, for it allows more than"
                 f" {usual.profile.name!r}: {refusal.words()}",
@@ -167,7 +167,7 @@ def build_profiles(config: Config) -> Profiles:
         manner=StyleSettings(words=read_words(prompt_file) if prompt_file else ReferencePrompts()),
         per_day=config.per_day,
         watch=config.watch,
-        audit=Audit(config.audit.enabled, config.audit.required),
+        audit=AuditSettings(config.audit.enabled, config.audit.required),
         redact=config.redact,
     )
     named = {name: _bundle(base, name, tree) for name, tree in shipped().items()}
@@ -210,7 +210,7 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
             overlaid(profile, tree)
         except SettingError as error:
             raise ConfigError(f"{place}.{error.path}: {error.why}") from error
-    if settled := SETTLED & tree.keys():
+    if settled := FIXED_FIELDS & tree.keys():
         raise ConfigError(f"{place}.{min(settled)}: only a profile says that of itself")
 
 
@@ -274,7 +274,7 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         raise SettingError(path, first["msg"]) from error
     if below := next(no_amounts(asdict(profile)), None):
         raise SettingError(below, NO_AMOUNT)
-    for name, least in LEAST.items():
+    for name, least in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < least:
             raise SettingError(f"isolation.{name}", f"is at least {least:g}")
@@ -392,14 +392,14 @@ def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[s
     """Yield the lines of a Markdown table: each setting with its usual value, the profiles with
     another, and the values to which a model, a key or a request may restrict it."""
     yield from _TABLE_HEAD
-    for path in settings(usual):
-        value = get(usual, path)
+    for path in setting_paths(usual):
+        value = get_setting(usual, path)
         others = [
-            f"{name} {_shown(get(each, path))}"
+            f"{name} {_shown(get_setting(each, path))}"
             for name, each in profiles.items()
-            if get(each, path) != value
+            if get_setting(each, path) != value
         ]
-        narrower = in_words(path, value)
+        narrower = describe_stricter(path, value)
         yield f"| `{path}` | {_shown(value)} | {', '.join(others)} | {narrower} |"
 
 

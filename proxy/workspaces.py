@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from policies.hosts import Target
 from policies.isolation import Isolation
-from policies.sessions import ResumePoint, Session, State
+from policies.sessions import ResumePoint, Session, SessionState
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import ConfirmTarget, Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
@@ -40,10 +40,10 @@ MAX_SNAPSHOT_MIB = 1024
 class SnapshotStore(Protocol):
     """Where the states of workspaces lie."""
 
-    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+    async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         """Keep what `write` sends as that state, in full or not at all. Raises what it raises."""
 
-    async def alias(self, state: State, of: State) -> None:
+    async def alias(self, state: SessionState, of: SessionState) -> None:
         """The one is the same as the other, if that is kept."""
 
     async def newest(self, session: Session) -> str | None:
@@ -52,7 +52,7 @@ class SnapshotStore(Protocol):
     async def known(self, session: Session, names: Sequence[str]) -> set[str]:
         """Those of the states that are kept."""
 
-    def read(self, state: State) -> AsyncIterable[bytes]:
+    def read(self, state: SessionState) -> AsyncIterable[bytes]:
         """What was saved. Raises SandboxFileError where it is kept no more."""
 
     async def discard(self, session: Session) -> None:
@@ -71,7 +71,7 @@ class WorkspaceLease:
         """Who is asked what they may reach: still the last run's, when that has ended."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """What gives a new computer the files of the state that the run goes on from."""
-        self.leave_as: State | None = None
+        self.leave_as: SessionState | None = None
         """The state that the run leaves, once it is known that it shall be kept."""
         self.computer: Sandbox | None = None
         """The last computer that was taken, once one was."""
@@ -153,8 +153,8 @@ class Workspaces:
         self._keep_s = keep_s
         self._max_kept = max_kept
         self._clock = clock or SystemClock()
-        self._kept: dict[State, _Kept] = {}
-        self._settling: dict[State, asyncio.Task[None]] = {}
+        self._kept: dict[SessionState, _Kept] = {}
+        self._settling: dict[SessionState, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._giving_back: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
@@ -216,9 +216,9 @@ class Workspaces:
 
     # Taking
 
-    async def _parent(self, goes_on: ResumePoint) -> State | None:
+    async def _parent(self, goes_on: ResumePoint) -> SessionState | None:
         session = goes_on.session
-        states = [State(session, name) for name in goes_on.parents]
+        states = [SessionState(session, name) for name in goes_on.parents]
         for state in states:
             if settling := self._settling.get(state):
                 await asyncio.wait([settling])  # it is this state only from then on
@@ -230,7 +230,7 @@ class Workspaces:
             return None
         await self._settled_all(session)
         newest = await self._snapshots.newest(session)
-        return State(session, newest) if newest else None
+        return SessionState(session, newest) if newest else None
 
     async def _settled_all(self, session: Session) -> None:
         if settling := self._settling_of(session):
@@ -239,13 +239,13 @@ class Workspaces:
     def _settling_of(self, session: Session) -> list[asyncio.Task[None]]:
         return [task for state, task in self._settling.items() if state.session == session]
 
-    def _kept_seat(self, state: State | None, isolation: Isolation) -> WorkspaceLease | None:
+    def _kept_seat(self, state: SessionState | None, isolation: Isolation) -> WorkspaceLease | None:
         kept = self._kept.get(state) if state else None
         if state is None or kept is None or kept.lease.isolation != isolation:
             return None
         return self._take(state)
 
-    async def _make_ready(self, lease: WorkspaceLease, parent: State | None) -> None:
+    async def _make_ready(self, lease: WorkspaceLease, parent: SessionState | None) -> None:
         lease.leave_as, lease.is_used = None, False
         if lease.computer:
             lease.origin = "kept"
@@ -254,19 +254,21 @@ class Workspaces:
             # Also where the computer is warm: should it be lost, the next one has the files.
             lease.restore = lambda computer: computer.restore(self._snapshots.read(parent))
 
-    def _take(self, state: State) -> WorkspaceLease:
+    def _take(self, state: SessionState) -> WorkspaceLease:
         kept = self._kept.pop(state)
         kept.expiring.cancel()
         return kept.lease
 
-    async def _end(self, state: State) -> None:
+    async def _end(self, state: SessionState) -> None:
         """End a kept computer, unless somebody was faster."""
         if state in self._kept:
             await self._take(state).end()
 
     # Leaving
 
-    def _leave(self, parent: State | None, state: State, lease: WorkspaceLease) -> None:
+    def _leave(
+        self, parent: SessionState | None, state: SessionState, lease: WorkspaceLease
+    ) -> None:
         before = self._settling_of(state.session)
         work = self._settle(parent, state, lease, before)
         settling = self._settling[state] = asyncio.create_task(work)
@@ -274,14 +276,14 @@ class Workspaces:
         settling.add_done_callback(self._tasks.discard)
         settling.add_done_callback(partial(self._settled, state))
 
-    def _settled(self, state: State, settling: "asyncio.Task[None]") -> None:
+    def _settled(self, state: SessionState, settling: "asyncio.Task[None]") -> None:
         if self._settling.get(state) is settling:  # no other run has left the same state meanwhile
             del self._settling[state]
 
     async def _settle(
         self,
-        parent: State | None,
-        state: State,
+        parent: SessionState | None,
+        state: SessionState,
         lease: WorkspaceLease,
         before: Collection[asyncio.Task[None]],
     ) -> None:
@@ -301,7 +303,7 @@ class Workspaces:
         else:
             await lease.end()
 
-    async def _saved(self, state: State, lease: WorkspaceLease) -> bool:
+    async def _saved(self, state: SessionState, lease: WorkspaceLease) -> bool:
         """Make a snapshot; False: there is no use in the computer any more."""
         assert lease.computer
         try:
@@ -314,7 +316,7 @@ class Workspaces:
             logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
         return True
 
-    async def _keep(self, state: State, lease: WorkspaceLease) -> None:
+    async def _keep(self, state: SessionState, lease: WorkspaceLease) -> None:
         while state in self._kept:  # again, should another run have left the same meanwhile
             await self._end(state)
         self._kept[state] = _Kept(lease, asyncio.create_task(self._expire(state)))
@@ -339,7 +341,7 @@ class Workspaces:
         self._giving_back = None
         self._tasks.discard(giving_back)
 
-    async def _expire(self, state: State) -> None:
+    async def _expire(self, state: SessionState) -> None:
         await self._clock.sleep(self._keep_s)
         await self._kept.pop(state).lease.end()
 

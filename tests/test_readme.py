@@ -13,7 +13,7 @@ import yaml
 
 from policies.budgets import DailyBudget
 from policies.limits import Limits, StopReason
-from policies.redaction import BUILT_IN
+from policies.redaction import BUILT_IN_PATTERNS
 from proxy.agent.events import (
     EgressDecided,
     Event,
@@ -120,7 +120,7 @@ def test_the_rules_in_the_readme_are_rules() -> None:
 
 def test_every_secret_that_is_built_in_is_named() -> None:
     (line,) = re.findall(r"\*\*Secrets\*\*.*?;", README, re.DOTALL)
-    assert set(BUILT_IN) <= set(re.findall(r"`(\w+)`", line))
+    assert set(BUILT_IN_PATTERNS) <= set(re.findall(r"`(\w+)`", line))
 
 
 def test_every_target_that_is_named_is_in_the_makefile() -> None:

@@ -8,9 +8,16 @@ comment, a text that is printed, a path) does not count.
 
 from collections.abc import Callable, Mapping
 
-from policies.capabilities.programs import Capability, Code, Use, code_in, together, use_of
+from policies.capabilities.programs import (
+    Capability,
+    CapabilityUse,
+    CodeFragment,
+    code_of_file,
+    merge_uses,
+    use_of_command,
+)
 from policies.capabilities.python import use_of_python
-from policies.capabilities.shell import commands_in
+from policies.capabilities.shell import parse_commands
 
 __all__ = ["Capability", "capabilities_of"]
 
@@ -26,41 +33,44 @@ def capabilities_of(tool: str, arguments: object) -> frozenset[Capability]:
     if not isinstance(arguments, Mapping):
         return frozenset()
     if tool == "execute_bash":
-        return _of_command(arguments)
+        return _capabilities_of_command(arguments)
     if tool == "str_replace_editor":
-        return _of_edit(arguments)
+        return _capabilities_of_edit(arguments)
     return frozenset()
 
 
-def _of_command(arguments: Mapping[str, object]) -> frozenset[Capability]:
+def _capabilities_of_command(arguments: Mapping[str, object]) -> frozenset[Capability]:
     command = arguments.get("command")
     if not isinstance(command, str) or arguments.get("job_id") is not None:
         return frozenset()  # input that is typed into a program is no code
-    return _of_code((Code("shell", command[:MAX_CHARS]),))
+    return _read_code((CodeFragment("shell", command[:MAX_CHARS]),))
 
 
-def _of_edit(arguments: Mapping[str, object]) -> frozenset[Capability]:
+def _capabilities_of_edit(arguments: Mapping[str, object]) -> frozenset[Capability]:
     path = arguments.get("path")
     if arguments.get("command") not in _EDITS or not isinstance(path, str):
         return frozenset()
     texts = (arguments.get("file_text"), arguments.get("new_str"))
     written = "\n".join(text[:MAX_CHARS] for text in texts if isinstance(text, str))
-    return _of_code(code_in(path, written[:MAX_CHARS])) | {Capability.FILE_MANAGEMENT}
+    return _read_code(code_of_file(path, written[:MAX_CHARS])) | {Capability.FILE_MANAGEMENT}
 
 
-def _of_code(code: tuple[Code, ...]) -> frozenset[Capability]:
+def _read_code(code: tuple[CodeFragment, ...]) -> frozenset[Capability]:
     found = frozenset[Capability]()
     depth = 0
     while code and depth < _MAX_DEPTH:
         depth += 1
-        use = together([_READERS[each.language](each.text) for each in code])
+        use = merge_uses([_READERS[each.language](each.text) for each in code])
         found |= use.capabilities
         code = use.code
     return found
 
 
-def _of_shell(text: str) -> Use:
-    return together([use_of(command) for command in dict.fromkeys(commands_in(text))])
+def _use_of_shell(text: str) -> CapabilityUse:
+    return merge_uses([use_of_command(command) for command in dict.fromkeys(parse_commands(text))])
 
 
-_READERS: Mapping[str, Callable[[str], Use]] = {"shell": _of_shell, "python": use_of_python}
+_READERS: Mapping[str, Callable[[str], CapabilityUse]] = {
+    "shell": _use_of_shell,
+    "python": use_of_python,
+}

@@ -23,7 +23,7 @@ class Capability(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeFragment:
     """A piece of code, often inside another."""
 
     language: Language
@@ -31,35 +31,35 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class CapabilityUse:
     """The capabilities that a piece of code uses by itself, and the code in it that is still to be
     read."""
 
     capabilities: frozenset[Capability] = frozenset()
-    code: tuple[Code, ...] = ()
+    code: tuple[CodeFragment, ...] = ()
 
 
-NOTHING = Use()
-EXTERNAL = Use(frozenset({Capability.EXTERNAL_RESOURCES}))
-FILES = Use(frozenset({Capability.FILE_MANAGEMENT}))
-COMPUTATION = Use(frozenset({Capability.COMPUTATION}))
+NOTHING = CapabilityUse()
+EXTERNAL = CapabilityUse(frozenset({Capability.EXTERNAL_RESOURCES}))
+FILES = CapabilityUse(frozenset({Capability.FILE_MANAGEMENT}))
+COMPUTATION = CapabilityUse(frozenset({Capability.COMPUTATION}))
 
 
-def together(uses: "list[Use]") -> Use:
+def merge_uses(uses: "list[CapabilityUse]") -> CapabilityUse:
     """Return the use of several pieces together."""
     if len(uses) == 1:
         return uses[0]
     capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))
-    return Use(capabilities, tuple(code for use in uses for code in use.code))
+    return CapabilityUse(capabilities, tuple(code for use in uses for code in use.code))
 
 
-def code_in(path: str, text: str) -> tuple[Code, ...]:
+def code_of_file(path: str, text: str) -> tuple[CodeFragment, ...]:
     """Return the text of a file as code, if its name says that it is code."""
     if not text:
         return ()
     if path.endswith(".py"):
-        return (Code("python", text),)
-    return (Code("shell", text),) if path.endswith((".sh", ".bash")) else ()
+        return (CodeFragment("python", text),)
+    return (CodeFragment("shell", text),) if path.endswith((".sh", ".bash")) else ()
 
 
 # Programs by name
@@ -203,13 +203,13 @@ _PYTHONS = frozenset({"python", "pypy", "ipython", ""})
 _ASSIGNMENT = re.compile(r"\w+\+?=")
 
 
-def use_of(command: Command) -> Use:
+def use_of_command(command: Command) -> CapabilityUse:
     """Return what a command uses."""
     found = [_redirections(command)]
     words, gets_words = _program(command.words)
     if words:
         found.append(_use(_Invocation(_plain_name(words[0]), words, command, gets_words)))
-    return together(found)
+    return merge_uses(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def _plain_name(word: str) -> str:
 # The program
 
 
-def _use(run: _Invocation) -> Use:
+def _use(run: _Invocation) -> CapabilityUse:
     if run.args and all(word in _PROBES for word in run.args):
         return NOTHING
     if run.name in _PYTHONS:
@@ -287,7 +287,7 @@ def _use(run: _Invocation) -> Use:
     if run.name in _SHELLS:
         return _shell(run)
     if run.name == "eval":
-        return Use(code=(Code("shell", " ".join(run.args)),))
+        return CapabilityUse(code=(CodeFragment("shell", " ".join(run.args)),))
     if run.name in _FILTERS:
         return _filter(run, _FILTERS[run.name])
     if run.name in _SCRIPTED and run.args and run.args[0].startswith(_LINE_BY_LINE):
@@ -295,7 +295,7 @@ def _use(run: _Invocation) -> Use:
     return _by_name(run)
 
 
-def _by_name(run: _Invocation) -> Use:
+def _by_name(run: _Invocation) -> CapabilityUse:
     if run.name in _FETCHERS:
         return _fetcher(run)
     if part := _part(run):
@@ -304,13 +304,13 @@ def _by_name(run: _Invocation) -> Use:
         return FILES
     if run.name in _COMPUTERS or run.words[0] == SUM:
         is_install = any("install.packages" in word for word in run.args)
-        return together([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
+        return merge_uses([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
     if "/" in run.words[0] and not run.words[0].startswith(_OF_THE_SYSTEM):
         return COMPUTATION  # a program that was written or built here
     return NOTHING
 
 
-def _part(run: _Invocation) -> Use | None:
+def _part(run: _Invocation) -> CapabilityUse | None:
     """Return the use of a program's subcommand, such as `install`, or None if it has none that
     counts."""
     fetching = _FETCHING_PARTS.get(run.name, frozenset())
@@ -324,13 +324,13 @@ def _part(run: _Invocation) -> Use | None:
     return COMPUTATION if meant in computing else None
 
 
-def _fetcher(run: _Invocation) -> Use:
+def _fetcher(run: _Invocation) -> CapabilityUse:
     places = run.operands(_VALUED.get(run.name, frozenset()))
     is_far = run.gets_words or any(not _LOCAL.match(place) for place in places)
     return EXTERNAL if is_far else NOTHING
 
 
-def _filter(run: _Invocation, known: _Filter) -> Use:
+def _filter(run: _Invocation, known: _Filter) -> CapabilityUse:
     operands = run.operands(known.valued)
     has_script = any(word in known.script for word in run.args)
     leading = 0 if has_script else known.leading
@@ -342,20 +342,20 @@ def _filter(run: _Invocation, known: _Filter) -> Use:
     used = [FILES] if has_files else []
     if run.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
         used.append(COMPUTATION)
-    return together(used)
+    return merge_uses(used)
 
 
 # Code that a program is given
 
 
-def _python(run: _Invocation) -> Use:
+def _python(run: _Invocation) -> CapabilityUse:
     args, at = run.args, 0
     while at < len(args) and args[at].startswith("-") and args[at] != "-":
         option = args[at]
         if option.startswith("-c") and len(option) > 2:
-            return Use(code=(Code("python", option[2:]),))
+            return CapabilityUse(code=(CodeFragment("python", option[2:]),))
         if not option.startswith("--") and option.endswith("c"):
-            return Use(code=(Code("python", "".join(args[at + 1 : at + 2])),))
+            return CapabilityUse(code=(CodeFragment("python", "".join(args[at + 1 : at + 2])),))
         if not option.startswith("--") and option.endswith("m"):
             return _module(run, args[at + 1 :])
         at += 2 if option in ("-W", "-X") else 1
@@ -364,36 +364,36 @@ def _python(run: _Invocation) -> Use:
     return _from_input(run.command, "python")
 
 
-def _module(run: _Invocation, words: Sequence[str]) -> Use:
+def _module(run: _Invocation, words: Sequence[str]) -> CapabilityUse:
     name = _plain_name("".join(words[:1]))
     return NOTHING if name in _PYTHONS else _use(replace(run, name=name, words=words))
 
 
-def _shell(run: _Invocation) -> Use:
+def _shell(run: _Invocation) -> CapabilityUse:
     for at, word in enumerate(run.args):
         if not word.startswith("-"):
             return COMPUTATION if word != "/dev/stdin" else _from_input(run.command, "shell")
         if word.endswith("c") and not word.startswith("--"):
-            return Use(code=(Code("shell", "".join(run.args[at + 1 : at + 2])),))
+            return CapabilityUse(code=(CodeFragment("shell", "".join(run.args[at + 1 : at + 2])),))
     return _from_input(run.command, "shell")
 
 
-def _from_input(command: Command, language: Language) -> Use:
+def _from_input(command: Command, language: Language) -> CapabilityUse:
     """Return the use of what an interpreter without a script reads from its input."""
     if command.given:
-        return Use(code=(Code(language, command.given),))
+        return CapabilityUse(code=(CodeFragment(language, command.given),))
     return COMPUTATION if command.reads else NOTHING
 
 
 # Redirections
 
 
-def _redirections(command: Command) -> Use:
+def _redirections(command: Command) -> CapabilityUse:
     """Return the use of the files that a command reads and writes, and the code it writes there."""
     written = [path for path in command.writes if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         written += command.words[1:]
     text = command.given or command.said
-    code = {each.language: each for path in written for each in code_in(path, text)}
+    code = {each.language: each for path in written for each in code_of_file(path, text)}
     used = FILES if written or command.reads else NOTHING
-    return Use(used.capabilities, tuple(code.values()))
+    return CapabilityUse(used.capabilities, tuple(code.values()))

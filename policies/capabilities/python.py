@@ -15,10 +15,10 @@ from policies.capabilities.programs import (
     COMPUTATION,
     EXTERNAL,
     FILES,
-    Code,
-    Use,
+    CapabilityUse,
+    CodeFragment,
+    merge_uses,
     name_set,
-    together,
 )
 
 # Libraries by name
@@ -135,7 +135,7 @@ class _Token(NamedTuple):
 _END = _Token("newline", "\n")
 
 
-def use_of_python(text: str) -> Use:
+def use_of_python(text: str) -> CapabilityUse:
     """Return what a script uses."""
     return _Script(text).use()
 
@@ -185,15 +185,15 @@ class _Script:
             if token.kind == "name" and after.text == "("
         }
 
-    def use(self) -> Use:
-        used = [Use(code=tuple(self._commands()))]
+    def use(self) -> CapabilityUse:
+        used = [CapabilityUse(code=tuple(self._commands()))]
         if any(name & _EXTERNAL_NAMES for name in self._used):
             used.append(EXTERNAL)
         if self._called & _FILE_CALLS or any(name & _FILE_NAMES for name in self._used):
             used.append(FILES)
         if self._computes():
             used.append(COMPUTATION)
-        return together(used)
+        return merge_uses(used)
 
     def _without_imports(self, tokens: Sequence[_Token]) -> list[_Token]:
         body: list[_Token] = []
@@ -239,12 +239,12 @@ class _Script:
 
     # Commands
 
-    def _commands(self) -> Iterator[Code]:
+    def _commands(self) -> Iterator[CodeFragment]:
         for at, token in enumerate(self._body):
             if token.kind == "name" and self._imports.resolved(token.text) in _SHELL_CALLS:
                 words = _first_argument(self._body[at + 1 : at + _MAX_ARGUMENTS])
                 text = words[0] if len(words) == 1 else shlex.join(words)
-                yield Code("shell", text)
+                yield CodeFragment("shell", text)
 
 
 def _tokens(text: str) -> list[_Token]:

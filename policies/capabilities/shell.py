@@ -66,7 +66,7 @@ class Command:
     """True if its input is a pipe."""
 
 
-def commands_in(text: str) -> list[Command]:
+def parse_commands(text: str) -> list[Command]:
     """Return every simple command of a script, also those inside others."""
     return _Reader(text).read()
 

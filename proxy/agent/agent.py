@@ -9,8 +9,8 @@ from functools import partial
 
 from policies.limits import StopReason
 from policies.profile import Profile
-from policies.prompts import Equipment
-from policies.redaction import Secrets
+from policies.prompts import SandboxContents
+from policies.redaction import SecretFinder
 from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
@@ -57,7 +57,7 @@ class Agent:
     model: Model
     workspaces: Workspaces
     make_tools: Callable[[Profile], Sequence[Tool]]
-    equipment: Equipment = Equipment()
+    equipment: SandboxContents = SandboxContents()
     windows: ContextWindows = field(default_factory=ContextWindows)
 
     async def window(
@@ -138,7 +138,7 @@ async def _redacted(
     task: AgentTask, emit: Emit, work: Callable[[AgentTask, Emit], Awaitable[Result]]
 ) -> Result:
     """Do the work with the profile's secrets taken out of its events and its result."""
-    secrets = Secrets(task.profile.redact)
+    secrets = SecretFinder(task.profile.redact)
     if not secrets:
         return await work(task, emit)
     redactor = Redactor(secrets, emit)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from policies.artifacts import select
-from policies.file_names import shown_name
+from policies.artifacts import select_files
+from policies.file_names import display_name
 from policies.profile import Profile
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES, OUTPUT_DIR, WORKING_DIR
 from proxy.agent.artifacts import all_files
@@ -127,7 +127,7 @@ class AnswerWriter:
             return []  # the files are lost; the answer need not be
         withheld = self._profile.watch.withheld(file.path for file in files)
         allowed = (file for file in files if file.path not in withheld)
-        return [file.path for file in select(allowed, self._profile.artifacts).chosen]
+        return [file.path for file in select_files(allowed, self._profile.artifacts).chosen]
 
     def _url(self, path: str) -> str:
         self._linked.add(path)
@@ -167,7 +167,7 @@ class _Part:
 
 def _listed(artifact: Artifact) -> str:
     """Return a file's line of the list."""
-    name = artifact.filename or shown_name(artifact.path)
+    name = artifact.filename or display_name(artifact.path)
     shown = "!" if artifact.mime_type.startswith("image/") else ""
     return f"- {shown}[{name}]({artifact.url})"
 

@@ -8,8 +8,15 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from policies.artifacts import ProducedFile, SavedFile, SkippedFile, changed, output_path, select
-from policies.file_names import UniqueShownNames
+from policies.artifacts import (
+    ProducedFile,
+    SavedFile,
+    SkippedFile,
+    is_changed,
+    output_path,
+    select_files,
+)
+from policies.file_names import UniqueDisplayNames
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
 from proxy.agent.events import Emit, FileProduced
 from proxy.agent.guard import Guard
@@ -88,7 +95,7 @@ class ArtifactCollector:
             path = output_path(entry.path)
             is_unknown = path not in before and not self._is_before_known
             has_changed = path in wanted or (
-                None if is_unknown else changed(before.get(path), _contents(entry))
+                None if is_unknown else is_changed(before.get(path), _contents(entry))
             )
             if has_changed:
                 found.produced.append(ProducedFile(path, entry.bytes))
@@ -128,7 +135,7 @@ async def collect_artifacts(
     found = await outputs.produced(sandbox, linked, seconds)
     withheld = await guard.withhold(found.produced)
     allowed = [file for file in found.produced if file.path not in withheld]
-    selection = select(allowed, task.profile.artifacts)
+    selection = select_files(allowed, task.profile.artifacts)
     saved = await _save(sandbox, selection.chosen, task.artifact_store, emit, end)
     ruled_out = [SkippedFile(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
     return CollectedArtifacts(
@@ -146,7 +153,7 @@ async def _save(
     end: float,
 ) -> CollectedArtifacts:
     """Take files out of the sandbox, until the loop's time `end`."""
-    artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueShownNames()
+    artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueDisplayNames()
     for n, file in enumerate(chosen):
         try:
             left_s = max(0.0, end - asyncio.get_running_loop().time())

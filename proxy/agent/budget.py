@@ -10,18 +10,31 @@ from typing import Any
 import anyio
 
 from policies.budgets import (
-    STOPS,
+    STOP_REASONS,
     Expense,
-    Receipt,
-    RemainingBudget,
-    little_left,
-    little_left_today,
+    LowBudgetHint,
+    Reservation,
+    exhausted,
+    low_budget_hints,
+    low_daily_budget_hints,
     reminder,
-    used_up,
 )
-from policies.limits import Limits, Spent, StopReason, exceeded, no_more_commands, paid_out
-from policies.limits import egress_bytes as in_bytes
-from policies.prices import CHARS_PER_TOKEN, Counted, cost_usd, counted, expected_tokens
+from policies.limits import (
+    Limits,
+    Spent,
+    StopReason,
+    exceeded,
+    exceeded_command_limit,
+    exceeded_spending,
+)
+from policies.limits import mib_to_bytes as in_bytes
+from policies.prices import (
+    CHARS_PER_TOKEN,
+    TokenUsage,
+    cost_usd,
+    estimate_prompt_tokens,
+    parse_usage,
+)
 from proxy.agent.events import (
     CallFailed,
     ModelDelta,
@@ -97,7 +110,7 @@ class RunBudget:
             tokens=spent.tokens + spent.next_tokens,
             cost_usd=spent.cost_usd + spent.next_cost_usd,
         )
-        if stop := paid_out(self._limits, with_turn):
+        if stop := exceeded_spending(self._limits, with_turn):
             return stop
         return await self._take_call(messages)
 
@@ -124,7 +137,7 @@ class RunBudget:
         await self._made(_counted(reply, body["messages"]), receipt)
         return reply
 
-    async def _made(self, tokens: Counted, receipt: Receipt | None) -> None:
+    async def _made(self, tokens: TokenUsage, receipt: Reservation | None) -> None:
         """Count a call that was made."""
         cost = cost_usd(self._tariff, tokens)
         is_known = cost is not None and (self.cost_usd is not None or not self._calls)
@@ -136,25 +149,25 @@ class RunBudget:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
     async def _cut_off(
-        self, partial: "PartialCompletion", receipt: Receipt | None, *, made: bool
+        self, partial: "PartialCompletion", receipt: Reservation | None, *, made: bool
     ) -> None:
         """Count a reply that was cut off. `made`: the backend had the call even if it sent
         nothing, so the receipt stays as it was expected."""
         if partial.has_begun:
             self.unfinished = partial.reply()
-            await self._made(counted(self.unfinished.usage), receipt)
+            await self._made(parse_usage(self.unfinished.usage), receipt)
         elif self._day and receipt and not made:
             await self._day.settle(receipt, Expense())
 
     def _expected(self, messages: Sequence[Message]) -> Expense:
-        prompt = Counted(prompt=max(self._prompt_tokens, expected_tokens(messages)))
+        prompt = TokenUsage(prompt=max(self._prompt_tokens, estimate_prompt_tokens(messages)))
         return Expense(tokens=prompt.prompt, cost_usd=cost_usd(self._tariff, prompt) or 0.0)
 
     # Commands
 
     async def before_command(self) -> StopReason | None:
         """Count a command that is about to run. Return the limit that forbids it, or None."""
-        stop = no_more_commands(self._limits, self._spent())
+        stop = exceeded_command_limit(self._limits, self._spent())
         if not stop and self._day:
             stop = await self._day.take_command()
         if not stop:
@@ -196,7 +209,7 @@ class RunBudget:
         is_over = exceeded(self._limits, spent) or (self._day and self._day.is_over)
         if is_over or not self._limits.tell_remaining:
             return ""
-        left = little_left(self._limits, spent)
+        left = low_budget_hints(self._limits, spent)
         if self._day:
             left |= self._day.little_left()
         line = reminder(left, self._told)
@@ -216,7 +229,7 @@ class RunBudget:
             await self._day.count_egress(self.egress_bytes)
 
     def _spent(self, trajectory_tokens: int = 0) -> Spent:
-        coming = Counted(prompt=self._prompt_tokens, cached=self._prompt_tokens)
+        coming = TokenUsage(prompt=self._prompt_tokens, cached=self._prompt_tokens)
         return Spent(
             turns=self.turns,
             wall_time_s=self.wall_time_s,
@@ -261,16 +274,18 @@ class DailyBudgetUse:
         self._account = account
         self._spent = Expense()
         """What the key had spent when the account last told."""
-        self._calls: list[Receipt] = []
+        self._calls: list[Reservation] = []
         """Receipts for calls that are still to be made; the next call's is the last."""
-        self._command: Receipt | None = None
+        self._command: Reservation | None = None
         self._egress_counted = 0
         self._stop: StopReason | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be taken, by what the account last told."""
-        return self._stop is not None or bool(used_up(self._account.budget, self._spent, Expense()))
+        return self._stop is not None or bool(
+            exhausted(self._account.budget, self._spent, Expense())
+        )
 
     @property
     def bounds_egress(self) -> bool:
@@ -281,7 +296,7 @@ class DailyBudgetUse:
         self._calls += [receipt] if receipt else []
         return self._stop
 
-    async def call_receipt(self, expected: Expense) -> Receipt:
+    async def call_receipt(self, expected: Expense) -> Reservation:
         """Return the receipt that was taken before, else one for a call that must be made."""
         if self._calls:
             return self._calls.pop()
@@ -312,7 +327,7 @@ class DailyBudgetUse:
             with anyio.CancelScope(shield=True):  # traffic counts even if the client has left
                 await self._account.overdraw(Expense(egress_bytes=new))
 
-    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+    async def settle(self, receipt: Reservation, actual: Expense) -> None:
         self._spent += actual - receipt.expected
         await self._account.settle(receipt, actual)
 
@@ -324,14 +339,14 @@ class DailyBudgetUse:
         uncounted = egress_bytes - self._egress_counted
         return min(usual, in_bytes(mib) - self._spent.egress_bytes - uncounted)
 
-    def little_left(self) -> dict[str, RemainingBudget]:
-        return little_left_today(self._account.budget, self._spent)
+    def little_left(self) -> dict[str, LowBudgetHint]:
+        return low_daily_budget_hints(self._account.budget, self._spent)
 
-    async def _taken(self, expected: Expense) -> Receipt | None:
+    async def _taken(self, expected: Expense) -> Reservation | None:
         receipt = await self._account.take(expected)
         self._spent = receipt.spent
         if receipt.used_up:
-            self._stop = STOPS[receipt.used_up]
+            self._stop = STOP_REASONS[receipt.used_up]
             return None
         return receipt
 
@@ -415,7 +430,7 @@ class PartialCompletion:
             prompt = self._count.prompt
             completion = self._count.completion + self._pieces - self._counted_pieces
         else:
-            prompt = expected_tokens(self._messages)
+            prompt = estimate_prompt_tokens(self._messages)
             completion = estimated_tokens(self._pieces, self._chars)
         usage = {
             "prompt_tokens": prompt,
@@ -435,10 +450,10 @@ class PartialCompletion:
         return choice
 
 
-def _counted(reply: Completion, messages: list[Message]) -> Counted:
+def _counted(reply: Completion, messages: list[Message]) -> TokenUsage:
     """Return the tokens of a call; an estimate where the backend has not counted them."""
-    tokens = counted(reply.usage)
+    tokens = parse_usage(reply.usage)
     if tokens.total or tokens.reported_usd is not None:
         return tokens
     said = len(text_of(reply.message)) // CHARS_PER_TOKEN
-    return Counted(prompt=expected_tokens(messages), completion=said)
+    return TokenUsage(prompt=estimate_prompt_tokens(messages), completion=said)

@@ -9,9 +9,9 @@ from typing import Any
 
 from policies.context import ContextSizes
 from policies.limits import StopReason
-from policies.prompts import call_request, final_request
+from policies.prompts import final_request, tool_call_request
 from policies.reply_checks import is_quoted
-from policies.steps import UsageOf
+from policies.steps import UsageScope
 from proxy.agent.budget import MeteredModel
 from proxy.agent.context import ContextManager, ObservationFiles, TokenCounter
 from proxy.agent.context_windows import ContextWindow
@@ -100,7 +100,7 @@ class Conversation:
         prompt = self._counter.tokens(self.history.messages)
         return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
 
-    def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
+    def usage_of(self, calls: UsageScope) -> Mapping[str, Any]:
         """Return the usage that the client is told: of the last call, or of all."""
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
@@ -154,7 +154,7 @@ class Conversation:
     async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
         """Ask for a call of one of the client's tools, without ours."""
         self._is_last = True
-        self.history.ask(call_request(stop))
+        self.history.ask(tool_call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 

@@ -11,8 +11,8 @@ from typing import Any
 from policies.artifacts import ProducedFile
 from policies.hosts import Target
 from policies.profile import Profile
-from policies.redaction import Secrets
-from policies.rules import MAX_SUBJECT_CHARS, Act, subject
+from policies.redaction import SecretFinder
+from policies.rules import MAX_SUBJECT_CHARS, RuleTarget, rule_subject
 from policies.workspace import ANSWER_FILES
 from proxy.agent.events import EgressDecided, Emit, Event, RuleMatched
 from proxy.agent.result import RunWarning
@@ -31,12 +31,12 @@ class Guard:
 
     def __init__(self, profile: Profile, emit: Emit) -> None:
         self._watch = profile.watch
-        self._secrets = Secrets(profile.redact)
+        self._secrets = SecretFinder(profile.redact)
         self._emit = emit
 
     async def refusal(self, tool: str, arguments: object) -> str | None:
         """Return why a call is not made, in words for the model; None if it is."""
-        does = subject(tool, arguments) if isinstance(arguments, Mapping) else None
+        does = rule_subject(tool, arguments) if isinstance(arguments, Mapping) else None
         refused = await self._refusal(*does) if does else None
         return f"Nothing was done: {refused}." if refused else None
 
@@ -59,7 +59,7 @@ class Guard:
         """Return a text as the model may be told it: what goes to the model leaves the server."""
         return self._secrets.without(text)
 
-    async def _refusal(self, over: Act, what: str) -> str | None:
+    async def _refusal(self, over: RuleTarget, what: str) -> str | None:
         rule = self._watch.met(over, what)
         if rule is None:
             return None
@@ -68,7 +68,7 @@ class Guard:
         return rule.refusal
 
 
-def cleaned(value: Any, secrets: Secrets) -> Any:
+def cleaned(value: Any, secrets: SecretFinder) -> Any:
     """Return a value of JSON without secrets in its strings."""
     if isinstance(value, str):
         return secrets.without(value)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from policies.answer_form import is_answer
 from policies.limits import StopReason, time_plan
-from policies.prompts import WHY_NO_MORE_TOOLS, Equipment
+from policies.prompts import WHY_NO_MORE_TOOLS, SandboxContents
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.artifacts import (
     SANDBOX_LOST,
@@ -66,7 +66,7 @@ class AgentLoop:
         model: Model,
         windows: ContextWindows,
         tools: Sequence[Tool],
-        equipment: Equipment,
+        equipment: SandboxContents,
         task: AgentTask,
         given: AgentInput,
         emit: Emit,
@@ -99,7 +99,7 @@ class AgentLoop:
         """Whether the next turn is the last one: the client's request as it came, no tools."""
         self._turns_without_work = 0
 
-    def _begin(self, model: Model, windows: ContextWindows, equipment: Equipment) -> None:
+    def _begin(self, model: Model, windows: ContextWindows, equipment: SandboxContents) -> None:
         """Create the parts that talk to the model and to the client."""
         task, emit = self._task, self._emit
         words = self._style.words(task.profile, equipment, self._toolbox.names)

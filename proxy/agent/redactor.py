@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from policies.redaction import Secrets, SecretStream
+from policies.redaction import SecretFinder, StreamRedactor
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -28,14 +28,14 @@ ENDS_THINKING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinis
 class Redactor:
     """The filter of one run. The end of a text that goes on is held back until more of it comes."""
 
-    def __init__(self, secrets: Secrets, emit: Emit) -> None:
+    def __init__(self, secrets: SecretFinder, emit: Emit) -> None:
         self._secrets = secrets
         self._emit = emit
-        self._thinking = SecretStream(secrets)
+        self._thinking = StreamRedactor(secrets)
         self._thought = ReasoningDelta("")
         """The last piece of it: the model's thinking, or narration."""
-        self._answer = SecretStream(secrets)
-        self._outputs: dict[str, tuple[ToolOutput, SecretStream]] = {}
+        self._answer = StreamRedactor(secrets)
+        self._outputs: dict[str, tuple[ToolOutput, StreamRedactor]] = {}
         """The output of the call that runs, by stream."""
         self._given = ""
         """The answer as it was sent."""
@@ -102,7 +102,7 @@ class Redactor:
         await self._pass(replace(self._thought, text=self._thinking.finish()))
 
     async def _hear_output(self, event: ToolOutput) -> None:
-        _, stream = self._outputs.get(event.stream, (event, SecretStream(self._secrets)))
+        _, stream = self._outputs.get(event.stream, (event, StreamRedactor(self._secrets)))
         self._outputs[event.stream] = (event, stream)
         await self._pass(replace(event, text=stream.feed(event.text)))
 

@@ -11,9 +11,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from policies.profile import Profile
-from policies.prompts import NUDGE, Equipment, system_prompt
-from policies.reference_style import ReferencePrompts, steps_words, unknown_words
-from policies.workspace import last_of_user
+from policies.prompts import NUDGE, SandboxContents, system_prompt
+from policies.reference_style import (
+    ReferencePrompts,
+    steps_remaining_line,
+    unknown_tool_observation,
+)
+from policies.workspace import last_user_index
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
 from proxy.agent.task import AgentInput, AgentTask, Params
@@ -43,7 +47,7 @@ class AgentStyle(Protocol):
     def params(self, task: AgentTask) -> Params:
         """Return the parameters of the run's model calls."""
 
-    def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def words(self, profile: Profile, equipment: SandboxContents, names: Sequence[str]) -> str:
         """Return the words before the client's own; `names` are those of our tools."""
 
     def before_turn(self, history: History, turns_left: int) -> None:
@@ -66,7 +70,7 @@ class DefaultStyle:
     def params(self, task: AgentTask) -> Params:
         return task.params
 
-    def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def words(self, profile: Profile, equipment: SandboxContents, names: Sequence[str]) -> str:
         return system_prompt(profile, equipment, names)
 
     def before_turn(self, history: History, turns_left: int) -> None:
@@ -88,7 +92,7 @@ class ReferenceStyle:
     def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
         """Return the messages, the user's last one posed as a problem unless the run is resumed."""
         told = list(given.messages)
-        index = None if task.session.suspended_run else last_of_user(told)
+        index = None if task.session.suspended_run else last_user_index(told)
         if index is not None:
             told[index] = {**told[index], "content": self._problem(told[index], given.notes)}
         return told
@@ -104,12 +108,12 @@ class ReferenceStyle:
             final=own.final,
         )
 
-    def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def words(self, profile: Profile, equipment: SandboxContents, names: Sequence[str]) -> str:
         return self._words.system_prompt()
 
     def before_turn(self, history: History, turns_left: int) -> None:
         if history.messages[-1].get("role") != "assistant":
-            history.end_with(steps_words(turns_left))
+            history.end_with(steps_remaining_line(turns_left))
 
     def understand(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
         told = _told(message)
@@ -122,7 +126,7 @@ class ReferenceStyle:
         if call.mistake is not None:
             return Turn(told, (), as_text=False)
         if call.name not in names:
-            call = replace(call, mistake=unknown_words(call.name))
+            call = replace(call, mistake=unknown_tool_observation(call.name))
         return Turn(told, (call,), as_text=False)
 
     def _problem(self, message: Message, notes: Sequence[str]) -> Any:

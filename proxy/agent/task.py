@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from policies.answer_form import AnswerForm
 from policies.artifacts import ProducedFile
-from policies.budgets import DailyBudget, Expense, Receipt
+from policies.budgets import DailyBudget, Expense, Reservation
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
-from policies.sessions import ResumePoint, Session, State
-from policies.steps import NarrationSetting, UsageOf
+from policies.sessions import ResumePoint, Session, SessionState
+from policies.steps import NarrationSetting, UsageScope
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
@@ -89,14 +89,14 @@ class BudgetAccount(Protocol):
     def budget(self) -> DailyBudget:
         """The bounds of a day."""
 
-    async def take(self, expected: Expense) -> Receipt:
+    async def take(self, expected: Expense) -> Reservation:
         """Count an expense before it is made, unless something of the budget is used up: the
         receipt then says what."""
 
-    async def overdraw(self, expected: Expense) -> Receipt:
+    async def overdraw(self, expected: Expense) -> Reservation:
         """Count an expense that must be made, even if the budget is used up."""
 
-    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+    async def settle(self, receipt: Reservation, actual: Expense) -> None:
         """Replace the expected expense of a receipt by the actual one."""
 
 
@@ -188,9 +188,9 @@ class SessionPlan:
     session: Session
     resume_from: ResumePoint | None = None
     """The state that the run resumes from; None: an empty workspace."""
-    save_as: State | None = None
+    save_as: SessionState | None = None
     """The state that its files are saved as; None: they are not saved."""
-    suspend_as: State | None = None
+    suspend_as: SessionState | None = None
     """The same for a run that waits for the client's tools."""
     suspended_run: SuspendedRun | None = None
     """The suspended run that the client has answered."""
@@ -211,7 +211,7 @@ class BudgetReservation:
     """What was taken of a key's daily budget for a run to be made."""
 
     account: BudgetAccount
-    receipt: Receipt
+    receipt: Reservation
 
     async def refund(self) -> None:
         """Give it back, because no run is made."""
@@ -237,7 +237,7 @@ class Delivery:
     narration: NarrationSetting = "content"
     """How prose before a tool call is streamed. `content`: as content once it was held for a
     moment; `reasoning`: as reasoning, for clients that take all content for the answer."""
-    usage_of: UsageOf = "all_calls"
+    usage_of: UsageScope = "all_calls"
     """The model calls that the reported usage counts."""
     status_hold: StatusHold | None = None
     """The status line of the response that waits for the first model call, if one does."""

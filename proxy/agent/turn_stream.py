@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, Self
 
-from policies.redaction import Secrets
+from policies.redaction import SecretFinder
 from policies.reply_checks import RepetitionCheck
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.events import (
@@ -323,7 +323,7 @@ def client_call_stream(
 ) -> ClientCallStream | None:
     """Return the stream for one turn's calls; None if the client gets them when the run ends: it
     speaks of `functions`, or secrets are taken out of what it is sent."""
-    if not names or task.request.legacy_state is not None or Secrets(task.profile.redact):
+    if not names or task.request.legacy_state is not None or SecretFinder(task.profile.redact):
         return None
     return ClientCallStream(emit, toolbox, names, task.request.text_tools, new_id)
 

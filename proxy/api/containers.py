@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.file_names import type_of
+from policies.file_names import guess_mime_type
 from policies.sessions import Session
 from policies.workspace import ArchiveNames
 from proxy.api import dependencies
@@ -261,7 +261,7 @@ async def _from_form(
             container_id,
             await writer.keep(),
             filename=form.filename,
-            mime_type=type_of(form.filename),
+            mime_type=guess_mime_type(form.filename),
             quota=limits.quota_mib << 20,
         )
 

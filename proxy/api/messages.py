@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
-from policies.steps import suited_to_messages
+from policies.steps import default_mode_for_messages
 from proxy.agent.model import UpstreamPaths, UpstreamRequest
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import (
@@ -82,7 +82,7 @@ async def _run(
 def _shown(
     request: Request, body: Mapping[str, Any], asked: MessagesAsChat, decision: RoutingDecision
 ) -> Shown:
-    steps = steps_asked(body, request.headers) or suited_to_messages(
+    steps = steps_asked(body, request.headers) or default_mode_for_messages(
         services(request).steps,
         code_execution=asked.code_execution,
         thinking=asked.thinking,

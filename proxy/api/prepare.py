@@ -16,22 +16,22 @@ from typing import Any
 
 from starlette.requests import Request
 
-from policies.artifacts import without_links
+from policies.artifacts import strip_links
 from policies.budgets import Expense
-from policies.history import without_steps
+from policies.history import strip_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import (
     ResumePoint,
     Session,
-    State,
+    SessionState,
     container_id,
-    container_named,
-    container_of,
-    named,
-    states,
+    named_session,
+    run_container_id,
+    session_container_id,
+    session_states,
 )
-from policies.steps import UsageOf
+from policies.steps import UsageScope
 from proxy.agent.suspension import SuspendedRun, names
 from proxy.agent.task import (
     AgentInput,
@@ -116,7 +116,7 @@ def identify(
         work = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
         written = json.dumps(work, sort_keys=True).encode()
     headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
-    head = f"{request.url.path}\n{named(request.headers, body)}\n{headers}\n"
+    head = f"{request.url.path}\n{named_session(request.headers, body)}\n{headers}\n"
     on_disconnect = terms.on_disconnect or services(request).on_disconnect
     return RequestIdentity(
         owner=owner(request),
@@ -197,7 +197,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
     )
     # The profile, and how the client is told
     profile = decision.profile if alone else _profile_of_run(request, asked)
-    usage_of: UsageOf = "all_calls" if alone else usage_asked(asked.body, request.headers)
+    usage_of: UsageScope = "all_calls" if alone else usage_asked(asked.body, request.headers)
     # The files
     given: AgentInput | PendingInput = AgentInput(chat.messages)
     if not alone:
@@ -241,7 +241,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
 def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run is asked for: the messages without the proxy's own steps in them, and no
     tools of the client's if it forbids tools, for the run has its own."""
-    told = {**body, "messages": without_steps(body["messages"])}
+    told = {**body, "messages": strip_steps(body["messages"])}
     if forbids_tools(body):
         told |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
     return told
@@ -249,7 +249,7 @@ def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_tools(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the model is asked for that answers by itself."""
-    messages, _ = read(without_links(body["messages"]))
+    messages, _ = read(strip_links(body["messages"]))
     return {**body, "messages": messages, "tools": None, "tool_choice": None}
 
 
@@ -294,7 +294,7 @@ def resolve_session(
         resume_from = waiting.goes_on
     own = _own_session(whose, run_id)
     session = resume_from.session if resume_from else own.session
-    suspend_as = State(session, run_id)
+    suspend_as = SessionState(session, run_id)
     if save_as is None or save_as.session != session:
         save_as = suspend_as if is_kept else None
     return SessionPlan(session, resume_from, save_as, suspend_as, waiting)
@@ -303,7 +303,7 @@ def resolve_session(
 def _own_session(whose: str, run_id: str) -> SessionPlan:
     """Return the session of a run that belongs to no conversation."""
     session = Session(whose, container_id(whose, run_id))
-    return SessionPlan(session, suspend_as=State(session, run_id))
+    return SessionPlan(session, suspend_as=SessionState(session, run_id))
 
 
 def _of_conversation(
@@ -312,25 +312,25 @@ def _of_conversation(
     headers: Mapping[str, str],
     body: Mapping[str, Any],
     follows: ResumePoint | None,
-) -> tuple[ResumePoint | None, State | None]:
+) -> tuple[ResumePoint | None, SessionState | None]:
     """Return the state that the request's conversation goes on from, and the one it leaves."""
-    chat = named(headers, body)
+    chat = named_session(headers, body)
     if follows and (chat is None or chat.by_messages):
-        return follows, State(follows.session, run_id)
+        return follows, SessionState(follows.session, run_id)
     if chat is None:
         return None, None
-    session = Session(whose, container_named(whose, chat.name))
+    session = Session(whose, session_container_id(whose, chat.name))
     if not chat.by_messages:
-        return ResumePoint(session), State(session, run_id)
-    state, parents = states(body["messages"])
-    return ResumePoint(session, tuple(parents), anew=not parents), State(session, state)
+        return ResumePoint(session), SessionState(session, run_id)
+    state, parents = session_states(body["messages"])
+    return ResumePoint(session, tuple(parents), anew=not parents), SessionState(session, state)
 
 
 def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
     """Return the files of a suspended run that is stored no more, if its calls are answered and it
     had no conversation."""
     for name in names(body["messages"]):
-        if container := container_of(whose, name):
+        if container := run_container_id(whose, name):
             return ResumePoint(Session(whose, container), (name,), anew=True)
     return None
 

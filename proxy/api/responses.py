@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
-from policies.sessions import State
-from policies.steps import Steps, suited_to_responses
+from policies.sessions import SessionState
+from policies.steps import StepsMode, default_mode_for_responses
 from proxy.agent.task import RunObserver, SessionPlan
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import owner, read_model_request, services
@@ -95,10 +95,12 @@ async def _run(
     return await streamed(request, listener, StreamedResponse(told), terms, hold)
 
 
-def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:
+def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> StepsMode:
     """Return how steps are shown to the client."""
     setting, shows = services(request).steps, asked.tools.shows is not None
-    return steps_asked(body, request.headers) or suited_to_responses(setting, shows_items=shows)
+    return steps_asked(body, request.headers) or default_mode_for_responses(
+        setting, shows_items=shows
+    )
 
 
 def _check_network(profile: Profile, asked: ResponsesAsChat) -> None:
@@ -147,7 +149,7 @@ async def _begin_recording(
     return recorder
 
 
-def _unchanged_files(run_id: str, session: SessionPlan, before: PreviousContext) -> State:
+def _unchanged_files(run_id: str, session: SessionPlan, before: PreviousContext) -> SessionState:
     """Return the saved state of a run that leaves no files: no state has this name, so a request
     that continues the response finds the state before it."""
-    return State(before.follows.session if before.follows else session.session, run_id)
+    return SessionState(before.follows.session if before.follows else session.session, run_id)

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.profile import Profile
-from policies.routing import Route, plain_name, route
+from policies.routing import Route, backend_model_name, choose_route
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import authorize, owner, services
 from proxy.errors import BadRequestError, ForbiddenError
@@ -64,14 +64,14 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
     ForbiddenError, ToolsRefusedError."""
     requested = _requested_policy(request, body)
     profile = services(request).profiles.of(
-        authorize(request), plain_name(body["model"]), requested.profile, requested.settings
+        authorize(request), backend_model_name(body["model"]), requested.profile, requested.settings
     )
-    decided = route(body, request.headers, profile)
+    decided = choose_route(body, request.headers, profile)
     verdict = SUPPORTED
     if decided.kind == "sandbox":
         verdict = services(request).tool_verdicts.verdict_for(owner(request), decided.model)
         if verdict.reason:
-            decided = route(body, request.headers, profile, verdict.reason)
+            decided = choose_route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":
         if verdict.reason:
             raise no_tools_error(verdict)

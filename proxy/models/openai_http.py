@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
-from policies.json_bounds import JSONBounds, TooMuchJSONError, encoded
+from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError
@@ -257,7 +257,7 @@ class OpenAIHTTPModel:
     async def _ask(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> "BackendResponse":
-        written = encoded(body)
+        written = encode_json(body)
         described = {"content-type": "application/json", "content-length": str(len(written))}
         return await self._send(
             "POST",

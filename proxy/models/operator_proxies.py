@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies_environment
 
-from policies.hosts import address, is_public
+from policies.hosts import is_public, parse_address
 
 _SERVED = ("http", "https")
 _PORTS = {"http": 80, "https": 443}
@@ -35,7 +35,7 @@ def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
 def is_exempt(url: str) -> bool:
     """Return whether a URL leads to this machine or its own network, as far as its text tells."""
     host = (urlsplit(url).hostname or "").removesuffix(".")
-    if found := address(host):
+    if found := parse_address(host):
         return not is_public(found)
     return "." not in host or host.endswith(".localhost")
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from policies.json_bounds import JSONBounds, TooMuchJSONError, is_small
-from policies.prices import CHARS_PER_TOKEN, expected_tokens
+from policies.prices import CHARS_PER_TOKEN, estimate_prompt_tokens
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
@@ -247,7 +247,7 @@ class UsageReader:
         if value is None:  # too long, or cut off by the client
             self.made = self._bytes // CHARS_PER_TOKEN
         elif isinstance(value, dict):
-            self.made = expected_tokens([value.get(place) for place in _GENERATED])
+            self.made = estimate_prompt_tokens([value.get(place) for place in _GENERATED])
 
     def _take(self, value: Any) -> None:
         if not isinstance(value, dict):

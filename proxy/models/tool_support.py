@@ -25,11 +25,11 @@ from policies.tool_support import (
     KnownVerdict,
     ToolSupport,
     ToolVerdict,
-    failed,
-    ignored,
+    disabled_verdict,
+    failed_verdict,
+    ignored_verdict,
     is_evidence,
-    never,
-    refused,
+    refused_verdict,
 )
 from proxy.agent.events import OnDelta
 from proxy.agent.model import (
@@ -142,13 +142,13 @@ class ToolProbe:
         try:
             with_tools = await self._prompt_tokens(name, messages, [_TOOL])
         except ToolsRefusedError as error:
-            return refused(name, error.message)
+            return refused_verdict(name, error.message)
         if passed_on:
             return SUPPORTED
         without = await self._prompt_tokens(name, messages, [])
         if not with_tools or not without:
             return None
-        return SUPPORTED if with_tools > without else ignored(name)
+        return SUPPORTED if with_tools > without else ignored_verdict(name)
 
     async def refusal(self, name: str) -> ToolVerdict | None:
         """Return the verdict against a model whose backend refuses a request with a harmless tool,
@@ -156,7 +156,7 @@ class ToolProbe:
         try:
             await self._prompt_tokens(name, _greeting(), [_TOOL])
         except ToolsRefusedError as error:
-            return refused(name, error.message)
+            return refused_verdict(name, error.message)
         return None
 
     async def _prompt_tokens(
@@ -268,7 +268,7 @@ class ToolVerdicts:
         is given tools, and a probe of it starts in the background."""
         setting = self._settings.for_model(model)
         if setting != "probe":
-            return SUPPORTED if setting == "always" else never(model)
+            return SUPPORTED if setting == "always" else disabled_verdict(model)
         self._look_at(model)
         known = self._known.get(model)
         if known is not None and known.verdict.reason:
@@ -290,7 +290,7 @@ class ToolVerdicts:
         elif known.verdict.reason is None and model not in self._doubted:
             self._doubted.add(model)
             _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
-        return refused(model, said)
+        return refused_verdict(model, said)
 
     def note_run(self, owner: str, result: Result) -> None:
         """Note the trouble that a run had with tools; it counts for the key of the run only."""
@@ -302,7 +302,7 @@ class ToolVerdicts:
         ran = any(each.stats.peak_mem_bytes or each.stats.cpu_ms for each in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
-        verdict = failed(model, trouble)
+        verdict = failed_verdict(model, trouble)
         log.warning("run %s: no tools for its key now: %s", result.run_id, verdict.words)
         _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
 

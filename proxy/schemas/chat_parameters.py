@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.answer_form import schema_fault
+from policies.answer_form import schema_error
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import (
     Check,
@@ -178,7 +178,7 @@ def _response_format(value: Any, param: str) -> None:
     named = value["json_schema"]
     _NAMED_SCHEMA(named, f"{param}.json_schema")
     schema = named.get("schema")
-    if schema is not None and (fault := schema_fault(schema)):
+    if schema is not None and (fault := schema_error(schema)):
         raise BadRequestError(f"Invalid schema for {param} '{named['name']}': {fault}", param=param)
 
 

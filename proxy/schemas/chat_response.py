@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypedDict
 
-from policies.steps import Steps
+from policies.steps import StepsMode
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
 class ChatEncoder:
     """Turns the events of one choice into chunks."""
 
-    def __init__(self, run_id: str, steps: Steps, index: int = 0) -> None:
+    def __init__(self, run_id: str, steps: StepsMode, index: int = 0) -> None:
         self._run_id = run_id
         self._index = index
         self._state = AnswerState()
@@ -183,13 +183,13 @@ class StreamedCompletion:
     """Writes the frames of a streamed answer."""
 
     def __init__(
-        self, head: CompletionHead, run_id: str, steps: Steps, *, wants_usage: bool
+        self, head: CompletionHead, run_id: str, steps: StepsMode, *, wants_usage: bool
     ) -> None:
         self._run_id = run_id
         self._wants_usage = wants_usage
         self._choices = {0: ChatEncoder(run_id, steps)}
         # Open WebUI's cards are of one message.
-        self._steps_of_others: Steps = "reasoning" if steps == "items" else steps
+        self._steps_of_others: StepsMode = "reasoning" if steps == "items" else steps
         self._head = json.dumps(
             {
                 "id": head["response_id"],
@@ -246,7 +246,7 @@ class WholeCompletion:
     """Builds the answer in one piece. Of the stream it has the thinking and the steps; the final
     answer is in the result."""
 
-    def __init__(self, head: CompletionHead, run_id: str, steps: Steps) -> None:
+    def __init__(self, head: CompletionHead, run_id: str, steps: StepsMode) -> None:
         self._head = head
         self._profile = steps
         self._encoders = defaultdict[int, ChatEncoder](lambda: ChatEncoder(run_id, steps))

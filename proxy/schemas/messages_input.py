@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import Any
 
-from policies.history import UNANSWERED, one_text
+from policies.history import UNANSWERED, join_texts
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import array, boolean, mapping, object_with, text
 
@@ -195,7 +195,7 @@ def _assistant(blocks: Iterable[Block]) -> Message:
             words += [block["content"] for block in alike if block.get("content")]
         elif kind == "tool_use":
             calls += map(_call, alike)
-    content = one_text(list(filter(None, words)))
+    content = join_texts(list(filter(None, words)))
     if calls:
         return {"role": "assistant", "content": content or None, "tool_calls": calls}
     return {"role": "assistant", "content": content or UNANSWERED}

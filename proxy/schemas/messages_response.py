@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from policies.limits import StopReason
-from policies.steps import Steps
+from policies.steps import StepsMode
 from policies.workspace import OUTPUT_DIR
 from proxy.agent.events import (
     AnswerDelta,
@@ -52,7 +52,7 @@ class Shown:
 
     model: str
     """The model's name in the request."""
-    steps: Steps
+    steps: StepsMode
     thinking: bool
     stop_sequences: tuple[str, ...] = ()
     container_expires: int | None = None

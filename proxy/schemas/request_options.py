@@ -10,7 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.steps import CHOICES, PROFILES, Steps, UsageOf, is_choice, is_profile, suited_usage
+from policies.steps import (
+    STEPS_MODES,
+    USAGE_SCOPES,
+    StepsMode,
+    UsageScope,
+    default_usage_scope,
+    is_steps_mode,
+    is_usage_scope,
+)
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping
 
@@ -62,7 +70,7 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOp
     )
 
 
-def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
+def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> StepsMode | None:
     """Return how steps are to be shown, or None. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked, param = ours.get("steps") if isinstance(ours, dict) else None, "sandbox.steps"
@@ -70,9 +78,9 @@ def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | 
         asked, param = headers.get("x-sandbox-steps"), "X-Sandbox-Steps"
     if not asked:
         return None
-    if is_profile(asked):
+    if is_steps_mode(asked):
         return asked
-    raise _not_among(asked, PROFILES, param)
+    raise _not_among(asked, STEPS_MODES, param)
 
 
 def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
@@ -88,17 +96,17 @@ def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> boo
     return told == "on"
 
 
-def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
+def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageScope:
     """Return which model calls the usage counts. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked, param = ours.get("usage") if isinstance(ours, dict) else None, "sandbox.usage"
     if not asked:
         asked, param = headers.get("x-sandbox-usage"), "X-Sandbox-Usage"
     if not asked:
-        return suited_usage(headers)
-    if is_choice(asked):
+        return default_usage_scope(headers)
+    if is_usage_scope(asked):
         return asked
-    raise _not_among(asked, CHOICES, param)
+    raise _not_among(asked, USAGE_SCOPES, param)
 
 
 def _not_among(asked: object, words: Iterable[str], param: str) -> BadRequestError:

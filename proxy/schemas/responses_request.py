@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.history import is_step_id, one_text
+from policies.history import is_step_id, join_texts
 from proxy.errors import NotFoundError, ProxyError
 from proxy.schemas.responses_shapes import PASSED_OVER, check_fields, item_type
 from proxy.schemas.responses_tools import (
@@ -195,7 +195,7 @@ def _as_one(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(messages) == 1:
         return messages[0]
     said = [message["content"] for message in messages if message["content"]]
-    return {**messages[-1], "content": one_text(said)}
+    return {**messages[-1], "content": join_texts(said)}
 
 
 def input_items(given: str | Sequence[Item], run_id: str) -> list[Item]:

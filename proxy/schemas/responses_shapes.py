@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from policies.answer_form import schema_fault
+from policies.answer_form import schema_error
 from proxy.errors import BadRequestError
 from proxy.schemas.chat_parameters import (
     FORMATS,
@@ -193,7 +193,7 @@ def _text_format(value: Any, param: str) -> None:
     if value["type"] != "json_schema":
         return
     _NAMED_SCHEMA(value, param)
-    if fault := schema_fault(value["schema"]):
+    if fault := schema_error(value["schema"]):
         raise BadRequestError(
             f"Invalid schema for {param} '{value['name']}': {fault}", param=f"{param}.schema"
         )

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from policies.capabilities import Capability
-from policies.file_names import shown_name
+from policies.file_names import display_name
 from proxy.agent.result import Artifact, Result, add
 
 MAX_LEFT_OUT = 100
@@ -115,7 +115,7 @@ def place(answer: str, url: str) -> tuple[int, int]:
 
 def filename(artifact: Artifact) -> str:
     """Return the name under which the user sees a file."""
-    return _printable(artifact.filename or shown_name(artifact.path))
+    return _printable(artifact.filename or display_name(artifact.path))
 
 
 def _printable(path: str) -> str:

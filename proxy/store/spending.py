@@ -8,11 +8,19 @@ import anyio
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects.sqlite import insert
 
-from policies.budgets import KINDS, DailyBudget, Expense, Receipt, day_of, until_midnight_s, used_up
+from policies.budgets import (
+    EXPENSE_KINDS,
+    DailyBudget,
+    Expense,
+    Reservation,
+    day_number,
+    exhausted,
+    seconds_until_midnight,
+)
 from proxy.store.database import Database
 from proxy.store.tables import SPENDING
 
-_AMOUNTS = [SPENDING.c[kind] for kind in KINDS]
+_AMOUNTS = [SPENDING.c[kind] for kind in EXPENSE_KINDS]
 KEEP_DAYS = 1
 """How long the row of a day is kept: runs begun before midnight are settled after it."""
 
@@ -25,13 +33,13 @@ class StoredBudgetAccount:
     owner: str
     budget: DailyBudget
 
-    async def take(self, expected: Expense) -> Receipt:
+    async def take(self, expected: Expense) -> Reservation:
         return await self._take(self.budget, expected)
 
-    async def overdraw(self, expected: Expense) -> Receipt:
+    async def overdraw(self, expected: Expense) -> Reservation:
         return await self._take(DailyBudget(), expected)
 
-    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+    async def settle(self, receipt: Reservation, actual: Expense) -> None:
         adding = asyncio.ensure_future(self._add(receipt, actual))
         with anyio.CancelScope(shield=True):  # a client that disconnects now has spent it too
             try:
@@ -40,7 +48,7 @@ class StoredBudgetAccount:
                 await adding
                 raise
 
-    async def _take(self, budget: DailyBudget, expected: Expense) -> Receipt:
+    async def _take(self, budget: DailyBudget, expected: Expense) -> Reservation:
         taking = asyncio.ensure_future(self.shelf.take(self.owner, budget, expected))
         try:
             return await asyncio.shield(taking)
@@ -50,7 +58,7 @@ class StoredBudgetAccount:
                 await self._add(await taking, Expense())
             raise
 
-    async def _add(self, receipt: Receipt, actual: Expense) -> None:
+    async def _add(self, receipt: Reservation, actual: Expense) -> None:
         await self.shelf.add(self.owner, receipt.day, actual - receipt.expected)
 
 
@@ -68,18 +76,18 @@ class SpendingRepository:
 
     def until_midnight_s(self) -> float:
         """Return the seconds until all budgets begin anew."""
-        return until_midnight_s(self._now())
+        return seconds_until_midnight(self._now())
 
-    async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Receipt:
+    async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Reservation:
         """Count an expense unless the budget is used up."""
 
-        def work(connection: Connection) -> Receipt:
-            day = day_of(self._now())
+        def work(connection: Connection) -> Reservation:
+            day = day_number(self._now())
             spent = _spent(connection, owner, day)
-            if kind := used_up(budget, spent, expected):
-                return Receipt(day, Expense(), spent, used_up=kind)
+            if kind := exhausted(budget, spent, expected):
+                return Reservation(day, Expense(), spent, used_up=kind)
             _add(connection, owner, day, expected)
-            return Receipt(day, expected, spent + expected)
+            return Reservation(day, expected, spent + expected)
 
         return await self._database.write(work)
 
@@ -90,12 +98,12 @@ class SpendingRepository:
     async def spent(self, owner: str) -> Expense:
         """Return what a key has spent today."""
         return await self._database.read(
-            lambda connection: _spent(connection, owner, day_of(self._now()))
+            lambda connection: _spent(connection, owner, day_number(self._now()))
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete the rows of past days. See Shelf."""
-        connection.execute(delete(SPENDING).where(SPENDING.c.day < day_of(now) - KEEP_DAYS))
+        connection.execute(delete(SPENDING).where(SPENDING.c.day < day_number(now) - KEEP_DAYS))
         return False  # a row for each key and day
 
 
@@ -107,5 +115,5 @@ def _spent(connection: Connection, owner: str, day: int) -> Expense:
 
 def _add(connection: Connection, owner: str, day: int, more: Expense) -> None:
     row = insert(SPENDING).values(owner=owner, day=day, **asdict(more))
-    summed = {kind: SPENDING.c[kind] + row.excluded[kind] for kind in KINDS}
+    summed = {kind: SPENDING.c[kind] + row.excluded[kind] for kind in EXPENSE_KINDS}
     connection.execute(row.on_conflict_do_update(index_elements=["owner", "day"], set_=summed))

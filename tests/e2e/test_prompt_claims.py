@@ -12,7 +12,7 @@ from policies.egress import Egress
 from policies.isolation import Isolation, Level
 from policies.limits import Limits
 from policies.profile import Profile
-from policies.prompts import TRIED_ANYWAY, Equipment, system_prompt
+from policies.prompts import TRIED_ANYWAY, SandboxContents, system_prompt
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.images import MODULES, PROGRAMS, installed_programs
@@ -46,7 +46,7 @@ async def told(kind: Kind, state_dir: Path, profile: Profile) -> AsyncIterator[t
             return await tool.run(lease, {"command": command, **arguments}, timeout_s=limit_s)
 
         software = await installed_programs(await lease.sandbox())
-        yield system_prompt(profile, Equipment(software)), bash
+        yield system_prompt(profile, SandboxContents(software)), bash
 
 
 @in_every_sandbox

@@ -9,9 +9,9 @@ from policies.artifacts import (
     ProducedFile,
     SavedFile,
     SkippedFile,
-    changed,
+    is_changed,
     output_path,
-    select,
+    select_files,
 )
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ def file(name: str, size: int = 1) -> ProducedFile:
 
 def outcome(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[str]]:
     """The names of those that go back, and of the others with the reason."""
-    selection = select(files, ArtifactLimits(**limits))
+    selection = select_files(files, ArtifactLimits(**limits))
     names = [each.path.removeprefix("/testbed/output/") for each in selection.chosen]
     sizes = {each.path: each.bytes for each in files}
     assert all(each.bytes == sizes[each.path] for each in selection.skipped_files)
@@ -106,7 +106,7 @@ def test_a_type_that_means_nothing_is_refused(name: str, pattern: str) -> None:
 def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
     large = SkippedFile("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
     limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
-    assert select([file("a.html", 9 * MIB)], limits).skipped_files == (large,)
+    assert select_files([file("a.html", 9 * MIB)], limits).skipped_files == (large,)
 
 
 def test_a_listed_name_lies_in_the_output_directory() -> None:
@@ -131,4 +131,4 @@ def test_a_listed_name_lies_in_the_output_directory() -> None:
 def test_a_file_has_changed_if_its_hash_or_else_its_size_has(
     before: SavedFile | None, now: SavedFile, expected: bool | None
 ) -> None:
-    assert changed(before, now) is expected
+    assert is_changed(before, now) is expected

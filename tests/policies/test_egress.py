@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from policies.egress import PRESETS, BoundHeader, Egress, Rules
+from policies.egress import PRESETS, BoundHeader, Egress, EgressRules
 from policies.hosts import Target, parse_host
 
 
 def refusal(egress: Egress, host: str, port: int = 443) -> str | None:
-    return Rules(egress).refusal(Target(parse_host(host), port))
+    return EgressRules(egress).refusal(Target(parse_host(host), port))
 
 
 def allowing(*allow: str) -> Egress:
@@ -142,12 +142,12 @@ def test_every_preset_is_made_of_good_rules() -> None:
 
 def test_an_address_that_is_not_public_needs_its_network_named() -> None:
     private, loopback = ipaddress.ip_address("10.1.2.3"), ipaddress.ip_address("127.0.0.1")
-    rules = Rules(Egress(mode="open", allow_cidrs=("10.1.0.0/16", "fd00::/8")))
+    rules = EgressRules(Egress(mode="open", allow_cidrs=("10.1.0.0/16", "fd00::/8")))
     assert rules.reachable(private)
     assert rules.reachable(ipaddress.ip_address("fd00::1"))
     assert not rules.reachable(loopback)
     assert not rules.reachable(ipaddress.ip_address("::ffff:10.1.2.3"))
-    assert not Rules(Egress(mode="open")).reachable(private)
+    assert not EgressRules(Egress(mode="open")).reachable(private)
     assert rules.reachable(ipaddress.ip_address("93.184.215.14"))
 
 
@@ -164,7 +164,7 @@ def bound(*headers: BoundHeader, **others: Any) -> Egress:
 
 def test_a_header_is_bound_to_a_host_and_a_port() -> None:
     header = BoundHeader("API.example:8080", "X-Key", "KEY")
-    rules = Rules(bound(header))
+    rules = EgressRules(bound(header))
     assert rules.headers(Target("api.example", 8080)) == (header,)
     assert rules.headers(Target("api.example", 80)) == ()
     assert rules.headers(Target("a.api.example", 8080)) == ()

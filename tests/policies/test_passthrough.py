@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.passthrough import is_stateless, way
+from policies.passthrough import is_stateless, path_kind
 
 CLOSED = """
 /abort_request /abort_requests /add_external_corpus /begin_weight_update /close_session
@@ -60,12 +60,12 @@ STATELESS = """
 
 @pytest.mark.parametrize("path", CLOSED.split())
 def test_what_administers_the_backend_is_closed(path: str) -> None:
-    assert way(path) == "closed"
+    assert path_kind(path) == "closed"
 
 
 @pytest.mark.parametrize("path", STATELESS.split())
 def test_what_serves_requests_and_keeps_nothing_is_open(path: str) -> None:
-    assert way(path) == "backend"
+    assert path_kind(path) == "backend"
     assert is_stateless("POST", path) or is_stateless("GET", path)
     assert not is_stateless("DELETE", path)
 
@@ -104,7 +104,7 @@ def test_stored_completions_are_not_listed(path: str) -> None:
     ],
 )
 def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
-    assert way(spelling) == "closed"
+    assert path_kind(spelling) == "closed"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
     ],
 )
 def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) -> None:
-    assert way(path) == "unreadable"
+    assert path_kind(path) == "unreadable"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) ->
     ],
 )
 def test_what_would_go_round_the_sandbox_is_for_plain_models(path: str) -> None:
-    assert way(path) == "plain only"
+    assert path_kind(path) == "plain only"
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/files", "/v1/containers/c/files", "/v1/models/x", "/health/", "/METRICS"]
 )
 def test_what_is_ours_is_never_the_backends(path: str) -> None:
-    assert way(path) == "ours"
+    assert path_kind(path) == "ours"

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from policies.egress import Egress
-from policies.profile import ORDERS, EffectivePolicy, Profile, get, settings, with_value
+from policies.profile import (
+    SETTING_ORDERS,
+    EffectivePolicy,
+    Profile,
+    get_setting,
+    setting_paths,
+    with_setting,
+)
 from policies.rules import Rule
 
 PROFILE = Profile()
@@ -14,20 +21,20 @@ PYPI = Egress("allowlist", allow=("pypi",))
 DENY, FLAG = Rule("a", "command", "rm", "deny"), Rule("b", "command", "rm", "flag")
 NUMBERS = [
     path
-    for path in settings(PROFILE)
-    if path not in ORDERS
-    and isinstance(get(PROFILE, path), int | float)
-    and not isinstance(get(PROFILE, path), bool)
+    for path in setting_paths(PROFILE)
+    if path not in SETTING_ORDERS
+    and isinstance(get_setting(PROFILE, path), int | float)
+    and not isinstance(get_setting(PROFILE, path), bool)
 ]
 
 
 def asking(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
-    return with_value(profile, path, value)
+    return with_setting(profile, path, value)
 
 
 @pytest.mark.parametrize("path", NUMBERS)
 def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) -> None:
-    allowed = get(PROFILE, path)
+    allowed = get_setting(PROFILE, path)
     assert EffectivePolicy(PROFILE).refusal(asking(path, allowed / 2), [path]) is None
     assert EffectivePolicy(PROFILE).refusal(asking(path, allowed), [path]) is None
     refusal = EffectivePolicy(PROFILE).refusal(asking(path, allowed + 1), [path])
@@ -171,6 +178,6 @@ def test_of_types_fewer_are_narrower_and_of_those_denied_more(
     field: str, allowed: Any, asked: Any, is_narrower: bool, both: Any
 ) -> None:
     path = f"artifacts.{field}"
-    given, wanted = (with_value(Profile(), path, value) for value in (allowed, asked))
+    given, wanted = (with_setting(Profile(), path, value) for value in (allowed, asked))
     assert (EffectivePolicy(given).refusal(wanted, [path]) is None) is is_narrower
-    assert get(EffectivePolicy(given).narrowed(wanted, [path], "key").profile, path) == both
+    assert get_setting(EffectivePolicy(given).narrowed(wanted, [path], "key").profile, path) == both

@@ -13,7 +13,7 @@ from policies.prompts import (
     FINAL_ANSWER,
     NUDGE,
     WHY_NO_MORE_TOOLS,
-    Equipment,
+    SandboxContents,
     final_request,
     form_request,
     system_prompt,
@@ -58,7 +58,9 @@ def test_it_says_that_there_is_no_network_and_that_the_shell_carries_over() -> N
 
 
 def test_words_and_tools_take_few_characters_however_much_is_installed() -> None:
-    everything = Equipment((*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000))))
+    everything = SandboxContents(
+        (*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000)))
+    )
     words = system_prompt(Profile(), everything)
     schemas = json.dumps([tool.schema for tool in make_tools()])
     # At 3.5 characters a token and with 50 tokens of a chat template's own, 800 tokens at most.
@@ -79,11 +81,11 @@ def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> N
 
 
 def test_it_tells_what_is_there_and_nothing_of_what_nobody_looked_for() -> None:
-    assert "Installed: git, numpy." in system_prompt(equipment=Equipment(("git", "numpy")))
+    assert "Installed: git, numpy." in system_prompt(equipment=SandboxContents(("git", "numpy")))
     assert "Installed" not in system_prompt()
-    assert "Installed: git." in system_prompt(equipment=Equipment(("bash", "git", "tar")))
-    assert "Installed" not in system_prompt(equipment=Equipment(("bash", "tar")))
-    assert "/testbed/shared" in system_prompt(equipment=Equipment(has_shared=True))
+    assert "Installed: git." in system_prompt(equipment=SandboxContents(("bash", "git", "tar")))
+    assert "Installed" not in system_prompt(equipment=SandboxContents(("bash", "tar")))
+    assert "/testbed/shared" in system_prompt(equipment=SandboxContents(has_shared=True))
     assert "/testbed/shared" not in system_prompt()
 
 

@@ -5,15 +5,15 @@ import random
 import pytest
 
 from policies.redaction import (
-    BUILT_IN,
+    BUILT_IN_PATTERNS,
     MAX_HELD_CHARS,
     Redaction,
+    SecretFinder,
     SecretPattern,
-    Secrets,
-    SecretStream,
+    StreamRedactor,
 )
 
-KEYS = Secrets(Redaction(("keys",)))
+KEYS = SecretFinder(Redaction(("keys",)))
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n{}-----END RSA PRIVATE KEY-----"
 BODY = "MIIEowIBAAKCAQEA7bq+/Z0\n" * 60
 EXAMPLES = {
@@ -44,8 +44,8 @@ HARMLESS = [
 ]
 
 
-def in_pieces(secrets: Secrets, pieces: list[str]) -> list[str]:
-    stream = SecretStream(secrets)
+def in_pieces(secrets: SecretFinder, pieces: list[str]) -> list[str]:
+    stream = StreamRedactor(secrets)
     return [*map(stream.feed, pieces), stream.finish()]
 
 
@@ -56,13 +56,13 @@ def cut(text: str, seed: int) -> list[str]:
 
 
 def test_there_is_an_example_of_each() -> None:
-    assert list(EXAMPLES) == list(BUILT_IN)
+    assert list(EXAMPLES) == list(BUILT_IN_PATTERNS)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_kind_of_secret_is_taken_out(name: str) -> None:
     text, shown = EXAMPLES[name]
-    assert Secrets(Redaction((name,))).without(text) == shown
+    assert SecretFinder(Redaction((name,))).without(text) == shown
     assert KEYS.without(f"é {text}") == f"é {shown}"
 
 
@@ -95,7 +95,7 @@ def test_a_text_without_secrets_goes_on_but_for_its_end() -> None:
     ("end", "shown"), [("", ""), ("\n-----END RSA PRIVATE KEY-----", ""), ("!", "!")]
 )
 def test_a_key_that_does_not_end_is_neither_told_nor_kept(end: str, shown: str) -> None:
-    stream = SecretStream(KEYS)
+    stream = StreamRedactor(KEYS)
     told = stream.feed("see -----BEGIN RSA PRIVATE KEY-----\n")
     for _ in range(40):
         told += stream.feed("MIIEowIBAAKCAQEA7bq\n" * 300)
@@ -106,7 +106,7 @@ def test_a_key_that_does_not_end_is_neither_told_nor_kept(end: str, shown: str) 
 
 def test_one_of_your_own_is_its_group_where_it_has_one() -> None:
     own = (SecretPattern("pin", r"pin: (\d{4})"), SecretPattern("name", "Rumpel[a-z]+"))
-    secrets = Secrets(Redaction(patterns=own))
+    secrets = SecretFinder(Redaction(patterns=own))
     told = secrets.without("pin: 1234, Rumpelstiltskin")
     assert told == "pin: [redacted pin], [redacted name]"
 
@@ -120,7 +120,7 @@ def test_what_means_nothing_is_refused() -> None:
 
 def test_nothing_is_taken_out_unless_it_is_asked_for() -> None:
     text = EXAMPLES["github"][0]
-    assert Secrets(Redaction()).without(text) == text
+    assert SecretFinder(Redaction()).without(text) == text
 
 
 @pytest.mark.parametrize("between", ["\n", "\n    17\t", "\n  ", "\\n", "\r\n"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.rules import Rule, RuleSet, subject
+from policies.rules import Rule, RuleSet, rule_subject
 
 RULES = RuleSet(
     (
@@ -64,7 +64,7 @@ def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
     ],
 )
 def test_what_a_call_does(tool: str, arguments: dict[str, Any], does: object) -> None:
-    assert subject(tool, arguments) == does
+    assert rule_subject(tool, arguments) == does
 
 
 @pytest.mark.parametrize("written", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])

@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 
-from policies.context import estimate
+from policies.context import estimate_tokens
 from policies.documents import KEPT_CHARS
-from policies.workspace import INPUT_DIR, GivenFile, PlacedFile, Workspace, long_texts, plan
+from policies.workspace import (
+    INPUT_DIR,
+    FileToWrite,
+    ReceivedFile,
+    Workspace,
+    plan_workspace,
+    texts_to_count,
+)
 
-CSV = GivenFile((0, 1), "file", "YSxi", "a.csv", "text/csv", 3)
+CSV = ReceivedFile((0, 1), "file", "YSxi", "a.csv", "text/csv", 3)
 NOTE = {"type": "text", "text": f"[Given file: {INPUT_DIR}/a.csv (text/csv, 3 bytes)]"}
 LOOK = {"type": "text", "text": "Look."}
 PART = {"type": "file", "file": {"file_data": "YSxi"}}
@@ -20,8 +27,8 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-def planned(*messages: dict[str, Any], given: tuple[GivenFile, ...] = ()) -> Workspace:
-    return plan(messages, given, over_tokens=12_000)
+def planned(*messages: dict[str, Any], given: tuple[ReceivedFile, ...] = ()) -> Workspace:
+    return plan_workspace(messages, given, over_tokens=12_000)
 
 
 def texts(workspace: Workspace) -> dict[str, int | str]:
@@ -31,12 +38,12 @@ def texts(workspace: Workspace) -> dict[str, int | str]:
 def test_a_file_is_replaced_by_words_that_say_where_it_lies() -> None:
     workspace = planned(user(LOOK, PART), given=(CSV,))
     assert workspace.messages == [user(LOOK, NOTE)]
-    assert workspace.files == (PlacedFile(f"{INPUT_DIR}/a.csv", 0),)
+    assert workspace.files == (FileToWrite(f"{INPUT_DIR}/a.csv", 0),)
 
 
 def test_what_the_model_takes_in_stays_beside_the_words() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    given = GivenFile((0, 0), "image", "AA==", "", "image/png", 1, shown=image)
+    given = ReceivedFile((0, 0), "image", "AA==", "", "image/png", 1, shown=image)
     (message,) = planned(user(image, LOOK), given=(given,)).messages
     words = f"[The image above is the file {INPUT_DIR}/image-1.png (image/png, 1 bytes)]"
     assert message == user(image, {"type": "text", "text": words}, LOOK)
@@ -54,8 +61,8 @@ def test_the_same_file_is_written_once_under_one_name() -> None:
     other = replace(CSV, at=(2, 0), identity="YSxj")
     workspace = planned(user(LOOK, PART), user(PART), user(PART), given=(CSV, again, other))
     assert workspace.files == (
-        PlacedFile(f"{INPUT_DIR}/a.csv", 0),
-        PlacedFile(f"{INPUT_DIR}/a-2.csv", 2),
+        FileToWrite(f"{INPUT_DIR}/a.csv", 0),
+        FileToWrite(f"{INPUT_DIR}/a-2.csv", 2),
     )
     assert workspace.messages[1] == user(NOTE)
 
@@ -109,30 +116,34 @@ def test_only_what_the_user_says_is_moved(role: str) -> None:
 
 def test_text_stays_up_to_the_limit_and_where_there_is_none() -> None:
     said = [{"role": "user", "content": BOOK}]
-    assert plan(said, (), over_tokens=estimate(BOOK)) == Workspace(said, ())
-    assert plan(said, (), over_tokens=estimate(BOOK) - 1).files
-    assert plan(said, (), over_tokens=None) == Workspace(said, ())
+    assert plan_workspace(said, (), over_tokens=estimate_tokens(BOOK)) == Workspace(said, ())
+    assert plan_workspace(said, (), over_tokens=estimate_tokens(BOOK) - 1).files
+    assert plan_workspace(said, (), over_tokens=None) == Workspace(said, ())
 
 
 def test_a_count_decides_where_there_is_one() -> None:
     said = [{"role": "user", "content": BOOK}]
-    assert plan(said, (), over_tokens=12_000, counted={BOOK: 12_000}) == Workspace(said, ())
-    assert plan(said, (), over_tokens=30_000, counted={BOOK: 30_001}).files
+    assert plan_workspace(said, (), over_tokens=12_000, counted={BOOK: 12_000}) == Workspace(
+        said, ()
+    )
+    assert plan_workspace(said, (), over_tokens=30_000, counted={BOOK: 30_001}).files
 
 
 def test_only_what_an_estimate_leaves_open_is_to_be_counted() -> None:
-    tokens = estimate(BOOK)
+    tokens = estimate_tokens(BOOK)
     said = [{"role": role, "content": BOOK} for role in ("system", "user", "tool", "assistant")]
     for over, counted in ((tokens, [BOOK]), (2 * tokens, []), (tokens // 2, []), (None, [])):
-        assert long_texts(said, over) == counted
-    assert long_texts([user(LOOK, {"type": "text", "text": BOOK})], tokens) == [f"Look.\n{BOOK}"]
+        assert texts_to_count(said, over) == counted
+    assert texts_to_count([user(LOOK, {"type": "text", "text": BOOK})], tokens) == [
+        f"Look.\n{BOOK}"
+    ]
 
 
 def test_what_is_kept_out_of_the_prompt_is_told() -> None:
     said = {"role": "user", "content": BOOK}
     workspace = planned(said, {"role": "user", "content": "Why?"})
     told = workspace.messages[0]["content"]
-    assert workspace.tokens_kept_out == estimate(BOOK) - estimate(told)
+    assert workspace.tokens_kept_out == estimate_tokens(BOOK) - estimate_tokens(told)
     assert planned(said, said).tokens_kept_out == 2 * workspace.tokens_kept_out
 
 

@@ -1,7 +1,7 @@
 """What is kept back of texts that go on, and when it is told."""
 
 from policies.limits import StopReason
-from policies.redaction import Redaction, Secrets
+from policies.redaction import Redaction, SecretFinder
 from proxy.agent.events import (
     AnswerDelta,
     Event,
@@ -22,7 +22,7 @@ FINISHED = RunFinished(StopReason.SUBMITTED)
 
 async def told(*events: Event) -> list[Event]:
     heard = Events()
-    redactor = Redactor(Secrets(Redaction(("github",))), heard)
+    redactor = Redactor(SecretFinder(Redaction(("github",))), heard)
     for event in events:
         await redactor.emit(event)
     return heard

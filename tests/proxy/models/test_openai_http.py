@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from policies.json_bounds import encoded
+from policies.json_bounds import encode_json
 from proxy.agent.events import ReasoningDelta, TextDelta
 from proxy.errors import BackendError
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -96,7 +96,7 @@ async def test_a_relayed_request_keeps_only_the_headers_that_are_for_the_backend
         "accept": "*/*",
         "accept-encoding": "identity",
         "content-type": "application/json",
-        "content-length": str(len(encoded(BODY))),
+        "content-length": str(len(encode_json(BODY))),
         "x-request-id": "abc",
         "traceparent": "00-1-2-03",
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.prices import Price, Tariff, cost_usd, counted
+from policies.prices import Price, Tariff, cost_usd, parse_usage
 from proxy.models.litellm_model import _imported
 from proxy.models.prices import Prices, read_tariffs
 
@@ -65,4 +65,4 @@ def test_a_call_costs_what_litellm_says(
     theirs = sum(
         litellm.cost_calculator.cost_per_token(model=model, usage_object=litellm.Usage(**usage))
     )
-    assert cost_usd(tariffs[model], counted(usage)) == pytest.approx(theirs)
+    assert cost_usd(tariffs[model], parse_usage(usage)) == pytest.approx(theirs)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies.prices import Counted, counted
+from policies.prices import TokenUsage, parse_usage
 from proxy.models.streamed_reply import MAX_USAGE_BYTES, UsageReader
 
 JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
@@ -25,7 +25,7 @@ def events(*values: Any) -> bytes:
 
 def test_an_answer_in_one_piece_is_read_at_its_end() -> None:
     body = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}).encode()
-    assert counted(read(JSON, body[:10], body[10:]).usage) == Counted(prompt=7)
+    assert parse_usage(read(JSON, body[:10], body[10:]).usage) == TokenUsage(prompt=7)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_an_answer_in_one_piece_is_read_at_its_end() -> None:
 @pytest.mark.parametrize("size", [1, 1000])
 def test_a_stream_of_each_api_is_understood(stream: bytes, size: int) -> None:
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    assert counted(read(EVENTS, *pieces).usage) == Counted(prompt=7, completion=3)
+    assert parse_usage(read(EVENTS, *pieces).usage) == TokenUsage(prompt=7, completion=3)
 
 
 def test_a_stream_that_tells_no_usage_is_known_by_its_events() -> None:
@@ -70,7 +70,7 @@ TOLD = {"prompt_tokens": 7, "completion_tokens": 3}
 def test_the_end_of_an_answer_is_read_however_long_it_is(after: Any, size: int) -> None:
     body = json.dumps({"choices": [LONG], "usage": TOLD, **after}, indent=1).encode()
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
-    assert counted(read(JSON, *pieces).usage) == Counted(prompt=7, completion=3)
+    assert parse_usage(read(JSON, *pieces).usage) == TokenUsage(prompt=7, completion=3)
 
 
 @pytest.mark.parametrize(

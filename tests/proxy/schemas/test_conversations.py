@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from policies.sessions import ResumePoint, Session, State, container_id, container_named
+from policies.sessions import ResumePoint, Session, SessionState, container_id, session_container_id
 from proxy.agent.suspension import SuspendedRun
 from proxy.agent.task import SessionPlan
 from proxy.api.prepare import resolve_session
@@ -24,7 +24,7 @@ def waits_in(goes_on: ResumePoint | None) -> SuspendedRun:
 
 def test_a_request_alone_leaves_nothing_but_where_it_waits_for_its_client() -> None:
     session = Session("me", container_id("me", "r1"))
-    assert of({}) == SessionPlan(session, suspend_as=State(session, "r1"))
+    assert of({}) == SessionPlan(session, suspend_as=SessionState(session, "r1"))
 
 
 def test_a_chat_goes_on_from_what_its_messages_show() -> None:
@@ -32,7 +32,7 @@ def test_a_chat_goes_on_from_what_its_messages_show() -> None:
     second = of(CHAT, run_id="r2", messages=[USER, {"role": "assistant", "content": "x"}, MORE])
     assert first.save_as
     assert second.resume_from == ResumePoint(first.save_as.session, (first.save_as.name,))
-    assert second.container_id == first.container_id == container_named("me", "chat 1")
+    assert second.container_id == first.container_id == session_container_id("me", "chat 1")
 
 
 def test_a_session_goes_on_from_where_it_stands_by_its_name_or_its_containers() -> None:
@@ -40,11 +40,11 @@ def test_a_session_goes_on_from_where_it_stands_by_its_name_or_its_containers() 
     by_container = of({}, sandbox={"container_id": by_name.container_id})
     assert by_name == by_container
     assert by_name.resume_from == ResumePoint(Session("me", by_name.container_id))
-    assert by_name.save_as == State(Session("me", by_name.container_id), "r1")
+    assert by_name.save_as == SessionState(Session("me", by_name.container_id), "r1")
 
 
 def test_two_owners_of_one_name_have_two_conversations() -> None:
-    assert container_named("me", "chat 1") != container_named("you", "chat 1")
+    assert session_container_id("me", "chat 1") != session_container_id("you", "chat 1")
 
 
 def test_a_run_that_waited_goes_on_in_its_own_workspace() -> None:
@@ -52,7 +52,7 @@ def test_a_run_that_waited_goes_on_in_its_own_workspace() -> None:
     waiting = waits_in(ResumePoint(before.session, ["r1"]))
     after = of({}, waiting, "r2")
     assert (after.container_id, after.resume_from) == (container_id("me", "r1"), waiting.goes_on)
-    assert (after.save_as, after.suspend_as) == (None, State(before.session, "r2"))
+    assert (after.save_as, after.suspend_as) == (None, SessionState(before.session, "r2"))
 
 
 def test_a_run_that_waited_in_a_chat_stays_in_it() -> None:
@@ -80,17 +80,17 @@ def kept(
 
 def test_a_request_that_others_go_on_from_leaves_its_files_under_its_name() -> None:
     session = Session("me", container_id("me", "r2"))
-    assert kept({}).save_as == State(session, "r2")
+    assert kept({}).save_as == SessionState(session, "r2")
     assert kept({}).resume_from is None
     waiting = waits_in(ResumePoint(Session("me", "cntr_1"), ["r1"]))
-    assert kept({}, None, waiting).save_as == State(Session("me", "cntr_1"), "r2")
+    assert kept({}, None, waiting).save_as == SessionState(Session("me", "cntr_1"), "r2")
 
 
 def test_what_a_request_says_it_follows_comes_before_its_chat_and_after_its_container() -> None:
     follows = ResumePoint(Session("me", "cntr_1"), ["r1"], anew=True)
     for headers in ({}, CHAT):
         assert kept(headers, follows).resume_from == follows
-        assert kept(headers, follows).save_as == State(Session("me", "cntr_1"), "r2")
+        assert kept(headers, follows).save_as == SessionState(Session("me", "cntr_1"), "r2")
     named = kept({}, follows, sandbox={"session": "mine"})
-    assert named.container_id == container_named("me", "mine")
-    assert named.save_as == State(Session("me", named.container_id), "r2")
+    assert named.container_id == session_container_id("me", "mine")
+    assert named.save_as == SessionState(Session("me", named.container_id), "r2")
