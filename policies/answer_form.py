@@ -33,7 +33,7 @@ class AnswerForm:
 
     schema: dict[str, Any] | bool
 
-    def words(self) -> str:
+    def instruction(self) -> str:
         """Return the instruction that tells the model of the form."""
         if self.schema == ANY_OBJECT.schema:
             return "Answer with one JSON object and nothing else."

@@ -37,12 +37,12 @@ class ArtifactLimits:
     def __post_init__(self) -> None:
         check_type_patterns((*(self.allow_types or ()), *self.deny_types))
 
-    def allow(self, path: str) -> bool:
+    def allows(self, path: str) -> bool:
         """Return True if a file of that name may be returned."""
         is_allowed = self.allow_types is None or matches_type(path, self.allow_types)
         return is_allowed and not matches_type(path, self.deny_types)
 
-    def suited(self, headers: Container[str]) -> "ArtifactLimits":
+    def for_client(self, headers: Container[str]) -> "ArtifactLimits":
         """Return the limits with `list_files` decided for a client that sent these headers."""
         if self.list_files != "auto":
             return self
@@ -91,7 +91,7 @@ class Selection:
     """The files that are returned, and the others."""
 
     chosen: tuple[ProducedFile, ...]
-    skipped_files: tuple[SkippedFile, ...]
+    skipped: tuple[SkippedFile, ...]
 
 
 def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
@@ -114,7 +114,7 @@ def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selec
 def _skip_reason(
     file: ProducedFile, limits: ArtifactLimits, room: int, chosen: int
 ) -> SkipReason | None:
-    if not limits.allow(file.path):
+    if not limits.allows(file.path):
         return "type_not_allowed"
     if file.bytes > limits.max_file_mib << 20:
         return "too_large"

@@ -52,7 +52,7 @@ class DailyBudget:
         return self != _NOTHING
 
     @property
-    def of_model_calls(self) -> "DailyBudget":
+    def for_model_calls(self) -> "DailyBudget":
         """The part of the budget that holds for a request without a sandbox."""
         if not self.is_set:  # as for most keys, and each plain request asks for it
             return self
@@ -92,7 +92,7 @@ class Reservation:
     expected: Expense
     spent: Expense
     """By that key on that day, this reservation included."""
-    used_up: str | None = None
+    exhausted: str | None = None
     """The kind of which nothing is left, if any; then nothing was reserved."""
 
 
@@ -142,7 +142,7 @@ _MIB = 1 << 20
 class LowBudgetHint:
     """The little that is left of one budget."""
 
-    words: str
+    text: str
     level: int
     """1: little; 2: very little."""
 
@@ -170,7 +170,7 @@ def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, Low
     for kind, most in limits_by_kind(budget).items():
         left = None if kind == "runs" else _hint(kind, most, getattr(spent, kind), 0)
         if left:
-            found[f"today's {kind}"] = LowBudgetHint(f"{left.words} of today's budget", left.level)
+            found[f"today's {kind}"] = LowBudgetHint(f"{left.text} of today's budget", left.level)
     return found
 
 
@@ -179,7 +179,7 @@ def reminder(left: Mapping[str, LowBudgetHint], told: Mapping[str, int]) -> str:
     that it was told, by kind."""
     if all(each.level <= told.get(kind, 0) for kind, each in left.items()):
         return ""
-    *words, last = (each.words for each in left.values())
+    *words, last = (each.text for each in left.values())
     joined = f"{', '.join(words)} and {last}" if words else last
     verb = "remains" if len(left) == 1 and last.startswith("1 ") else "remain"
     hurry = " Hand in what you have." if any(each.level == 2 for each in left.values()) else ""

@@ -29,7 +29,7 @@ class ContextSizes:
     """The one that was refused."""
     answer: int | None = None
     """What was to be left for the answer."""
-    words: str = field(default="", compare=False)
+    excerpt: str = field(default="", compare=False)
     """The passage of the refusal that told the window; empty where a field of its own did."""
 
     @property

@@ -285,9 +285,9 @@ class Segment:
     text: str
     title: str = ""
     is_document: bool = False
-    is_open: bool = False
+    is_open_ended: bool = False
     """True if what follows the document may be part of it."""
-    parts: int = 1
+    merged_count: int = 1
     """How many documents were put together in it."""
 
 
@@ -429,17 +429,17 @@ class _Document:
 
     @property
     def kept_chars(self) -> int:
-        return KEPT_CHARS if self.piece.is_open else 0
+        return KEPT_CHARS if self.piece.is_open_ended else 0
 
     def words(self, place: SaveFile, head_chars: int) -> str:
         path = place(self.text, self.piece.title or "document")
         head = " ".join(self.text[: 2 * head_chars].split())[:head_chars]
         told = f"{path}: {_size(self.text)}"
-        if self.piece.parts > 1:
-            told += f"; {self.piece.parts} parts of the message"
+        if self.piece.merged_count > 1:
+            told += f"; {self.piece.merged_count} parts of the message"
         head = head.replace("[", "(").replace("]", ")")  # a bracket would end the note
         told = f"[{told}. It begins: {head} ...]\n"
-        return f"{told}[It ends:]\n{_tail(self.text)}" if self.piece.is_open else told
+        return f"{told}[It ends:]\n{_tail(self.text)}" if self.piece.is_open_ended else told
 
 
 _Part = _Inline | _OneFile | _Document
@@ -449,7 +449,7 @@ def _part(piece: Segment) -> _Part:
     size = len(piece.text)
     if not piece.is_document:
         return _OneFile(piece.text) if size > LARGE_CHARS else _Inline(piece.text)
-    is_short = size <= (2 * KEPT_CHARS if piece.is_open else _SHORT_CHARS)
+    is_short = size <= (2 * KEPT_CHARS if piece.is_open_ended else _SHORT_CHARS)
     return _Inline(piece.text) if is_short else _Document(piece)
 
 

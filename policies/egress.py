@@ -124,11 +124,11 @@ class EgressRules:
             what = f"port {target.port} of host {target.host}"
         return f"{what} is not in this sandbox's allowlist (allowed: {self._summary()})"
 
-    def reachable(self, address: IPAddress) -> bool:
+    def is_reachable(self, address: IPAddress) -> bool:
         """Return True if a connection may go to this address, whatever name resolved to it."""
         return is_public(address) or any(address in network for network in self._networks)
 
-    def headers(self, target: Target) -> tuple[BoundHeader, ...]:
+    def headers_for(self, target: Target) -> tuple[BoundHeader, ...]:
         """Return the headers that are added to plain HTTP requests to the target."""
         return tuple(header for bound, header in self._headers if bound == target)
 

@@ -137,10 +137,10 @@ class UniqueDisplayNames:
         self._numbers: dict[str, int] = {}
         """The last number that each name was given."""
 
-    def give(self, path: str) -> str:
+    def assign(self, path: str) -> str:
         """Return the file's own name, with a number if another file has the name, in capitals or
         not."""
-        name = first = self.first_choice(path)
+        name = first = self.base_name(path)
         stem, extension = _split(first)
         number = self._numbers.get(first.casefold(), 1)
         while name.casefold() in self._taken:
@@ -150,7 +150,7 @@ class UniqueDisplayNames:
         self._taken.add(name.casefold())
         return name
 
-    def first_choice(self, path: str) -> str:
+    def base_name(self, path: str) -> str:
         """Return the name of a file whose name no other file has."""
         return display_name(path)
 
@@ -164,7 +164,7 @@ class UniqueNames:
         self._numbers: dict[str, int] = {}
         """The last number that each name was given."""
 
-    def give(self, wanted: str, *, kind: str, mime_type: str) -> str:
+    def assign(self, wanted: str, *, kind: str, mime_type: str) -> str:
         """Return a name like the wanted one, or `kind-1` and so on, that no other file has."""
         name = safe_name(wanted, mime_type)
         if not name:

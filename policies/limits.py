@@ -175,7 +175,7 @@ class TimePlan:
     stop: StopReason
     """What ends the work."""
 
-    def hand_back_s(self, spent_s: float) -> float:
+    def collection_time_s(self, spent_s: float) -> float:
         """Return the seconds that collecting files may take once the run has taken `spent_s`: what
         is left of its time, but never less than is kept for it."""
         kept_s = _WALL_TIME_MARGIN_S if math.isinf(self.answer_s) else self.end_s - self.answer_s

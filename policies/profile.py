@@ -81,31 +81,31 @@ class Profile:
 class SettingOrder:
     """How two values of one setting compare, the allowed one and the one that is asked for."""
 
-    words: str
+    description: str
     """The narrower values, in words."""
-    narrows: Callable[[Any, Any], bool]
+    is_stricter: Callable[[Any, Any], bool]
     """Returns True if the asked value is at most as wide as the allowed one."""
-    both: Callable[[Any, Any], Any] | None = None
+    combine: Callable[[Any, Any], Any] | None = None
     """Returns the part of the asked value that is allowed; if None, the allowed value is taken."""
 
 
 def is_at_least_as_strict(path: str, allowed: Any, asked: Any) -> bool:
     """Return True if the asked value of a setting is at most as wide as the allowed one."""
-    return bool(asked == allowed or SETTING_ORDERS.get(path, _BY_TYPE).narrows(allowed, asked))
+    return bool(asked == allowed or SETTING_ORDERS.get(path, _BY_TYPE).is_stricter(allowed, asked))
 
 
 def strictest(path: str, allowed: Any, asked: Any) -> Any:
     """Return the widest value that is within both."""
     if is_at_least_as_strict(path, allowed, asked):
         return asked
-    both = SETTING_ORDERS.get(path, _BY_TYPE).both
+    both = SETTING_ORDERS.get(path, _BY_TYPE).combine
     return both(allowed, asked) if both and asked is not None else allowed
 
 
 def describe_stricter(path: str, allowed: Any) -> str:
     """Return a description of the values that are narrower than the allowed one."""
     if path in SETTING_ORDERS:
-        return SETTING_ORDERS[path].words
+        return SETTING_ORDERS[path].description
     return "`false`" if isinstance(allowed, bool) else "less"
 
 
@@ -186,7 +186,7 @@ class Refusal:
     by: str
     """The profile, model or key that allows no more."""
 
-    def words(self) -> str:
+    def message(self) -> str:
         """Return the error message for the client."""
         allowed = _shown(self.allowed)
         if isinstance(self.allowed, Egress) and self.allowed.mode == "allowlist":
@@ -203,7 +203,7 @@ class EffectivePolicy:
     """The model or key that narrowed a setting, by the setting's path. The profile itself bounds
     the others."""
 
-    def narrowed(self, asked: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
+    def restricted(self, asked: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
         """Return a copy in which these settings are at most as wide as those of `asked`."""
         profile, bounds = self.profile, dict(self.by)
         for path in paths:

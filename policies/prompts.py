@@ -97,7 +97,7 @@ class SandboxContents:
 
     software: tuple[str, ...] = ()
     """Programs and Python modules found in one; empty if it was not examined."""
-    has_shared: bool = False
+    has_shared_files: bool = False
     """True if the operator's own files are there."""
 
 
@@ -129,7 +129,7 @@ def system_prompt(
 
 
 def _directories(equipment: SandboxContents) -> str:
-    shared = f" What is always there to read: {SHARED_DIR}." if equipment.has_shared else ""
+    shared = f" What is always there to read: {SHARED_DIR}." if equipment.has_shared_files else ""
     return (
         f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}.{shared} Put files"
         f" for the user into {OUTPUT_DIR}; nothing else is kept."
@@ -181,7 +181,7 @@ def tool_call_request(stop: StopReason) -> str:
 
 def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
     """Return the request for the final answer."""
-    words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.words() if form else None)
+    words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.instruction() if form else None)
     return " ".join(part for part in words if part)
 
 
@@ -197,4 +197,4 @@ def summary_message(summary: str) -> str:
 
 def form_request(fault: str, form: AnswerForm) -> str:
     """Return the request for the final answer in the right form."""
-    return f"That answer does not have the form that was asked for: {fault}\n{form.words()}"
+    return f"That answer does not have the form that was asked for: {fault}\n{form.instruction()}"

@@ -61,7 +61,7 @@ class Redaction:
             raise ValueError(f"{unknown[0]!r} is no secret that is known ({known})")
 
     @property
-    def named(self) -> dict[str, str]:
+    def patterns_by_name(self) -> dict[str, str]:
         """The patterns by name."""
         names = BUILT_IN_PATTERNS if _ALL in self.secrets else self.secrets
         own = {each.name: each.pattern for each in self.patterns}
@@ -80,17 +80,17 @@ class SecretFinder:
 
     def __init__(self, redaction: Redaction) -> None:
         self._patterns = {
-            name: compile_pattern(written) for name, written in redaction.named.items()
+            name: compile_pattern(written) for name, written in redaction.patterns_by_name.items()
         }
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
-    def without(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return the text with its secrets replaced."""
-        return _replaced(text, self.found(text)) if self._patterns else text
+        return _replaced(text, self.find(text)) if self._patterns else text
 
-    def found(self, text: str) -> list[_Found]:
+    def find(self, text: str) -> list[_Found]:
         """Return the secrets in a text, in the order in which they begin."""
         found = [
             _Found(whole, secret, name)
@@ -114,7 +114,7 @@ class StreamRedactor:
         cut = len(self._held) - HELD_CHARS
         if cut <= 0:
             return ""
-        found = self._secrets.found(self._held)
+        found = self._secrets.find(self._held)
         while crossing := [each.whole[0] for each in found if each.whole[0] < cut < each.whole[1]]:
             cut = min(crossing)
         certain = _replaced(self._held[:cut], [each for each in found if each.whole[1] <= cut])
@@ -127,7 +127,7 @@ class StreamRedactor:
     def finish(self) -> str:
         """Return the rest of the text."""
         rest, self._held = self._held, ""
-        return self._secrets.without(rest)
+        return self._secrets.redact(rest)
 
 
 def _replaced(text: str, found: list[_Found]) -> str:

@@ -183,7 +183,7 @@ class EditResult:
     """The file's new text, and the observation for the model."""
 
     text: str
-    words: str
+    observation: str
 
 
 def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:

@@ -60,7 +60,7 @@ class Route:
     reason: RouteReason
 
     @property
-    def sentence(self) -> str:
+    def explanation(self) -> str:
         """The reason in words for people."""
         return REASON_SENTENCES[self.reason]
 

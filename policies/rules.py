@@ -33,7 +33,7 @@ class Pattern:
         if self._compiled.search("") is not None:
             raise ValueError(f"{written!r} is no pattern: it is found in any text")
 
-    def is_in(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
         """Return True if the pattern matches anywhere in the text."""
         return self._compiled.search(_encodable(text)) is not None
 
@@ -107,16 +107,16 @@ class RuleSet:
     rules: tuple[Rule, ...] = ()
     """Only the first that matches holds."""
 
-    def met(self, over: RuleTarget, subject: str) -> Rule | None:
+    def first_match(self, over: RuleTarget, subject: str) -> Rule | None:
         """Return the rule that holds for an act, or None."""
         of_kind = (rule for rule in self.rules if rule.over == over)
         return next(
-            (rule for rule in of_kind if compile_pattern(rule.pattern).is_in(subject)), None
+            (rule for rule in of_kind if compile_pattern(rule.pattern).matches(subject)), None
         )
 
-    def withheld(self, paths: Iterable[str]) -> dict[str, Rule]:
+    def withheld_files(self, paths: Iterable[str]) -> dict[str, Rule]:
         """Return the files that are not returned to the client, each with its rule."""
-        met = {path: self.met("file", path) for path in paths} if self.rules else {}
+        met = {path: self.first_match("file", path) for path in paths} if self.rules else {}
         return {path: rule for path, rule in met.items() if rule and rule.refusal}
 
 

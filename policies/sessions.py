@@ -61,7 +61,7 @@ class ResumePoint:
 
     session: Session
     parents: Sequence[str] = ()
-    anew: bool = False
+    starts_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

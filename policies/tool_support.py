@@ -55,12 +55,12 @@ class ToolVerdict:
     """Whether a model is given tools, and if not, why, and what to change."""
 
     reason: NoToolsReason | None = None
-    words: str = ""
+    message: str = ""
 
     @property
-    def header_words(self) -> str:
+    def header_value(self) -> str:
         """The words as an HTTP header can carry them."""
-        return " ".join(self.words.encode("ascii", "replace").decode().split())
+        return " ".join(self.message.encode("ascii", "replace").decode().split())
 
 
 SUPPORTED = ToolVerdict()

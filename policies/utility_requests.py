@@ -25,7 +25,7 @@ class Template:
     system or developer."""
     opening: str
     """A regular expression that matches the beginning of the text; compiled when first used."""
-    holds: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
     """Further passages of the text."""
     end: str = ""
     """How the text ends."""
@@ -39,7 +39,7 @@ class Template:
         return (
             re.match(self.opening, text) is not None
             and text.rstrip().endswith(self.end)
-            and all(part in text for part in self.holds)
+            and all(part in text for part in self.contains)
         )
 
 

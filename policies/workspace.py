@@ -53,7 +53,7 @@ class InputLimits:
 class ReceivedFile:
     """A file that came with a request."""
 
-    at: tuple[int, int] | None
+    position: tuple[int, int] | None
     """The indexes of the message and of its part that hold the file; None: it was named beside the
     messages."""
     kind: Kind
@@ -63,9 +63,9 @@ class ReceivedFile:
     """The client's name for it; may be empty."""
     mime_type: str
     bytes: int
-    shown: Mapping[str, Any] | None = None
+    content_part: Mapping[str, Any] | None = None
     """The part of a message that shows it to the model, beside the note that tells its path."""
-    fault: str = ""
+    error: str = ""
     """Why its content is missing, if it is."""
 
 
@@ -84,7 +84,7 @@ class Workspace:
 
     messages: Sequence[Message]
     files: tuple[FileToWrite, ...]
-    tokens_kept_out: int = 0
+    tokens_saved: int = 0
     """The estimated size of the moved texts in the prompt, less that of what stands for them."""
     notes: tuple[str, ...] = ()
     """The notes on the files of the message `without_notes` (see `plan_workspace`)."""
@@ -157,14 +157,14 @@ class _Planner:
         self._without_notes = without_notes
         self.notes: list[str] = []
         self._given = given
-        self._at = {each.at: index for index, each in enumerate(given) if each.at}
+        self._at = {each.position: index for index, each in enumerate(given) if each.position}
         self._over_tokens = over_tokens
         self._counted = counted
         self.tokens_kept_out = 0
         self._names = UniqueNames()
         self._paths: dict[tuple[str, str], str] = {}
         self.files: list[FileToWrite] = []
-        beside = [index for index, each in enumerate(given) if each.at is None]
+        beside = [index for index, each in enumerate(given) if each.position is None]
         self.beside = "\n".join(self._note(index) for index in beside)
         """The notes on files that were named beside the messages."""
 
@@ -211,7 +211,7 @@ class _Planner:
 
     def _stand_in(self, number: int, index: int) -> list[Any]:
         """Return the parts that replace a given file in the message with that index."""
-        shown = self._given[number].shown
+        shown = self._given[number].content_part
         parts: list[Any] = [] if shown is None else [shown]
         if index == self._without_notes:
             self.notes.append(self._note(number))
@@ -223,8 +223,8 @@ class _Planner:
         given = self._given[number]
         known = (given.identity, given.filename) in self._paths
         path = self._path(given.identity, given.filename, given.kind, given.mime_type)
-        if given.fault:
-            return f"[{_printable(given.fault)}]"
+        if given.error:
+            return f"[{_printable(given.error)}]"
         if not known:
             self.files.append(FileToWrite(path, number))
         what = "The image above is the file" if is_above else "Given file:"
@@ -233,7 +233,7 @@ class _Planner:
     def _path(self, identity: str, filename: str, kind: str, mime_type: str) -> str:
         key = (identity, filename)
         if key not in self._paths:
-            name = self._names.give(filename, kind=kind, mime_type=mime_type)
+            name = self._names.assign(filename, kind=kind, mime_type=mime_type)
             self._paths[key] = f"{INPUT_DIR}/{name}"
         return self._paths[key]
 
@@ -317,7 +317,7 @@ def input_path(filename: str, taken: Collection[str]) -> str:
 class ArchiveNames(UniqueDisplayNames):
     """Names for the files of one zip: relative, and never outside of where it is unpacked."""
 
-    def first_choice(self, path: str) -> str:
+    def base_name(self, path: str) -> str:
         inside = path.removeprefix(f"{WORKING_DIR}/")
         parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
         return "/".join(map(display_name, parts)) or "file"

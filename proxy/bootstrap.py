@@ -272,7 +272,7 @@ def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) 
 def _agent(
     config: Config, model: Model, workspaces: Workspaces, software: tuple[str, ...]
 ) -> Agent:
-    equipment = SandboxContents(software, has_shared=config.sandbox.inputs is not None)
+    equipment = SandboxContents(software, has_shared_files=config.sandbox.inputs is not None)
     windows = ContextWindows(config.backend.context_tokens)
     return Agent(model, workspaces, make_tools, equipment, windows)
 

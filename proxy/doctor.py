@@ -67,7 +67,7 @@ async def _check_tools(
         return Check(of, False, f"not known: {error or 'no answer in time'}")
     if verdict is None:
         return Check(of, True, "not known here, so the model is given them")
-    return Check(of, not verdict.reason, verdict.words or "the model is told of them")
+    return Check(of, not verdict.reason, verdict.message or "the model is told of them")
 
 
 def announce(listener: socket, backend: str, model: Check) -> None:

@@ -217,7 +217,7 @@ class Inputs:
             messages=workspace.messages,
             files=[*context.present, *inputs],
             notes=workspace.notes,
-            documents_tokens=workspace.tokens_kept_out,
+            documents_tokens=workspace.tokens_saved,
         )
 
     async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
@@ -248,14 +248,14 @@ class Inputs:
 
     def _given(self, part: FilePart, content: _FileContent) -> ReceivedFile:
         return ReceivedFile(
-            at=part.at,
+            position=part.at,
             kind=part.kind,
             identity=part.identity,
             filename=part.filename or content.filename,
             mime_type=content.mime_type,
             bytes=content.bytes,
-            shown=content.shown if part.kind in self._modalities else None,
-            fault=content.fault,
+            content_part=content.shown if part.kind in self._modalities else None,
+            error=content.fault,
         )
 
     @property

@@ -92,7 +92,7 @@ class Profiles:
                 code="invalid_value",
             ) from error
         if refusal := allowed.refusal(asked, _set_by(tree)):
-            raise ForbiddenError(refusal.words(), param=f"sandbox.{refusal.path}")
+            raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return asked
 
     def open_to(self, key: Key) -> list[str]:
@@ -129,7 +129,7 @@ class Profiles:
         if refusal := usual.refusal(asked, setting_paths(asked)):
             raise ForbiddenError(
                 f"Profile {asked.name!r} needs a key that lists it, for it allows more than"
-                f" {usual.profile.name!r}: {refusal.words()}",
+                f" {usual.profile.name!r}: {refusal.message()}",
                 param="sandbox.profile",
             )
 
@@ -149,7 +149,7 @@ class Profiles:
 
 
 def _narrowed(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
-    return allowed.narrowed(overlaid(allowed.profile, tree), _set_by(tree), by)
+    return allowed.restricted(overlaid(allowed.profile, tree), _set_by(tree), by)
 
 
 def build_profiles(config: Config) -> Profiles:

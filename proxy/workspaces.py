@@ -226,7 +226,7 @@ class Workspaces:
         there = (state for state in states if state.name in known or state in self._kept)
         if found := next(there, None):
             return found
-        if goes_on.anew:
+        if goes_on.starts_empty:
             return None
         await self._settled_all(session)
         newest = await self._snapshots.newest(session)

@@ -114,8 +114,8 @@ def test_the_rules_in_the_readme_are_rules() -> None:
     (block,) = re.findall(r"```yaml\n(watch:.*?)```", README, re.DOTALL)
     watch = parse(yaml.safe_load(block), "README").watch
     assert [rule.name for rule in watch.rules] == ["no-force", "keys", "uploads"]
-    assert watch.met("command", "git push -f") == watch.rules[0]
-    assert watch.met("egress", "files.example.com:443") == watch.rules[2]
+    assert watch.first_match("command", "git push -f") == watch.rules[0]
+    assert watch.first_match("egress", "files.example.com:443") == watch.rules[2]
 
 
 def test_every_secret_that_is_built_in_is_named() -> None:

@@ -62,7 +62,7 @@ def _read_code(code: tuple[CodeFragment, ...]) -> frozenset[Capability]:
         depth += 1
         use = merge_uses([_READERS[each.language](each.text) for each in code])
         found |= use.capabilities
-        code = use.code
+        code = use.nested_code
     return found
 
 

@@ -36,7 +36,7 @@ class CapabilityUse:
     read."""
 
     capabilities: frozenset[Capability] = frozenset()
-    code: tuple[CodeFragment, ...] = ()
+    nested_code: tuple[CodeFragment, ...] = ()
 
 
 NOTHING = CapabilityUse()
@@ -50,7 +50,7 @@ def merge_uses(uses: "list[CapabilityUse]") -> CapabilityUse:
     if len(uses) == 1:
         return uses[0]
     capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))
-    return CapabilityUse(capabilities, tuple(code for use in uses for code in use.code))
+    return CapabilityUse(capabilities, tuple(code for use in uses for code in use.nested_code))
 
 
 def code_of_file(path: str, text: str) -> tuple[CodeFragment, ...]:
@@ -287,7 +287,7 @@ def _use(run: _Invocation) -> CapabilityUse:
     if run.name in _SHELLS:
         return _shell(run)
     if run.name == "eval":
-        return CapabilityUse(code=(CodeFragment("shell", " ".join(run.args)),))
+        return CapabilityUse(nested_code=(CodeFragment("shell", " ".join(run.args)),))
     if run.name in _FILTERS:
         return _filter(run, _FILTERS[run.name])
     if run.name in _SCRIPTED and run.args and run.args[0].startswith(_LINE_BY_LINE):
@@ -338,7 +338,7 @@ def _filter(run: _Invocation, known: _Filter) -> CapabilityUse:
     if known.searches_tree:
         has_files = has_files or any(map(_RECURSIVE.fullmatch, run.args))
     if run.name in _TREE_SEARCHERS:
-        has_files = has_files or not run.command.is_fed
+        has_files = has_files or not run.command.is_piped
     used = [FILES] if has_files else []
     if run.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
         used.append(COMPUTATION)
@@ -353,9 +353,11 @@ def _python(run: _Invocation) -> CapabilityUse:
     while at < len(args) and args[at].startswith("-") and args[at] != "-":
         option = args[at]
         if option.startswith("-c") and len(option) > 2:
-            return CapabilityUse(code=(CodeFragment("python", option[2:]),))
+            return CapabilityUse(nested_code=(CodeFragment("python", option[2:]),))
         if not option.startswith("--") and option.endswith("c"):
-            return CapabilityUse(code=(CodeFragment("python", "".join(args[at + 1 : at + 2])),))
+            return CapabilityUse(
+                nested_code=(CodeFragment("python", "".join(args[at + 1 : at + 2])),)
+            )
         if not option.startswith("--") and option.endswith("m"):
             return _module(run, args[at + 1 :])
         at += 2 if option in ("-W", "-X") else 1
@@ -374,15 +376,17 @@ def _shell(run: _Invocation) -> CapabilityUse:
         if not word.startswith("-"):
             return COMPUTATION if word != "/dev/stdin" else _from_input(run.command, "shell")
         if word.endswith("c") and not word.startswith("--"):
-            return CapabilityUse(code=(CodeFragment("shell", "".join(run.args[at + 1 : at + 2])),))
+            return CapabilityUse(
+                nested_code=(CodeFragment("shell", "".join(run.args[at + 1 : at + 2])),)
+            )
     return _from_input(run.command, "shell")
 
 
 def _from_input(command: Command, language: Language) -> CapabilityUse:
     """Return the use of what an interpreter without a script reads from its input."""
-    if command.given:
-        return CapabilityUse(code=(CodeFragment(language, command.given),))
-    return COMPUTATION if command.reads else NOTHING
+    if command.stdin:
+        return CapabilityUse(nested_code=(CodeFragment(language, command.stdin),))
+    return COMPUTATION if command.reads_file else NOTHING
 
 
 # Redirections
@@ -390,10 +394,10 @@ def _from_input(command: Command, language: Language) -> CapabilityUse:
 
 def _redirections(command: Command) -> CapabilityUse:
     """Return the use of the files that a command reads and writes, and the code it writes there."""
-    written = [path for path in command.writes if not path.startswith("/dev/")]
+    written = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         written += command.words[1:]
-    text = command.given or command.said
+    text = command.stdin or command.stdout
     code = {each.language: each for path in written for each in code_of_file(path, text)}
-    used = FILES if written or command.reads else NOTHING
+    used = FILES if written or command.reads_file else NOTHING
     return CapabilityUse(used.capabilities, tuple(code.values()))

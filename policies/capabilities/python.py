@@ -186,7 +186,7 @@ class _Script:
         }
 
     def use(self) -> CapabilityUse:
-        used = [CapabilityUse(code=tuple(self._commands()))]
+        used = [CapabilityUse(nested_code=tuple(self._commands()))]
         if any(name & _EXTERNAL_NAMES for name in self._used):
             used.append(EXTERNAL)
         if self._called & _FILE_CALLS or any(name & _FILE_NAMES for name in self._used):

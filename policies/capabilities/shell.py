@@ -54,15 +54,15 @@ class Command:
 
     words: tuple[str, ...]
     """Without quotes and redirections."""
-    given: str = ""
+    stdin: str = ""
     """Its input, if the script contains it: a here-document, or what is echoed into its pipe."""
-    said: str = ""
+    stdout: str = ""
     """Its output, if the script contains it."""
-    reads: bool = False
+    reads_file: bool = False
     """True if its input is a file."""
-    writes: tuple[str, ...] = ()
+    written_files: tuple[str, ...] = ()
     """The files that its output goes to."""
-    is_fed: bool = False
+    is_piped: bool = False
     """True if its input is a pipe."""
 
 

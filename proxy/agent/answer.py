@@ -125,7 +125,7 @@ class AnswerWriter:
             files = await all_files(sandbox)
         except SandboxLostError:
             return []  # the files are lost; the answer need not be
-        withheld = self._profile.watch.withheld(file.path for file in files)
+        withheld = self._profile.watch.withheld_files(file.path for file in files)
         allowed = (file for file in files if file.path not in withheld)
         return [file.path for file in select_files(allowed, self._profile.artifacts).chosen]
 

@@ -140,7 +140,7 @@ async def collect_artifacts(
     ruled_out = [SkippedFile(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
     return CollectedArtifacts(
         saved.artifacts,
-        [*selection.skipped_files, *ruled_out, *saved.skipped_files, *found.skipped_files],
+        [*selection.skipped, *ruled_out, *saved.skipped_files, *found.skipped_files],
         [*withheld.values(), *saved.warnings, *(() if found.is_whole else (NOT_ALL_LISTED,))],
     )
 
@@ -169,7 +169,7 @@ async def _save(
         except SandboxLostError:
             skipped_files += [SkippedFile(each.path, each.bytes, "lost") for each in chosen[n:]]
             return CollectedArtifacts(artifacts, skipped_files, (SANDBOX_LOST,))
-        artifacts.append(replace(artifact, filename=names.give(artifact.path)))
+        artifacts.append(replace(artifact, filename=names.assign(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
     return CollectedArtifacts(artifacts, skipped_files)
 

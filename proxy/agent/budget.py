@@ -345,8 +345,8 @@ class DailyBudgetUse:
     async def _taken(self, expected: Expense) -> Reservation | None:
         receipt = await self._account.take(expected)
         self._spent = receipt.spent
-        if receipt.used_up:
-            self._stop = STOP_REASONS[receipt.used_up]
+        if receipt.exhausted:
+            self._stop = STOP_REASONS[receipt.exhausted]
             return None
         return receipt
 

@@ -237,7 +237,7 @@ class Conversation:
         except (BackendError, asyncio.CancelledError) as error:
             if unfinished := self._model.unfinished:
                 self._count(unfinished)
-            if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.words, body):
+            if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.excerpt, body):
                 error.sizes = ContextSizes()
             if isinstance(error, BackendError):
                 before = self._ours_before if ours_before is None else ours_before

@@ -57,10 +57,10 @@ class Guard:
 
     def without_secrets(self, text: str) -> str:
         """Return a text as the model may be told it: what goes to the model leaves the server."""
-        return self._secrets.without(text)
+        return self._secrets.redact(text)
 
     async def _refusal(self, over: RuleTarget, what: str) -> str | None:
-        rule = self._watch.met(over, what)
+        rule = self._watch.first_match(over, what)
         if rule is None:
             return None
         shown = what[:MAX_SUBJECT_CHARS]
@@ -71,7 +71,7 @@ class Guard:
 def cleaned(value: Any, secrets: SecretFinder) -> Any:
     """Return a value of JSON without secrets in its strings."""
     if isinstance(value, str):
-        return secrets.without(value)
+        return secrets.redact(value)
     if isinstance(value, Mapping):
         return {key: cleaned(each, secrets) for key, each in value.items()}
     if isinstance(value, list):

@@ -421,7 +421,7 @@ class AgentLoop:
             return CollectedArtifacts()
         linked = await self._writer.dead_links()
         parts = (self._toolbox.computer, self._outputs, linked, self._task, self._guard, self._emit)
-        seconds = self._times.hand_back_s(self.budget.wall_time_s)
+        seconds = self._times.collection_time_s(self.budget.wall_time_s)
         try:
             return await collect_artifacts(*parts, seconds)
         except SandboxLostError:

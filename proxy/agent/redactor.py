@@ -73,11 +73,11 @@ class Redactor:
             case ToolCallStarted():
                 return replace(event, arguments=cleaned(event.arguments, self._secrets))
             case ToolCallFinished():
-                return replace(event, observation=self._secrets.without(event.observation))
+                return replace(event, observation=self._secrets.redact(event.observation))
             case Refused(text):
-                return Refused(self._secrets.without(text))
+                return Refused(self._secrets.redact(text))
             case RuleMatched():
-                return replace(event, subject=self._secrets.without(event.subject))
+                return replace(event, subject=self._secrets.redact(event.subject))
         return event
 
     def result(self, result: Result) -> Result:
@@ -87,7 +87,7 @@ class Redactor:
             result,
             answer=self._given,
             streamed_before=self._given_before,
-            refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
+            refusal=self._secrets.redact(result.refusal) if result.refusal else result.refusal,
             choice=self._plain(result.choice),
             response=self._plain(result.response),
         )

@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
     check_messages(body)
     decision = resolve_route(request, body)
     if decision.is_passthrough:
-        day = decision.profile.per_day.of_model_calls
+        day = decision.profile.per_day.for_model_calls
         await refuse_private_urls(request, body)
         return await relay_chat(
             request, strip_plain_suffix(body, decision.route.model), decision.headers, day

@@ -301,7 +301,7 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
     buffer, names = _ZipBuffer(), ArchiveNames()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, path in files:
-            info = zipfile.ZipInfo(names.give(file.path), time.gmtime(file.created_at)[:6])
+            info = zipfile.ZipInfo(names.assign(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
             info.file_size = file.bytes  # decides whether it needs the large format
             info.external_attr = 0o644 << 16

@@ -45,7 +45,7 @@ async def create_message(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_json(request, body, decision.profile.per_day.of_model_calls)
+        return await forward_json(request, body, decision.profile.per_day.for_model_calls)
     return await _run(request, written, body, as_chat(body))
 
 

@@ -93,7 +93,7 @@ async def _answer(request: Request) -> Response:
             " backend has none.",
             param="sandbox.computer",
         )
-    day = profile.per_day.of_model_calls if asks_a_model else DailyBudget()
+    day = profile.per_day.for_model_calls if asks_a_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
     written = body if plain is None else encode_json(plain)
     return await forward(request, upstream, written, stream.wait_for_disconnect, day)

@@ -323,7 +323,9 @@ def _of_conversation(
     if not chat.by_messages:
         return ResumePoint(session), SessionState(session, run_id)
     state, parents = session_states(body["messages"])
-    return ResumePoint(session, tuple(parents), anew=not parents), SessionState(session, state)
+    return ResumePoint(session, tuple(parents), starts_empty=not parents), SessionState(
+        session, state
+    )
 
 
 def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
@@ -331,7 +333,7 @@ def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
     had no conversation."""
     for name in names(body["messages"]):
         if container := run_container_id(whose, name):
-            return ResumePoint(Session(whose, container), (name,), anew=True)
+            return ResumePoint(Session(whose, container), (name,), starts_empty=True)
     return None
 
 
@@ -354,7 +356,7 @@ def _profile_of_run(request: Request, asked: Preparation) -> Profile:
     """Return the profile with what the request changes in it: how files are returned, and whether
     long texts become files. Raises BadRequestError."""
     profile, headers = asked.decision.profile, request.headers
-    profile = replace(profile, artifacts=profile.artifacts.suited(headers))
+    profile = replace(profile, artifacts=profile.artifacts.for_client(headers))
     if documents_wanted(asked.body, headers):
         return profile
     return replace(profile, inputs=replace(profile.inputs, move_text_over_tokens=None))
@@ -396,7 +398,7 @@ async def _files_in_container(request: Request, session: SessionPlan) -> Sequenc
     files, whose, container = services(request).files, session.owner, session.container_id
     await files.remember(container, whose)
     put_in = await files.put_in(container, whose)
-    if resume_from.anew or await services(request).store.workspaces.newest(session.session):
+    if resume_from.starts_empty or await services(request).store.workspaces.newest(session.session):
         return put_in
     return [*put_in, *await files.handed_back(container, whose)]
 
@@ -413,7 +415,7 @@ async def _reserve_budget(
     Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
     """
     prices, model = services(request).prices, asked.decision.route.model
-    per_day = profile.per_day if runs else profile.per_day.of_model_calls
+    per_day = profile.per_day if runs else profile.per_day.for_model_calls
     if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
         tariff = prices.own(model)
     else:

@@ -40,7 +40,7 @@ async def create_response(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_response(request, body, decision.profile.per_day.of_model_calls)
+        return await forward_response(request, body, decision.profile.per_day.for_model_calls)
     before = await previous_context(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolve_references(request, given)}

@@ -50,7 +50,7 @@ class RoutingDecision:
         if not self.is_passthrough:
             return {}
         reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
-        words = self.verdict.words and self.verdict.header_words
+        words = self.verdict.message and self.verdict.header_value
         return {**reason, DETAIL_HEADER: words} if words else reason
 
     @property
@@ -77,7 +77,7 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
             raise no_tools_error(verdict)
         raise ForbiddenError(
             f"computer: always holds here (profile {profile.name!r}), and this request can only be"
-            f" answered without one: {decided.sentence}.",
+            f" answered without one: {decided.explanation}.",
             param="sandbox.computer",
         )
     return RoutingDecision(decided, profile, verdict)

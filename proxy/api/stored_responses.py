@@ -277,7 +277,7 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
     session = Session(owner(request), latest.session)
     return PreviousContext(
         items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
-        follows=ResumePoint(session, chain.states, anew=True),
+        follows=ResumePoint(session, chain.states, starts_empty=True),
         previous_id=response_id,
         chain=chain.ids,
     )

@@ -433,9 +433,9 @@ def daily_account(request: Request, budget: DailyBudget) -> BudgetAccount:
 async def take_from(request: Request, account: BudgetAccount, expected: Expense) -> Reservation:
     """Charge an expected expense. Raises BudgetError."""
     receipt = await account.take(expected)
-    if receipt.used_up:
+    if receipt.exhausted:
         wait_s = services(request).store.spending.until_midnight_s()
-        raise BudgetError(BUDGET_LABELS[receipt.used_up], wait_s)
+        raise BudgetError(BUDGET_LABELS[receipt.exhausted], wait_s)
     return receipt
 
 

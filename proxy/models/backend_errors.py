@@ -349,7 +349,7 @@ def sizes_in(message: str, fields: Mapping[str, Any]) -> ContextSizes:
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
         prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
         answer=_first(_ANSWER, message)[0],
-        words="" if told else words,
+        excerpt="" if told else words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
 

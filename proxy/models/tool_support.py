@@ -303,7 +303,7 @@ class ToolVerdicts:
         if not is_evidence(trouble, has_run_commands=ran):
             return
         verdict = failed_verdict(model, trouble)
-        log.warning("run %s: no tools for its key now: %s", result.run_id, verdict.words)
+        log.warning("run %s: no tools for its key now: %s", result.run_id, verdict.message)
         _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
 
     async def wait_idle(self) -> None:
@@ -398,7 +398,7 @@ class ToolVerdicts:
 
 def _warn(verdict: ToolVerdict) -> None:
     if verdict.reason:
-        log.warning("no tools, and so no sandbox: %s", verdict.words)
+        log.warning("no tools, and so no sandbox: %s", verdict.message)
 
 
 def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
@@ -414,7 +414,7 @@ def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendEr
 def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
     """Return the error for a request that needs tools, with a verdict against them."""
     return ToolsRefusedError(
-        verdict.words,
+        verdict.message,
         status=400,
         type="invalid_request_error",
         code="tools_not_supported",

@@ -85,7 +85,7 @@ class SpendingRepository:
             day = day_number(self._now())
             spent = _spent(connection, owner, day)
             if kind := exhausted(budget, spent, expected):
-                return Reservation(day, Expense(), spent, used_up=kind)
+                return Reservation(day, Expense(), spent, exhausted=kind)
             _add(connection, owner, day, expected)
             return Reservation(day, expected, spent + expected)
 

@@ -96,7 +96,7 @@ class Dialer:
         allowed = [
             ip
             for ip in found
-            if self._rules.reachable(ip)
+            if self._rules.is_reachable(ip)
             and self._forbidden.isdisjoint({(ip, target.port), (ip, None)})
         ]
         if not allowed:

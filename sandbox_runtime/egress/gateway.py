@@ -157,7 +157,7 @@ class Gateway:
         return await self._confirm_target(target) if self._confirm_target else None
 
     def _headers_for(self, target: Target) -> tuple[Header, ...]:
-        headers = self._rules.headers(target)
+        headers = self._rules.headers_for(target)
         return tuple((header.name, self._secrets[header.env]) for header in headers)
 
     async def _report(self, decision: Decision) -> None:

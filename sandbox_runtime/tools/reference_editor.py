@@ -214,7 +214,7 @@ async def _written(sandbox: Sandbox, place: _Place, edited: paper_edits.EditResu
             f"Nothing was written: it is more than {MAX_FILE_BYTES} bytes; use bash."
         )
     await write_file(sandbox, place.path, data)
-    return _shown(edited.words)
+    return _shown(edited.observation)
 
 
 def _shown(text: str) -> str:

@@ -26,8 +26,8 @@ def outcome(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[s
     selection = select_files(files, ArtifactLimits(**limits))
     names = [each.path.removeprefix("/testbed/output/") for each in selection.chosen]
     sizes = {each.path: each.bytes for each in files}
-    assert all(each.bytes == sizes[each.path] for each in selection.skipped_files)
-    left = [f"{each.path.rpartition('/')[2]}: {each.why}" for each in selection.skipped_files]
+    assert all(each.bytes == sizes[each.path] for each in selection.skipped)
+    left = [f"{each.path.rpartition('/')[2]}: {each.why}" for each in selection.skipped]
     return names, left
 
 
@@ -106,7 +106,7 @@ def test_a_type_that_means_nothing_is_refused(name: str, pattern: str) -> None:
 def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
     large = SkippedFile("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
     limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
-    assert select_files([file("a.html", 9 * MIB)], limits).skipped_files == (large,)
+    assert select_files([file("a.html", 9 * MIB)], limits).skipped == (large,)
 
 
 def test_a_listed_name_lies_in_the_output_directory() -> None:

@@ -49,8 +49,8 @@ def test_who_may_send_nothing_may_still_work() -> None:
 
 
 def test_requests_without_a_sandbox_are_bound_by_what_models_spend() -> None:
-    assert BUDGET.of_model_calls == DailyBudget(tokens=100, cost_usd=0.5)
-    assert not DailyBudget(commands=1).of_model_calls.is_set
+    assert BUDGET.for_model_calls == DailyBudget(tokens=100, cost_usd=0.5)
+    assert not DailyBudget(commands=1).for_model_calls.is_set
 
 
 def test_every_kind_has_a_bound_a_name_and_a_way_to_end() -> None:

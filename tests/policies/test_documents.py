@@ -44,7 +44,7 @@ def test_what_has_a_beginning_and_an_end_is_a_document(way: str) -> None:
     pieces = split_documents("Read these.\n" + CLOSED[way].format(ONE, TWO) + ASK)
     found = [(piece.title.rpartition("/")[2], piece.text) for piece in pieces if piece.is_document]
     assert found == [("a.txt", ONE), ("b.txt", TWO)]
-    assert not any(piece.is_open for piece in pieces)
+    assert not any(piece.is_open_ended for piece in pieces)
     assert pieces[0].text.startswith("Read these.\n")
     assert pieces[-1].text.endswith(ASK)
 
@@ -57,7 +57,7 @@ def test_the_last_of_those_without_an_end_goes_on_to_the_end_of_the_text(way: st
         ("a.txt", ONE),
         ("b.txt", TWO + ASK),
     ]
-    assert [piece.is_open for piece in pieces if piece.is_document] == [False, True]
+    assert [piece.is_open_ended for piece in pieces if piece.is_document] == [False, True]
     assert pieces[0].text.startswith("Read these.\n")
 
 
@@ -96,7 +96,7 @@ def test_remarks_in_a_fenced_program_are_no_headings() -> None:
 def test_sections_that_are_small_are_put_together() -> None:
     text = "".join(f"# Topic {n}\n\n{'word ' * 300}\n\n" for n in range(20))
     pieces = [piece for piece in split_documents(text) if piece.is_document]
-    assert [piece.parts for piece in pieces] == [3, 3, 3, 3, 3, 5]
+    assert [piece.merged_count for piece in pieces] == [3, 3, 3, 3, 3, 5]
     assert pieces[1].title == "Topic 3"
 
 
@@ -172,6 +172,6 @@ def test_many_documents_are_put_together_with_their_neighbours() -> None:
     text = "".join(f"<doc title='{n}'>\n{n} {'word ' * 100}</doc>\n" for n in range(1000))
     documents = [piece for piece in split_documents(text) if piece.is_document]
     assert 100 < len(documents) <= MAX_DOCUMENTS
-    assert sum(piece.parts for piece in documents) == 1000
+    assert sum(piece.merged_count for piece in documents) == 1000
     assert documents[0].text.startswith("0 word")
-    assert documents[1].title == str(documents[0].parts)
+    assert documents[1].title == str(documents[0].merged_count)

@@ -143,12 +143,12 @@ def test_every_preset_is_made_of_good_rules() -> None:
 def test_an_address_that_is_not_public_needs_its_network_named() -> None:
     private, loopback = ipaddress.ip_address("10.1.2.3"), ipaddress.ip_address("127.0.0.1")
     rules = EgressRules(Egress(mode="open", allow_cidrs=("10.1.0.0/16", "fd00::/8")))
-    assert rules.reachable(private)
-    assert rules.reachable(ipaddress.ip_address("fd00::1"))
-    assert not rules.reachable(loopback)
-    assert not rules.reachable(ipaddress.ip_address("::ffff:10.1.2.3"))
-    assert not EgressRules(Egress(mode="open")).reachable(private)
-    assert rules.reachable(ipaddress.ip_address("93.184.215.14"))
+    assert rules.is_reachable(private)
+    assert rules.is_reachable(ipaddress.ip_address("fd00::1"))
+    assert not rules.is_reachable(loopback)
+    assert not rules.is_reachable(ipaddress.ip_address("::ffff:10.1.2.3"))
+    assert not EgressRules(Egress(mode="open")).is_reachable(private)
+    assert rules.is_reachable(ipaddress.ip_address("93.184.215.14"))
 
 
 def test_a_network_alone_names_no_host() -> None:
@@ -165,9 +165,9 @@ def bound(*headers: BoundHeader, **others: Any) -> Egress:
 def test_a_header_is_bound_to_a_host_and_a_port() -> None:
     header = BoundHeader("API.example:8080", "X-Key", "KEY")
     rules = EgressRules(bound(header))
-    assert rules.headers(Target("api.example", 8080)) == (header,)
-    assert rules.headers(Target("api.example", 80)) == ()
-    assert rules.headers(Target("a.api.example", 8080)) == ()
+    assert rules.headers_for(Target("api.example", 8080)) == (header,)
+    assert rules.headers_for(Target("api.example", 80)) == ()
+    assert rules.headers_for(Target("a.api.example", 8080)) == ()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_name_is_one_safe_word(wanted: str, name: str) -> None:
 def test_each_file_has_a_name_of_its_own() -> None:
     names = UniqueNames()
     asked = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
-    given = [names.give(name, kind="image", mime_type="image/png") for name in asked]
+    given = [names.assign(name, kind="image", mime_type="image/png") for name in asked]
     assert given == [
         "a.csv",
         "a-2.csv",
@@ -99,7 +99,7 @@ def test_a_produced_file_is_shown_under_its_own_name_without_tricks(path: str, n
 def test_files_that_are_shown_side_by_side_have_names_of_their_own() -> None:
     names = UniqueDisplayNames()
     paths = ["x/same.csv", "y/same.csv", "z/SAME.csv", "same-2.csv", "README", "a/README"]
-    assert [names.give(path) for path in paths] == [
+    assert [names.assign(path) for path in paths] == [
         "same.csv",
         "same-2.csv",
         "SAME-3.csv",

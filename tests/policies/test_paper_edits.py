@@ -86,7 +86,7 @@ def test_a_created_file_has_one_newline_more_and_its_tabs() -> None:
 
 
 def test_a_created_file_is_shown_clipped() -> None:
-    assert create_file("/a.py", "x" * 10_001).words == (
+    assert create_file("/a.py", "x" * 10_001).observation == (
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
         f"     1\t{'x' * 10_000}{CLIPPED}\n"
         "Review the file and make sure that it is as expected. Edit the file if necessary."
@@ -140,7 +140,7 @@ def test_an_insertion_at_the_start_and_into_an_empty_file() -> None:
     assert isinstance(at_start, EditResult)
     assert isinstance(into_empty, EditResult)
     assert (at_start.text, into_empty.text) == ("b\na\n", "b\n")
-    assert "\n     1\tb\n     2\ta\nReview" in at_start.words
+    assert "\n     1\tb\n     2\ta\nReview" in at_start.observation
 
 
 @pytest.mark.parametrize(

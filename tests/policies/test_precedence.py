@@ -103,19 +103,19 @@ def test_what_is_no_number_has_its_own_order(
 
 
 def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> None:
-    by_model = EffectivePolicy(PROFILE).narrowed(
+    by_model = EffectivePolicy(PROFILE).restricted(
         asking("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )
-    by_key = by_model.narrowed(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
+    by_key = by_model.restricted(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
     assert by_key.profile.limits.max_turns == 20
     refusal = by_key.refusal(asking("limits.max_turns", 30), ["limits.max_turns"])
     assert refusal
-    assert refusal.words() == "limits.max_turns: 30 is more than key 'k' allows (20)."
+    assert refusal.message() == "limits.max_turns: 30 is more than key 'k' allows (20)."
 
 
 def test_what_a_key_sets_wider_than_its_profile_has_no_effect() -> None:
     asked = asking("limits.max_turns", 500)
-    assert EffectivePolicy(PROFILE).narrowed(
+    assert EffectivePolicy(PROFILE).restricted(
         asked, ["limits.max_turns"], "key 'k'"
     ) == EffectivePolicy(PROFILE)
 
@@ -141,7 +141,7 @@ def test_of_two_ways_out_the_part_is_left_that_both_allow(
 ) -> None:
     path = "isolation.egress"
     base = asking(path, profile)
-    narrowed = EffectivePolicy(base).narrowed(asking(path, key, base), [path], "key 'k'")
+    narrowed = EffectivePolicy(base).restricted(asking(path, key, base), [path], "key 'k'")
     found = narrowed.profile.isolation.egress
     for bound in (profile, key):
         assert EffectivePolicy(asking(path, bound)).refusal(asking(path, found), [path]) is None
@@ -180,4 +180,6 @@ def test_of_types_fewer_are_narrower_and_of_those_denied_more(
     path = f"artifacts.{field}"
     given, wanted = (with_setting(Profile(), path, value) for value in (allowed, asked))
     assert (EffectivePolicy(given).refusal(wanted, [path]) is None) is is_narrower
-    assert get_setting(EffectivePolicy(given).narrowed(wanted, [path], "key").profile, path) == both
+    assert (
+        get_setting(EffectivePolicy(given).restricted(wanted, [path], "key").profile, path) == both
+    )

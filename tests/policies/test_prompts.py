@@ -85,7 +85,7 @@ def test_it_tells_what_is_there_and_nothing_of_what_nobody_looked_for() -> None:
     assert "Installed" not in system_prompt()
     assert "Installed: git." in system_prompt(equipment=SandboxContents(("bash", "git", "tar")))
     assert "Installed" not in system_prompt(equipment=SandboxContents(("bash", "tar")))
-    assert "/testbed/shared" in system_prompt(equipment=SandboxContents(has_shared=True))
+    assert "/testbed/shared" in system_prompt(equipment=SandboxContents(has_shared_files=True))
     assert "/testbed/shared" not in system_prompt()
 
 

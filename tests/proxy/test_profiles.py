@@ -38,11 +38,11 @@ def test_every_profile_that_is_shipped_says_in_a_paragraph_what_it_is_for(name: 
 def test_finance_is_watched_and_places_no_orders() -> None:
     finance = profiles().named["finance"]
     assert finance.audit.enabled
-    assert finance.redact.named
+    assert finance.redact.patterns_by_name
     for target in ("api.binance.com:443", "trade-coinbase.example:443", "KRAKEN.com:443"):
-        assert finance.watch.met("egress", target)
+        assert finance.watch.first_match("egress", target)
     for target in ("stats.example.com:443", "octokraken.com:443", "pypi.org:443"):
-        assert finance.watch.met("egress", target) is None
+        assert finance.watch.first_match("egress", target) is None
 
 
 def test_who_is_written_down_cannot_ask_for_a_profile_in_which_he_is_not() -> None:

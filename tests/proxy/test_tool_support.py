@@ -23,7 +23,7 @@ def test_a_runs_trouble_holds_for_its_key_and_an_hour() -> None:
     verdicts.note_run("ours", in_trouble("runaway", "echo"))
     told = verdicts.verdict_for("ours", "m")
     assert told.reason == "tools_failed"
-    assert "(echo, runaway)" in told.words
+    assert "(echo, runaway)" in told.message
     assert (
         verdicts.verdict_for("theirs", "m") == verdicts.verdict_for("ours", "another") == SUPPORTED
     )

@@ -137,7 +137,9 @@ async def test_a_conversation_that_begins_anew_has_no_files(
     house: House, parents: tuple[str, ...]
 ) -> None:
     await house.run("echo one > file", "1")
-    async with house.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as lease:
+    async with house.workspaces.use(
+        ResumePoint(CHAT, parents, starts_empty=True), ISOLATION
+    ) as lease:
         result = await (await lease.sandbox()).exec("ls", timeout_s=5)
     assert (result.stdout, lease.goes_on) == ("documents\noutput\n", False)
 

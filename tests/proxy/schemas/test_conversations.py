@@ -87,7 +87,7 @@ def test_a_request_that_others_go_on_from_leaves_its_files_under_its_name() -> N
 
 
 def test_what_a_request_says_it_follows_comes_before_its_chat_and_after_its_container() -> None:
-    follows = ResumePoint(Session("me", "cntr_1"), ["r1"], anew=True)
+    follows = ResumePoint(Session("me", "cntr_1"), ["r1"], starts_empty=True)
     for headers in ({}, CHAT):
         assert kept(headers, follows).resume_from == follows
         assert kept(headers, follows).save_as == SessionState(Session("me", "cntr_1"), "r2")

@@ -43,7 +43,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 async def test_an_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=60))
-    assert (receipt.used_up, receipt.spent) == (None, Expense(tokens=60))
+    assert (receipt.exhausted, receipt.spent) == (None, Expense(tokens=60))
     assert await store.spending.spent(OWNER) == Expense(tokens=60)
     await account.settle(receipt, Expense(tokens=20, cost_usd=0.5))
     assert await store.spending.spent(OWNER) == Expense(tokens=20, cost_usd=0.5)
@@ -78,7 +78,7 @@ async def test_what_is_used_up_is_named_and_nothing_is_taken(store: Store) -> No
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     await account.take(Expense(tokens=100))
     refused = await account.take(Expense(tokens=1))
-    assert (refused.used_up, refused.spent.tokens) == ("tokens", 100)
+    assert (refused.exhausted, refused.spent.tokens) == ("tokens", 100)
     assert await store.spending.spent(OWNER) == Expense(tokens=100)
 
 
@@ -86,12 +86,12 @@ async def test_what_must_be_spent_is_counted_beyond_the_budget(store: Store) -> 
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
         receipt = await account.overdraw(Expense(tokens=70))
-    assert (receipt.used_up, receipt.spent.tokens) == (None, 140)
+    assert (receipt.exhausted, receipt.spent.tokens) == (None, 140)
 
 
 async def test_each_key_has_a_day_of_its_own(store: Store) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(Expense(commands=9))
-    assert (await store.spending.account("another", FIVE).take(ONE)).used_up is None
+    assert (await store.spending.account("another", FIVE).take(ONE)).exhausted is None
 
 
 async def test_two_processes_at_once_never_take_more_than_there_is(
@@ -103,7 +103,7 @@ async def test_two_processes_at_once_never_take_more_than_there_is(
         async def take(each: Store) -> None:
             nonlocal refused
             receipt = await each.spending.account(OWNER, FIVE).take(ONE)
-            refused += receipt.used_up is not None
+            refused += receipt.exhausted is not None
 
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -117,14 +117,14 @@ async def test_a_restart_forgets_nothing(tmp_path: Path, clock: Clock) -> None:
     with closing(Store(tmp_path, now=clock)) as before:
         await before.spending.account(OWNER, FIVE).overdraw(Expense(commands=5))
     with closing(Store(tmp_path, now=clock)) as after:
-        assert (await after.spending.account(OWNER, FIVE).take(ONE)).used_up == "commands"
+        assert (await after.spending.account(OWNER, FIVE).take(ONE)).exhausted == "commands"
 
 
 async def test_every_budget_begins_anew_at_midnight(store: Store, clock: Clock) -> None:
     account = store.spending.account(OWNER, FIVE)
     await account.overdraw(Expense(commands=5))
     clock.now += store.spending.until_midnight_s() - 1
-    assert (await account.take(ONE)).used_up == "commands"
+    assert (await account.take(ONE)).exhausted == "commands"
     clock.now += 1
     assert (await account.take(ONE)).spent == ONE
 
