@@ -1,9 +1,9 @@
-"""Which of the paper's three meta-capabilities a tool call uses.
+"""Classifies tool calls by the paper's three meta-capabilities.
 
-A call is judged by what the model wrote, as in the paper, not by what came of it. Code counts where
-it is written: run at once, given to an interpreter, or put into a file whose name says that it is
-code; to run a program that was written before is a computation. What is only mentioned (in a
-comment, a text that is printed, a path) does not count.
+As in the paper, a call is classified by its arguments, not by its result. Code counts in the call
+that contains it, whether the call runs it, pipes it to an interpreter or writes it to a file with
+the extension of a script. Running a script that exists already counts as computation. Comments,
+printed texts and paths do not count as uses of what they mention.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +22,15 @@ from policies.capabilities.shell import parse_commands
 __all__ = ["Capability", "capabilities_of"]
 
 MAX_CHARS = 4096
-"""So much of a call is read."""
+"""Maximum length of the part of a call that is analysed."""
 _MAX_DEPTH = 4
-"""How deep code in code is read: a shell's command in Python in a shell."""
+"""Maximum depth of nested code, such as a shell command in Python in a shell command."""
 _EDITS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 
 
 def capabilities_of(tool: str, arguments: object) -> frozenset[Capability]:
-    """Return what a call of one of our tools uses; nothing for other tools and malformed calls."""
+    """Return the capabilities that a call of a sandbox tool uses; none for other tools and for
+    malformed calls."""
     if not isinstance(arguments, Mapping):
         return frozenset()
     if tool == "execute_bash":
@@ -42,7 +43,7 @@ def capabilities_of(tool: str, arguments: object) -> frozenset[Capability]:
 def _capabilities_of_command(arguments: Mapping[str, object]) -> frozenset[Capability]:
     command = arguments.get("command")
     if not isinstance(command, str) or arguments.get("job_id") is not None:
-        return frozenset()  # input that is typed into a program is no code
+        return frozenset()  # input for a running job is not code
     return _read_code((CodeFragment("shell", command[:MAX_CHARS]),))
 
 

@@ -1,4 +1,4 @@
-"""Which meta-capabilities a shell command uses, by its program and by what the program is given."""
+"""Finds the meta-capabilities that a shell command uses, by its program and its arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ class Capability(StrEnum):
     """A meta-capability that a sandbox gives a model (the paper's section 4)."""
 
     EXTERNAL_RESOURCES = "external_resources"
-    """Packages, pages, data and repositories are fetched."""
+    """Downloads of packages, web pages, data and repositories."""
     FILE_MANAGEMENT = "file_management"
     """Files are searched, read, written or moved."""
     COMPUTATION = "computation"
-    """Numbers are computed, or programs run that do so."""
+    """Numbers are computed, or a program is run that computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeFragment:
-    """A piece of code, often inside another."""
+    """A piece of code, often inside another piece."""
 
     language: Language
     text: str
@@ -32,8 +32,8 @@ class CodeFragment:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityUse:
-    """The capabilities that a piece of code uses by itself, and the code in it that is still to be
-    read."""
+    """The capabilities that a piece of code uses by itself, and the nested code in it that is not
+    analysed yet."""
 
     capabilities: frozenset[Capability] = frozenset()
     nested_code: tuple[CodeFragment, ...] = ()
@@ -45,8 +45,8 @@ FILES = CapabilityUse(frozenset({Capability.FILE_MANAGEMENT}))
 COMPUTATION = CapabilityUse(frozenset({Capability.COMPUTATION}))
 
 
-def merge_uses(uses: "list[CapabilityUse]") -> CapabilityUse:
-    """Return the use of several pieces together."""
+def merge_uses(uses: list[CapabilityUse]) -> CapabilityUse:
+    """Return the combined use of several pieces of code."""
     if len(uses) == 1:
         return uses[0]
     capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))
@@ -54,7 +54,7 @@ def merge_uses(uses: "list[CapabilityUse]") -> CapabilityUse:
 
 
 def code_of_file(path: str, text: str) -> tuple[CodeFragment, ...]:
-    """Return the text of a file as code, if its name says that it is code."""
+    """Return the text of a file as code if the file has the extension of a script."""
     if not text:
         return ()
     if path.endswith(".py"):
@@ -115,7 +115,7 @@ _COMPUTING_PARTS = {
     **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), name_set("run test start")),
 }
 _GROUPS = name_set("pip tool env global")
-"""Words between a program and the part of it that is meant: `uv pip install`."""
+"""Words between a program and its subcommand, such as `pip` in `uv pip install`."""
 _VALUED = {
     "git": name_set("-C -c"),
     "curl": name_set("-o -H -d -X -A -u"),
@@ -126,16 +126,16 @@ _LOCAL = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """A program that reads files if it is given any, else what comes through a pipe."""
+    """A program that reads the files in its arguments, or its standard input if there are none."""
 
     leading: int = 0
-    """The number of words before the files, such as a script."""
+    """Number of operands before the files, such as a pattern or a script."""
     valued: frozenset[str] = frozenset()
     """Options that are followed by a value."""
     script: frozenset[str] = frozenset()
-    """Options whose value takes the place of the leading word."""
+    """Options whose value replaces the leading operand."""
     searches_tree: bool = False
-    """True if an option has it read files that are not named."""
+    """True if an option makes the program search directories."""
 
 
 _RECURSIVE = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
@@ -186,13 +186,14 @@ _WRAPPERS: Mapping[str, frozenset[str]] = {
         name_set("command exec builtin nohup setsid unbuffer nocache chronic"), name_set("")
     ),
 }
-"""Programs that run another one, with their options that are followed by a value."""
+"""Programs that run another program, with their options that are followed by a value."""
 _GIVE_WORDS = frozenset({"xargs", "parallel"})
 _RUNNERS: Mapping[str, frozenset[str]] = dict.fromkeys(
     name_set("uv poetry pipenv pdm conda mamba micromamba"),
     name_set("-n -p --name --prefix --with"),
 )
-"""Programs that run another one by the word `run`, with such options."""
+"""Programs that run another program by the subcommand `run`, with their options that are followed
+by a value."""
 _SCRIPTED = frozenset({"perl", "ruby"})
 _LINE_BY_LINE = ("-n", "-p", "-i", "-0", "-an", "-lan", "-lne", "-lpe")
 
@@ -204,23 +205,23 @@ _ASSIGNMENT = re.compile(r"\w+\+?=")
 
 
 def use_of_command(command: Command) -> CapabilityUse:
-    """Return what a command uses."""
-    found = [_redirections(command)]
+    """Return the capabilities that a command uses."""
+    uses = [_redirections(command)]
     words, gets_words = _program(command.words)
     if words:
-        found.append(_use(_Invocation(_plain_name(words[0]), words, command, gets_words)))
-    return merge_uses(found)
+        uses.append(_use(_Invocation(_plain_name(words[0]), words, command, gets_words)))
+    return merge_uses(uses)
 
 
 @dataclass(frozen=True, slots=True)
 class _Invocation:
-    """A program, its arguments and the command that it is part of."""
+    """A program with its arguments, and the command that runs it."""
 
     name: str
     words: Sequence[str]
     command: Command
     gets_words: bool
-    """True if a wrapper (xargs) adds arguments."""
+    """True if a wrapper such as xargs adds arguments."""
 
     @property
     def args(self) -> Sequence[str]:
@@ -244,14 +245,14 @@ class _Invocation:
 
 
 def _program(words: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return the words from the program on, and whether a wrapper before it adds arguments."""
+    """Return the words from the program's name on, and True if a wrapper adds arguments to them."""
     at, gets_words = 0, False
     while at < len(words):
         word, following = words[at].rpartition("/")[2], words[at + 1 : at + 2]
         if word in _RESERVED or _ASSIGNMENT.match(words[at]):
             at += 1
         elif word == "command" and "-v" in following:
-            break  # it only looks for one
+            break  # `command -v` only searches for a program
         elif word in _RUNNERS and "run" in following:
             at = _past(words, at + 2, _RUNNERS[word], 0)
         elif word in _WRAPPERS:
@@ -306,36 +307,35 @@ def _by_name(run: _Invocation) -> CapabilityUse:
         is_install = any("install.packages" in word for word in run.args)
         return merge_uses([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
     if "/" in run.words[0] and not run.words[0].startswith(_OF_THE_SYSTEM):
-        return COMPUTATION  # a program that was written or built here
+        return COMPUTATION  # a program that was written or built in the sandbox
     return NOTHING
 
 
 def _part(run: _Invocation) -> CapabilityUse | None:
-    """Return the use of a program's subcommand, such as `install`, or None if it has none that
-    counts."""
+    """Return the use of a program's subcommand, such as `install`; None if it uses nothing."""
     fetching = _FETCHING_PARTS.get(run.name, frozenset())
     computing = _COMPUTING_PARTS.get(run.name, frozenset())
     if not fetching and not computing:
         return None
     operands = run.operands(_VALUED.get(run.name, frozenset()))
-    meant = next((word for word in operands if word not in _GROUPS), "")
-    if meant in fetching or not fetching.isdisjoint(run.args[:1]):
+    subcommand = next((word for word in operands if word not in _GROUPS), "")
+    if subcommand in fetching or not fetching.isdisjoint(run.args[:1]):
         return EXTERNAL
-    return COMPUTATION if meant in computing else None
+    return COMPUTATION if subcommand in computing else None
 
 
 def _fetcher(run: _Invocation) -> CapabilityUse:
-    places = run.operands(_VALUED.get(run.name, frozenset()))
-    is_far = run.gets_words or any(not _LOCAL.match(place) for place in places)
-    return EXTERNAL if is_far else NOTHING
+    hosts = run.operands(_VALUED.get(run.name, frozenset()))
+    is_remote = run.gets_words or any(not _LOCAL.match(host) for host in hosts)
+    return EXTERNAL if is_remote else NOTHING
 
 
-def _filter(run: _Invocation, known: _Filter) -> CapabilityUse:
-    operands = run.operands(known.valued)
-    has_script = any(word in known.script for word in run.args)
-    leading = 0 if has_script else known.leading
+def _filter(run: _Invocation, program: _Filter) -> CapabilityUse:
+    operands = run.operands(program.valued)
+    has_script = any(word in program.script for word in run.args)
+    leading = 0 if has_script else program.leading
     has_files = run.gets_words or len(operands) > leading
-    if known.searches_tree:
+    if program.searches_tree:
         has_files = has_files or any(map(_RECURSIVE.fullmatch, run.args))
     if run.name in _TREE_SEARCHERS:
         has_files = has_files or not run.command.is_piped
@@ -345,7 +345,7 @@ def _filter(run: _Invocation, known: _Filter) -> CapabilityUse:
     return merge_uses(used)
 
 
-# Code that a program is given
+# Code in the arguments or the input of an interpreter
 
 
 def _python(run: _Invocation) -> CapabilityUse:
@@ -362,7 +362,7 @@ def _python(run: _Invocation) -> CapabilityUse:
             return _module(run, args[at + 1 :])
         at += 2 if option in ("-W", "-X") else 1
     if at < len(args) and args[at] not in ("-", "/dev/stdin"):
-        return COMPUTATION  # a script that was written before
+        return COMPUTATION  # a script that exists already
     return _from_input(run.command, "python")
 
 
@@ -383,7 +383,7 @@ def _shell(run: _Invocation) -> CapabilityUse:
 
 
 def _from_input(command: Command, language: Language) -> CapabilityUse:
-    """Return the use of what an interpreter without a script reads from its input."""
+    """Return the use of the code that an interpreter reads from its standard input."""
     if command.stdin:
         return CapabilityUse(nested_code=(CodeFragment(language, command.stdin),))
     return COMPUTATION if command.reads_file else NOTHING
@@ -393,11 +393,11 @@ def _from_input(command: Command, language: Language) -> CapabilityUse:
 
 
 def _redirections(command: Command) -> CapabilityUse:
-    """Return the use of the files that a command reads and writes, and the code it writes there."""
-    written = [path for path in command.written_files if not path.startswith("/dev/")]
+    """Return the use of the files that a command reads and writes, with the code that it writes."""
+    paths = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
-        written += command.words[1:]
+        paths += command.words[1:]
     text = command.stdin or command.stdout
-    code = {each.language: each for path in written for each in code_of_file(path, text)}
-    used = FILES if written or command.reads_file else NOTHING
-    return CapabilityUse(used.capabilities, tuple(code.values()))
+    code = {found.language: found for path in paths for found in code_of_file(path, text)}
+    use = FILES if paths or command.reads_file else NOTHING
+    return CapabilityUse(use.capabilities, tuple(code.values()))
