@@ -1,8 +1,8 @@
-"""The profile: every policy that holds for a run, as one value, and who may change what of it.
+"""The profile, which contains every policy of a run, and the rules for overriding its settings.
 
-A profile holds for a model, the model's settings for a key, and the key's for a request. Each of
-them can only narrow what it is given: what a model or a key sets wider has no effect, what a
-request asks wider is refused.
+A model overrides settings of a profile, a key those of a model, and a request those of a key. Each
+of them can only make a setting stricter. A model's or key's value that is less strict has no
+effect; a request with such a value is refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,21 +24,23 @@ from policies.workspace import InputLimits
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """The audit log of a run."""
+    """Settings of the audit log of runs."""
 
     enabled: bool = False
+    """True if each run writes an audit log."""
     required: bool = True
-    """Whether a run fails if its log cannot be written."""
+    """True if a run fails when its audit log cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StyleSettings:
-    """How the loop talks to a model: in our own way, or as the paper's reference does."""
+    """The style of the loop: prompts, tool descriptions and observations."""
 
     kind: Literal["own", "paper"] = "own"
-    """paper: what a model observes is the reference's, byte for byte."""
+    """own: the default style. paper: the style of the paper's reference implementation, with its
+    observations byte for byte."""
     words: ReferencePrompts = ReferencePrompts()
-    """The prompts of the paper's manner."""
+    """The prompts of the paper's style."""
 
 
 Computer = Literal["always", "auto", "never"]
@@ -47,20 +49,20 @@ PromptStyle = Literal["strict", "neutral", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named bundle of policies."""
+    """A named set of policies."""
 
     name: str = "default"
     about: str = ""
-    """What it is for, in a paragraph."""
+    """A paragraph on the purpose of the profile."""
     computer: Computer = "auto"
-    """The requests that get a sandbox. always: every request, from its start; auto: requests that
-    may use one, from the first tool call; never: none."""
+    """The requests that get a sandbox. always: every request, from its start. auto: requests that
+    may need a sandbox, from the first tool call. never: none."""
     weak_models: tuple[str, ...] = ()
-    """auto: models, by name or pattern (`*`), that answer better without a sandbox (in the paper
-    Qwen3-4B loses 13 points in mathematics)."""
+    """Models, by name or pattern (`*`), that get no sandbox in mode auto because they answer better
+    without it (in the paper Qwen3-4B loses 13 points in mathematics)."""
     prompt: PromptStyle = "neutral"
-    """What the model is told to do with its sandbox. strict: derive every answer by computing;
-    neutral: use it where it helps; none: nothing beside the tools' own descriptions."""
+    """The system prompt about the sandbox. strict: derive every answer by computing. neutral: use
+    the sandbox if it helps. none: no prompt, only the tools' own descriptions."""
     limits: Limits = Limits()
     isolation: Isolation = Isolation()
     inputs: InputLimits = InputLimits()
@@ -68,75 +70,78 @@ class Profile:
     artifacts: ArtifactLimits = ArtifactLimits()
     manner: StyleSettings = StyleSettings()
     per_day: DailyBudget = DailyBudget()
-    """Of all runs of one key together."""
+    """Daily budgets of one key, for all its runs together."""
     watch: RuleSet = RuleSet()
     audit: AuditSettings = AuditSettings()
     redact: Redaction = Redaction()
 
 
-# Which of two values of a setting is the narrower
+# The strictness of settings
 
 
 @dataclass(frozen=True, slots=True)
 class SettingOrder:
-    """How two values of one setting compare, the allowed one and the one that is asked for."""
+    """The order of a setting's values by strictness. Its functions take the allowed and the
+    requested value."""
 
     description: str
-    """The narrower values, in words."""
+    """The stricter values, in words for the documentation."""
     is_stricter: Callable[[Any, Any], bool]
-    """Returns True if the asked value is at most as wide as the allowed one."""
+    """Returns True if the requested value, other than the allowed one, is stricter."""
     combine: Callable[[Any, Any], Any] | None = None
-    """Returns the part of the asked value that is allowed; if None, the allowed value is taken."""
+    """Returns the loosest value that is at least as strict as both. If None, this is the allowed
+    value."""
 
 
-def is_at_least_as_strict(path: str, allowed: Any, asked: Any) -> bool:
-    """Return True if the asked value of a setting is at most as wide as the allowed one."""
-    return bool(asked == allowed or SETTING_ORDERS.get(path, _BY_TYPE).is_stricter(allowed, asked))
+def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
+    """Return True if the requested value of a setting is at least as strict as the allowed one."""
+    order = SETTING_ORDERS.get(path, _BY_TYPE)
+    return bool(requested == allowed or order.is_stricter(allowed, requested))
 
 
-def strictest(path: str, allowed: Any, asked: Any) -> Any:
-    """Return the widest value that is within both."""
-    if is_at_least_as_strict(path, allowed, asked):
-        return asked
-    both = SETTING_ORDERS.get(path, _BY_TYPE).combine
-    return both(allowed, asked) if both and asked is not None else allowed
+def strictest(path: str, allowed: Any, requested: Any) -> Any:
+    """Return the loosest value of a setting that is at least as strict as both values."""
+    if is_at_least_as_strict(path, allowed, requested):
+        return requested
+    combine = SETTING_ORDERS.get(path, _BY_TYPE).combine
+    return combine(allowed, requested) if combine and requested is not None else allowed
 
 
 def describe_stricter(path: str, allowed: Any) -> str:
-    """Return a description of the values that are narrower than the allowed one."""
+    """Return a description of the values that are stricter than the allowed one."""
     if path in SETTING_ORDERS:
         return SETTING_ORDERS[path].description
     return "`false`" if isinstance(allowed, bool) else "less"
 
 
-def _only_value(value: object, words: str) -> SettingOrder:
-    """Return the order of a setting that only this value narrows."""
-    return SettingOrder(words, lambda _, asked: bool(asked == value))
+def _only_value(value: object, description: str) -> SettingOrder:
+    """Return the order of a setting of which only `value` is stricter than others."""
+    return SettingOrder(description, lambda _, requested: bool(requested == value))
 
 
-def _is_stricter_by_type(allowed: Any, asked: Any) -> bool:
-    """Compare by type: a switch may be switched off, a number reduced, and a limit set where there
-    is none (None)."""
+def _is_stricter_by_type(allowed: Any, requested: Any) -> bool:
+    """Return True if the requested value switches a switch off, reduces a number, or sets a limit
+    instead of None."""
     if isinstance(allowed, bool):
         return allowed
     if allowed is None:
         return True
-    return asked is not None and isinstance(allowed, int | float) and bool(asked < allowed)
+    return requested is not None and isinstance(allowed, int | float) and bool(requested < allowed)
 
 
-def _union(allowed: tuple[Any, ...], asked: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys((*allowed, *asked)))
+def _union(allowed: tuple[Any, ...], requested: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys((*allowed, *requested)))
 
 
-def _intersection(allowed: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
-    return _union(covered_patterns(asked, allowed), covered_patterns(allowed, asked))
+def _intersection(allowed: tuple[str, ...], requested: tuple[str, ...]) -> tuple[str, ...]:
+    return _union(covered_patterns(requested, allowed), covered_patterns(allowed, requested))
 
 
 _BY_TYPE = SettingOrder("less", _is_stricter_by_type)
 _FREE = SettingOrder("anything", lambda _, __: True)
-_GROWING = SettingOrder(
+_APPENDED = SettingOrder(
     "more, behind those there are",
-    lambda allowed, asked: bool(asked[: len(allowed)] == allowed),
+    lambda allowed, requested: bool(requested[: len(allowed)] == allowed),
     _union,
 )
 SETTING_ORDERS = {
@@ -146,102 +151,103 @@ SETTING_ORDERS = {
     "artifacts.list_files": _FREE,
     "isolation.level": _only_value("strict", "`strict`"),
     "isolation.egress": SettingOrder(
-        "what reaches less", lambda allowed, asked: is_subset(asked, allowed), intersection
+        "what reaches less", lambda allowed, requested: is_subset(requested, allowed), intersection
     ),
     "artifacts.allow_types": SettingOrder(
         "fewer",
-        lambda allowed, asked: (
-            allowed is None or (asked is not None and covered_patterns(asked, allowed) == asked)
+        lambda allowed, requested: (
+            allowed is None
+            or (requested is not None and covered_patterns(requested, allowed) == requested)
         ),
         _intersection,
     ),
     "artifacts.deny_types": SettingOrder(
-        "more", lambda allowed, asked: covered_patterns(allowed, asked) == allowed, _union
+        "more", lambda allowed, requested: covered_patterns(allowed, requested) == allowed, _union
     ),
-    "watch.rules": _GROWING,
-    "redact.secrets": _GROWING,
-    "redact.patterns": _GROWING,
+    "watch.rules": _APPENDED,
+    "redact.secrets": _APPENDED,
+    "redact.patterns": _APPENDED,
     "audit.enabled": _only_value(True, "`true`"),
     "audit.required": _only_value(True, "`true`"),
 }
-"""The orders of settings that do not compare `_is_stricter_by_type`."""
+"""The orders of settings by path. All other settings are ordered by type."""
 
 
-# Who may change what
+# Overrides
 
 FIXED_FIELDS = frozenset({"name", "about", "weak_models", "manner"})
-"""Fields of a profile that no key and no request changes."""
+"""Fields of a profile that keys and requests cannot override."""
 _COMPARED_WHOLE = ("isolation.egress",)
-"""Settings of several fields that are compared as one."""
+"""Settings of several fields that are compared as one value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request may not have what it asks for."""
+    """The refusal of a requested setting that is not strict enough."""
 
     path: str
-    """Of the setting, such as `limits.max_turns`."""
-    asked: object
+    """The path of the setting, such as `limits.max_turns`."""
+    requested: object
     allowed: object
-    by: str
-    """The profile, model or key that allows no more."""
+    bound_by: str
+    """The profile, model or key that sets the allowed value."""
 
     def message(self) -> str:
         """Return the error message for the client."""
         allowed = _shown(self.allowed)
         if isinstance(self.allowed, Egress) and self.allowed.mode == "allowlist":
             allowed = f"allowlist: {', '.join(self.allowed.allow)}"
-        return f"{self.path}: {_shown(self.asked)} is more than {self.by} allows ({allowed})."
+        requested = _shown(self.requested)
+        return f"{self.path}: {requested} is more than {self.bound_by} allows ({allowed})."
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """The widest profile that a request may ask for."""
+    """The loosest profile that a request may ask for."""
 
     profile: Profile
-    by: Mapping[str, str] = field(default_factory=dict)
-    """The model or key that narrowed a setting, by the setting's path. The profile itself bounds
-    the others."""
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    """The model or key that made a setting stricter, by the setting's path."""
 
-    def restricted(self, asked: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
-        """Return a copy in which these settings are at most as wide as those of `asked`."""
-        profile, bounds = self.profile, dict(self.by)
+    def restricted(self, overrides: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
+        """Return a copy whose settings at `paths` are at least as strict as those of `overrides`.
+        `by` names the model or key for refusals."""
+        profile, bounds = self.profile, dict(self.bounds)
         for path in paths:
             before = get_setting(profile, path)
-            now = strictest(path, before, get_setting(asked, path))
-            if now != before:
-                profile = with_setting(profile, path, now)
+            after = strictest(path, before, get_setting(overrides, path))
+            if after != before:
+                profile = with_setting(profile, path, after)
                 bounds[path] = by
         return EffectivePolicy(profile, bounds)
 
-    def refusal(self, asked: Profile, paths: Iterable[str]) -> Refusal | None:
-        """Return a refusal for the first of these settings that is asked wider than is allowed, or
-        None."""
+    def refusal(self, requested: Profile, paths: Iterable[str]) -> Refusal | None:
+        """Return a refusal of the first setting at `paths` that is not strict enough, or None."""
         for path in paths:
-            allowed, wanted = get_setting(self.profile, path), get_setting(asked, path)
-            if not is_at_least_as_strict(path, allowed, wanted):
-                by = self.by.get(path, f"profile {self.profile.name!r}")
-                return Refusal(path, wanted, allowed, by)
+            allowed, value = get_setting(self.profile, path), get_setting(requested, path)
+            if not is_at_least_as_strict(path, allowed, value):
+                bound_by = self.bounds.get(path, f"profile {self.profile.name!r}")
+                return Refusal(path, value, allowed, bound_by)
         return None
 
 
 def setting_paths(profile: Profile) -> Iterator[str]:
-    """Yield the path of each setting that can be narrowed, in the order of the fields."""
+    """Yield the path of each setting that can be overridden, in the order of the fields."""
     yield from (path for path in _paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
 
 
-def _paths(value: Any, above: str = "") -> Iterator[str]:
-    for each in fields(value):
-        path = above + each.name
-        inner = getattr(value, each.name)
-        if is_dataclass(inner) and path not in _COMPARED_WHOLE:
-            yield from _paths(inner, f"{path}.")
+def _paths(value: Any, prefix: str = "") -> Iterator[str]:
+    for member in fields(value):
+        path = prefix + member.name
+        nested = getattr(value, member.name)
+        if is_dataclass(nested) and path not in _COMPARED_WHOLE:
+            yield from _paths(nested, f"{path}.")
         else:
             yield path
 
 
 def get_setting(value: Any, path: str) -> Any:
-    """Return the value at a path."""
+    """Return the value of the setting at a path."""
     for name in path.split("."):
         value = getattr(value, name)
     return value

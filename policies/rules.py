@@ -1,5 +1,5 @@
-"""An operator's rules over what a run does (its commands, its files, the hosts that it reaches) and
-the regular expressions that operators write."""
+"""An operator's rules for the actions of a run (its commands, its files, its connections), and the
+regular expressions in settings."""
 
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -17,45 +17,46 @@ Span = tuple[int, int]
 
 
 class Pattern:
-    """A regular expression in RE2's syntax, without look-around and back references. A search takes
-    time linear in the text."""
+    """A regular expression in RE2's syntax, without look-around and back references, so that a
+    search takes time linear in the text."""
 
-    def __init__(self, written: str) -> None:
+    def __init__(self, expression: str) -> None:
         """Raises ValueError."""
         options = re2.Options()
         options.log_errors = False
         try:
-            self._compiled: Any = re2.compile(written, options=options)
+            self._compiled: Any = re2.compile(expression, options=options)
         except re2.error as error:
-            (told,) = error.args
-            words = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
-            raise ValueError(f"{written!r} is no pattern: {words}") from error
+            (cause,) = error.args
+            message = cause.decode(errors="replace") if isinstance(cause, bytes) else str(cause)
+            raise ValueError(f"{expression!r} is not a valid pattern: {message}") from error
         if self._compiled.search("") is not None:
-            raise ValueError(f"{written!r} is no pattern: it is found in any text")
+            raise ValueError(f"{expression!r} is not a valid pattern: it matches every text")
 
     def matches(self, text: str) -> bool:
         """Return True if the pattern matches anywhere in the text."""
         return self._compiled.search(_encodable(text)) is not None
 
     def spans(self, text: str) -> list[tuple[Span, Span]]:
-        """Return the spans of each match: the whole, and its first group, if it has one."""
-        found = self._compiled.finditer(_encodable(text))
-        return [(match.span(), _meant(match)) for match in found]
+        """Return the span of each match and of its first group; without a group the match's span
+        twice."""
+        matches = self._compiled.finditer(_encodable(text))
+        return [(match.span(), _group_span(match)) for match in matches]
 
 
 @lru_cache(maxsize=1024)
-def compile_pattern(written: str) -> Pattern:
-    """Compile a pattern, or return it from the cache. Raises ValueError."""
-    return Pattern(written)
+def compile_pattern(expression: str) -> Pattern:
+    """Return the compiled pattern, from a cache if possible. Raises ValueError."""
+    return Pattern(expression)
 
 
-def _meant(match: Any) -> Span:
+def _group_span(match: Any) -> Span:
     span: Span = match.span(1) if match.re.groups else match.span()
     return match.span() if span == (-1, -1) else span
 
 
 def _encodable(text: str) -> str:
-    """Return the text, of the same length, with `?` for halves of surrogate pairs."""
+    """Return the text with `?` for lone surrogates, so that it has the same length."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -64,26 +65,28 @@ def _encodable(text: str) -> str:
 RuleTarget = Literal["command", "file", "egress"]
 Action = Literal["deny", "ask", "flag"]
 MAX_SUBJECT_CHARS = 1000
-"""How much is told of the subject that a rule has matched."""
+"""Maximum length of a matched subject in events and logs."""
 _NOBODY = "it needs a person's consent, and nobody can be asked while a run goes on"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An act that is denied or recorded. Raises ValueError for a malformed name or pattern."""
+    """A rule that denies or records an action. Raises ValueError for an invalid name or pattern."""
 
     name: str
+    """Letters, digits, - and _."""
     over: RuleTarget  # not `on`, which YAML 1.1 takes for a boolean
-    """What the pattern is searched in. command: the text that bash or a job is given; file: the
-    path that the editor views or writes, or that of a produced file; egress: `host:port`."""
+    """The subject of the rule. command: a bash command, or the input of a job. file: the path of a
+    file that the editor views or writes, or of an artifact. egress: the `host:port` of a
+    connection."""
     pattern: str
-    """In RE2's syntax, found anywhere in the subject: `^` and `$` are its two ends, `(?i)` ignores
-    case."""
+    """A regular expression in RE2's syntax that is searched anywhere in the subject. `^` and `$`
+    match its start and end, `(?i)` ignores case."""
     action: Action
-    """deny: the act is refused; ask: also, because nobody can be asked for consent while a run goes
-    on; flag: it is done and recorded."""
+    """deny: refuse the action. ask: refuse it too, because nobody can consent during a run. flag:
+    allow the action and record it."""
     reason: str = ""
-    """What the model is told of it."""
+    """The reason of a refusal, for the model."""
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "").replace("_", "").isalnum() or not self.name.isascii():
@@ -92,36 +95,36 @@ class Rule:
 
     @property
     def refusal(self) -> str | None:
-        """Why the act is refused, in words for the model, or None if it is done."""
+        """The refusal for the model, or None if the action is allowed."""
         if self.action == "flag":
             return None
-        why = [_NOBODY] if self.action == "ask" else []
-        why += [self.reason] if self.reason else []
-        return f"rule {self.name} forbids this{': ' if why else ''}{'; '.join(why)}"
+        reasons = [_NOBODY] if self.action == "ask" else []
+        reasons += [self.reason] if self.reason else []
+        return f"rule {self.name} forbids this{': ' if reasons else ''}{'; '.join(reasons)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All of a run's rules."""
+    """The rules of a run."""
 
     rules: tuple[Rule, ...] = ()
-    """Only the first that matches holds."""
+    """The rules in order; only the first match of an action applies."""
 
     def first_match(self, over: RuleTarget, subject: str) -> Rule | None:
-        """Return the rule that holds for an act, or None."""
-        of_kind = (rule for rule in self.rules if rule.over == over)
-        return next(
-            (rule for rule in of_kind if compile_pattern(rule.pattern).matches(subject)), None
-        )
+        """Return the first rule that matches the subject of an action, or None."""
+        for rule in self.rules:
+            if rule.over == over and compile_pattern(rule.pattern).matches(subject):
+                return rule
+        return None
 
     def withheld_files(self, paths: Iterable[str]) -> dict[str, Rule]:
-        """Return the files that are not returned to the client, each with its rule."""
-        met = {path: self.first_match("file", path) for path in paths} if self.rules else {}
-        return {path: rule for path, rule in met.items() if rule and rule.refusal}
+        """Return the paths of artifacts that a rule refuses, each with its rule."""
+        rules = {path: self.first_match("file", path) for path in paths} if self.rules else {}
+        return {path: rule for path, rule in rules.items() if rule and rule.refusal}
 
 
 def rule_subject(tool: str, arguments: Mapping[str, Any]) -> tuple[RuleTarget, str] | None:
-    """Return what rules see of a call of one of our tools, or None for nothing."""
+    """Return the target and the subject of rules for a call of a sandbox tool, or None."""
     match tool, arguments:
         case "execute_bash", {"command": str(text)}:
             return "command", text

@@ -39,7 +39,7 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
     assert EffectivePolicy(PROFILE).refusal(asking(path, allowed), [path]) is None
     refusal = EffectivePolicy(PROFILE).refusal(asking(path, allowed + 1), [path])
     assert refusal
-    assert (refusal.path, refusal.by) == (path, "profile 'default'")
+    assert (refusal.path, refusal.bound_by) == (path, "profile 'default'")
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,11 @@ def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> N
 
 
 def test_it_tells_what_is_there_and_nothing_of_what_nobody_looked_for() -> None:
-    assert "Installed: git, numpy." in system_prompt(equipment=SandboxContents(("git", "numpy")))
+    assert "Installed: git, numpy." in system_prompt(contents=SandboxContents(("git", "numpy")))
     assert "Installed" not in system_prompt()
-    assert "Installed: git." in system_prompt(equipment=SandboxContents(("bash", "git", "tar")))
-    assert "Installed" not in system_prompt(equipment=SandboxContents(("bash", "tar")))
-    assert "/testbed/shared" in system_prompt(equipment=SandboxContents(has_shared_files=True))
+    assert "Installed: git." in system_prompt(contents=SandboxContents(("bash", "git", "tar")))
+    assert "Installed" not in system_prompt(contents=SandboxContents(("bash", "tar")))
+    assert "/testbed/shared" in system_prompt(contents=SandboxContents(has_shared_files=True))
     assert "/testbed/shared" not in system_prompt()
 
 

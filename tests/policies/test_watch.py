@@ -69,7 +69,7 @@ def test_what_a_call_does(tool: str, arguments: dict[str, Any], does: object) ->
 
 @pytest.mark.parametrize("written", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])
 def test_a_pattern_that_means_nothing_or_everything_is_refused(written: str) -> None:
-    with pytest.raises(ValueError, match="is no pattern"):
+    with pytest.raises(ValueError, match="is not a valid pattern"):
         Rule("rule", "command", written, "deny")
 
 
