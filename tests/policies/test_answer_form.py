@@ -54,11 +54,11 @@ def test_an_answer_in_its_form_lacks_nothing(form: AnswerForm, answer: str) -> N
         (AnswerForm({"pattern": "^(a+)+$"}), json.dumps("a" * 40 + "!"), "does not match"),
     ],
 )
-def test_what_an_answer_lacks_is_named(form: AnswerForm, answer: str, fault: str) -> None:
+def test_answer_error_names_the_violation(form: AnswerForm, answer: str, fault: str) -> None:
     assert fault in (answer_error(form, answer) or "")
 
 
-def test_what_an_answer_lacks_is_said_in_short() -> None:
+def test_answer_error_is_truncated() -> None:
     fault = answer_error(AnswerForm({"enum": ["a"]}), json.dumps("b" * 100_000))
     assert fault is not None
     assert len(fault) < MAX_ERROR_CHARS + 10

@@ -40,7 +40,7 @@ def test_the_answer_file_is_no_file() -> None:
     assert outcome(files) == (["sub/answer.txt"], [])
 
 
-def test_one_that_is_too_large_is_left_out_and_the_rest_goes_back() -> None:
+def test_too_large_file_is_skipped_and_others_are_returned() -> None:
     files = [file("a", MIB), file("b", MIB + 1), file("c", 1)]
     assert outcome(files, max_file_mib=1) == (["a", "c"], ["b: too_large"])
 
@@ -85,13 +85,13 @@ def test_only_those_of_a_type_that_is_allowed_go_back(limits: Any, chosen: str) 
 
 @pytest.mark.parametrize("end", [" ", ".", "...", ". .", "\t", "\n", "\N{NO-BREAK SPACE}"])
 @pytest.mark.parametrize("pattern", [".html", "text/html", "text/*"])
-def test_what_a_saved_file_loses_of_its_name_hides_no_type(end: str, pattern: str) -> None:
+def test_type_ignores_characters_that_saving_strips(end: str, pattern: str) -> None:
     page = file(f"page.HTML{end}")
     assert outcome([page], deny_types=(pattern,))[0] == []
     assert len(outcome([page], allow_types=(pattern,))[0]) == 1
 
 
-def test_what_is_of_no_allowed_type_takes_no_room() -> None:
+def test_file_of_a_denied_type_uses_no_quota() -> None:
     files = [file("a.html", MIB), file("b.csv", MIB)]
     assert outcome(files, max_total_mib=1, max_files=1, deny_types=(".html",))[0] == ["b.csv"]
 

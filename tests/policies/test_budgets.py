@@ -44,7 +44,7 @@ def test_runs_bound_beginnings_alone() -> None:
     assert exhausted(BUDGET, Expense(runs=2), Expense(tokens=7)) is None
 
 
-def test_who_may_send_nothing_may_still_work() -> None:
+def test_egress_limit_of_zero_does_not_end_a_run() -> None:
     assert exhausted(DailyBudget(egress_mib=0), Expense(), RUN) is None
 
 

@@ -40,7 +40,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("way", CLOSED)
-def test_what_has_a_beginning_and_an_end_is_a_document(way: str) -> None:
+def test_text_between_marks_is_a_document(way: str) -> None:
     pieces = split_documents("Read these.\n" + CLOSED[way].format(ONE, TWO) + ASK)
     found = [(piece.title.rpartition("/")[2], piece.text) for piece in pieces if piece.is_document]
     assert found == [("a.txt", ONE), ("b.txt", TWO)]

@@ -71,7 +71,7 @@ def test_own_text_after_a_word_of_any_length_is_recognised() -> None:
     assert echo_at("9" * 1000 + " " + PROMPT) is not None
 
 
-def test_what_the_client_wrote_itself_may_be_quoted() -> None:
+def test_quotation_of_client_text_is_no_echo() -> None:
     assert echo_at(PROMPT) is not None
     assert echo_at(PROMPT, client=f"What does this mean? {PROMPT}") is None
 

@@ -196,7 +196,7 @@ def test_a_header_that_cannot_be_bound_is_refused(header: BoundHeader, complaint
         bound(header)
 
 
-def test_it_can_be_a_key_and_comes_out_of_configuration() -> None:
+def test_egress_is_hashable_and_parsed_from_configuration() -> None:
     read = TypeAdapter(Egress).validate_python(
         {
             "mode": "allowlist",

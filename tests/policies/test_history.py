@@ -151,7 +151,7 @@ def test_thinking_that_is_an_object_is_read_too() -> None:
     assert strip_steps([said]) == [said]
 
 
-def test_what_was_told_beside_an_answer_of_its_files_goes() -> None:
+def test_file_fields_of_an_answer_are_removed() -> None:
     beside = {"annotations": [{"type": "url_citation"}], "images": [{"type": "image_url"}]}
     again = [ASKED, {**ANSWER, **beside}, {**ANSWER, "annotations": []}, {**THANKS, "images": 7}]
     assert strip_steps(again) == [ASKED, ANSWER, ANSWER, {**THANKS, "images": 7}]
@@ -176,12 +176,12 @@ def test_very_many_words_around_cards_become_one_message() -> None:
         "<think></think>" * 10_000,
     ],
 )
-def test_what_is_no_thought_of_steps_stays(content: str) -> None:
+def test_reasoning_without_steps_is_unchanged(content: str) -> None:
     said = [{**ANSWER, "content": content}]
     assert strip_steps(said) == said
 
 
-def test_what_is_taken_away_is_taken_from_a_copy() -> None:
+def test_strip_steps_does_not_mutate_its_argument() -> None:
     said = [ASKED, calling(call(ONE), reasoning=DIGEST), told(ONE), {**ANSWER, "reasoning": DIGEST}]
     before = [dict(message) for message in said]
     strip_steps(said)

@@ -60,7 +60,7 @@ def test_a_host_has_one_spelling(written: str, host: str) -> None:
         "\ud800.example",
     ],
 )
-def test_what_is_no_name_is_refused(written: str) -> None:
+def test_malformed_host_name_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"host|xn--|address"):
         parse_host(written)
 

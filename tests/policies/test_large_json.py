@@ -29,23 +29,23 @@ def test_a_large_text_reads_as_a_small_one(tree: object, is_ascii: bool, encodin
 
 
 @pytest.mark.parametrize("text", [b'"\\ud800"', b"NaN", b"-Infinity", b"1e400", b'{"a":1,"a":2}'])
-def test_what_is_hardly_json_reads_as_ever(text: bytes) -> None:
+def test_unusual_json_is_decoded_as_by_the_json_module(text: bytes) -> None:
     assert repr(decode_json(text + BLANKS)) == repr(json.loads(text))
 
 
 @pytest.mark.parametrize("text", [b'{"a":', b'"\xff"', b"[1,]", b"\x00", b"9" * 5000])
-def test_what_is_no_json_is_refused(text: bytes) -> None:
+def test_invalid_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever `json` says
         decode_json(text + BLANKS)
 
 
 @given(TREES)
-def test_what_is_written_reads_as_it_was(tree: object) -> None:
+def test_encoded_value_decodes_to_the_same_value(tree: object) -> None:
     assert json.loads(encode_json(tree)) == tree
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"a": 1 << 70}, [-(1 << 70)], {1: 2}])
-def test_what_only_json_can_write_is_written_by_it(value: object) -> None:
+def test_values_beyond_orjson_are_encoded_by_the_json_module(value: object) -> None:
     assert encode_json(value) == json.dumps(value).encode()
 
 

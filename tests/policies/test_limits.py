@@ -70,5 +70,5 @@ def test_turns_and_tokens_are_no_reason_to_leave_a_turns_commands_undone() -> No
     assert exceeded_command_limit(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
 
 
-def test_who_may_send_nothing_may_still_work() -> None:
+def test_egress_limit_of_zero_does_not_end_a_run() -> None:
     assert exceeded(Limits(max_egress_mib=0), Spent()) is None

@@ -96,7 +96,7 @@ def test_an_unfinished_escape_sequence_eats_nothing_else() -> None:
     assert terminal_text("cut \x1b") == "cut \ufffd"
 
 
-def test_what_is_printable_can_be_encoded() -> None:
+def test_printable_text_can_be_encoded() -> None:
     assert printable("caf\udce9\r\x1b").encode() == "caf\ufffd\ufffd\ufffd".encode()
 
 
@@ -106,7 +106,7 @@ def test_text_within_the_limits_is_not_touched() -> None:
         assert truncate_middle(text, limits) == text
 
 
-def test_one_endless_line_is_cut_in_its_middle() -> None:
+def test_long_line_is_truncated_in_its_middle() -> None:
     clipped = truncate_middle("a" * 500 + "b" * 500, ObservationLimits(max_chars=100))
     assert clipped == "a" * 50 + "\n[... 900 characters left out ...]\n" + "b" * 50
 
@@ -125,7 +125,7 @@ def test_each_stream_is_bounded() -> None:
     assert text.count("characters left out") == 2
 
 
-def test_what_the_sandbox_lets_through_is_not_cut_again() -> None:
+def test_output_within_the_cap_is_not_truncated_again() -> None:
     limits = ObservationLimits()
     cap = output_cap(limits)
     marker = "[... 1000000000000 bytes, 1000000000000 lines left out ...]"

@@ -159,7 +159,7 @@ def test_an_insertion_that_cannot_be_made(
     assert insert_text("/a.py", content, line, new) == complaint
 
 
-def test_what_is_not_utf_8_passes_through_an_edit() -> None:
+def test_edit_keeps_bytes_that_are_not_utf_8() -> None:
     content = b"\xff a\n".decode(errors="surrogateescape")
     edited = replace_text("/a.py", content, "a", "b")
     assert isinstance(edited, EditResult)

@@ -86,7 +86,7 @@ def test_of_more_the_first_and_last_forty_are_shown_in_each_stream() -> None:
     )
 
 
-def test_one_long_line_is_not_cut() -> None:
+def test_long_line_is_not_cut() -> None:
     assert seen(0, "x" * 300_000).endswith("x" * 300_000)
 
 
@@ -94,7 +94,7 @@ def test_a_command_that_was_stopped_has_no_output() -> None:
     assert seen(143, "partial\n", "more\n", timed_out=True) == LATE
 
 
-def test_one_that_ends_like_a_stopped_one_is_taken_for_it() -> None:
+def test_exit_code_124_counts_as_timeout() -> None:
     assert seen(124, "partial\n") == LATE
 
 

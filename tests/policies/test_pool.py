@@ -73,7 +73,7 @@ def test_everything_about_an_isolation_is_a_wall_a_limit_or_egress() -> None:
     assert {field.name for field in fields(Isolation)} == {*OTHER_WALLS, *OTHER_LIMITS, "egress"}
 
 
-def test_there_may_be_as_many_as_allowed_and_as_much_memory_as_budgeted() -> None:
+def test_load_is_bounded_by_sandbox_count_and_memory_budget() -> None:
     settings = PoolSettings(idle=0, max_total=3, memory_budget_mib=100)
     assert fits(settings, Load(3, 100))
     assert not fits(settings, Load(4, 100))

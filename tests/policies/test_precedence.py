@@ -95,7 +95,7 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
         ("isolation.egress", PYPI, replace(PYPI, allow_cidrs=("10.0.0.0/8",)), False),
     ],
 )
-def test_what_is_no_number_has_its_own_order(
+def test_other_settings_have_an_order_of_their_own(
     path: str, allowed: Any, asked: Any, may: bool
 ) -> None:
     base = asking(path, allowed)
@@ -113,7 +113,7 @@ def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> Non
     assert refusal.message() == "limits.max_turns: 30 is more than key 'k' allows (20)."
 
 
-def test_what_a_key_sets_wider_than_its_profile_has_no_effect() -> None:
+def test_less_strict_setting_of_a_key_has_no_effect() -> None:
     asked = asking("limits.max_turns", 500)
     assert EffectivePolicy(PROFILE).restricted(
         asked, ["limits.max_turns"], "key 'k'"

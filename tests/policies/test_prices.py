@@ -78,7 +78,7 @@ def test_a_longer_prompt_may_cost_more_throughout() -> None:
     assert cost_usd(tariff, TokenUsage(prompt=201, completion=10)) == pytest.approx(432 / 1e6)
 
 
-def test_what_the_backend_says_holds() -> None:
+def test_reported_cost_takes_precedence() -> None:
     assert cost_usd(((0, PRICE),), TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
     assert cost_usd(None, TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
 

@@ -55,7 +55,7 @@ def cut(text: str, seed: int) -> list[str]:
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def test_there_is_an_example_of_each() -> None:
+def test_each_built_in_pattern_has_an_example() -> None:
     assert list(EXAMPLES) == list(BUILT_IN_PATTERNS)
 
 
@@ -67,7 +67,7 @@ def test_each_kind_of_secret_is_taken_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert KEYS.redact(text) == text
 
 
@@ -104,14 +104,14 @@ def test_a_key_that_does_not_end_is_neither_told_nor_kept(end: str, shown: str) 
     assert told == f"see [redacted private_key]{shown}"
 
 
-def test_one_of_your_own_is_its_group_where_it_has_one() -> None:
+def test_own_pattern_redacts_its_group() -> None:
     own = (SecretPattern("pin", r"pin: (\d{4})"), SecretPattern("name", "Rumpel[a-z]+"))
     secrets = SecretFinder(Redaction(patterns=own))
     told = secrets.redact("pin: 1234, Rumpelstiltskin")
     assert told == "pin: [redacted pin], [redacted name]"
 
 
-def test_what_means_nothing_is_refused() -> None:
+def test_unknown_secret_and_invalid_pattern_are_refused() -> None:
     with pytest.raises(ValueError, match="'pins' is not a known secret"):
         Redaction(("pins",))
     with pytest.raises(ValueError, match="is not a valid pattern"):

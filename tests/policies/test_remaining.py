@@ -56,7 +56,7 @@ def test_while_there_is_enough_nothing_is_said() -> None:
         ),
     ],
 )
-def test_one_short_line_names_what_remains(spent: Spent, line: str) -> None:
+def test_reminder_names_the_low_budget(spent: Spent, line: str) -> None:
     assert told(LIMITS, spent) == line
 
 
@@ -70,7 +70,7 @@ def test_the_same_is_not_said_again() -> None:
     assert again == "[19 steps and 7 tokens remain. Hand in what you have.]"
 
 
-def test_what_is_not_bounded_does_not_run_out() -> None:
+def test_unlimited_budget_gives_no_reminder() -> None:
     assert told(Limits(max_cost_usd=None), Spent(cost_usd=1000.0)) == ""
     assert told(Limits(max_egress_mib=0), Spent()) == ""
 

@@ -60,7 +60,7 @@ def test_only_the_whole_suffix_counts(model: str) -> None:
     assert choose_route({"model": model}, {}).kind == "sandbox"
 
 
-def test_who_may_not_have_a_computer_goes_straight_on() -> None:
+def test_mode_never_routes_to_the_backend() -> None:
     never = Profile(computer="never")
     assert choose_route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
 
@@ -68,7 +68,7 @@ def test_who_may_not_have_a_computer_goes_straight_on() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}, {"tools": [{}]}]
 )
-def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any]) -> None:
+def test_mode_always_routes_every_request_to_a_sandbox(fields: dict[str, Any]) -> None:
     always = Profile(computer="always", weak_models=("m",))
     assert choose_route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
 
@@ -80,7 +80,7 @@ def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any])
         ("m", {"modalities": ["text", "audio"]}, "not_text"),
     ],
 )
-def test_what_cannot_be_answered_with_one_is_refused_then(
+def test_mode_always_refuses_requests_that_cannot_have_a_sandbox(
     model: str, fields: dict[str, Any], reason: RouteReason
 ) -> None:
     always = Profile(computer="always")

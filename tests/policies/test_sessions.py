@@ -40,7 +40,7 @@ def test_a_turn_goes_on_from_the_ones_before_latest_first() -> None:
     assert len({first, second, third}) == 3
 
 
-def test_what_clients_change_between_requests_does_not_count() -> None:
+def test_state_ignores_system_and_assistant_messages() -> None:
     system = {"role": "system", "content": "It is Tuesday."}
     assert session_states([system, U1, A1, U2]) == session_states(
         [U1, {**A1, "content": "edited"}, U2]

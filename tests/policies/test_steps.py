@@ -28,7 +28,7 @@ def test_a_client_is_known_by_its_headers(headers: list[str], profile: str) -> N
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-def test_what_the_server_is_set_to_holds_for_every_client(profile: str) -> None:
+def test_server_setting_overrides_the_default_mode(profile: str) -> None:
     assert is_steps_mode(profile)
     assert default_mode(profile, ["X-OpenWebUI-Chat-Id"]) == profile
 

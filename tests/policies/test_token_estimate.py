@@ -29,7 +29,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_it_is_within_a_factor_of_two_or_a_little_more(name: str) -> None:
+def test_estimate_is_within_its_stated_factor(name: str) -> None:
     text, *counts = COUNTED[name]
     for count in counts:
         assert count / 1.5 < estimate_tokens(text) < 2.5 * count

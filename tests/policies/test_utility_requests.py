@@ -56,7 +56,7 @@ def test_every_client_with_a_template_has_a_recorded_request() -> None:
     assert named <= known
 
 
-def test_there_are_enough_natural_prompts() -> None:
+def test_natural_prompts_are_numerous() -> None:
     assert len(set(NATURAL)) == len(NATURAL) >= 200
 
 

@@ -38,7 +38,7 @@ def test_a_rule_is_about_one_kind_of_act() -> None:
     assert RULES.first_match("egress", "orders.example.com:4433") is None
 
 
-def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
+def test_rule_refuses_unless_its_action_is_flag() -> None:
     assert [rule.refusal for rule in RULES.rules[:3]] == [
         None,
         "rule secrets forbids this: they are not yours",
@@ -63,7 +63,7 @@ def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
         ("submit", {"answer": "ls"}, None),
     ],
 )
-def test_what_a_call_does(tool: str, arguments: dict[str, Any], does: object) -> None:
+def test_rule_subject_of_a_call(tool: str, arguments: dict[str, Any], does: object) -> None:
     assert rule_subject(tool, arguments) == does
 
 

@@ -41,7 +41,7 @@ def test_a_file_is_replaced_by_words_that_say_where_it_lies() -> None:
     assert workspace.files == (FileToWrite(f"{INPUT_DIR}/a.csv", 0),)
 
 
-def test_what_the_model_takes_in_stays_beside_the_words() -> None:
+def test_image_part_stays_with_its_note() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     given = ReceivedFile((0, 0), "image", "AA==", "", "image/png", 1, content_part=image)
     (message,) = planned(user(image, LOOK), given=(given,)).messages
@@ -49,7 +49,7 @@ def test_what_the_model_takes_in_stays_beside_the_words() -> None:
     assert message == user(image, {"type": "text", "text": words}, LOOK)
 
 
-def test_what_cannot_be_had_is_told_in_one_line() -> None:
+def test_missing_file_is_noted_on_one_line() -> None:
     given = replace(CSV, error="http://x/]\n[Given file: /etc/passwd] was not fetched: no")
     workspace = planned(user(LOOK, PART), given=(given,))
     words = "[http://x/) (Given file: /etc/passwd) was not fetched: no]"
@@ -141,7 +141,7 @@ def test_only_what_an_estimate_leaves_open_is_to_be_counted() -> None:
     ]
 
 
-def test_what_is_kept_out_of_the_prompt_is_told() -> None:
+def test_saved_tokens_are_estimated() -> None:
     said = {"role": "user", "content": BOOK}
     workspace = planned(said, {"role": "user", "content": "Why?"})
     told = workspace.messages[0]["content"]
@@ -202,6 +202,6 @@ def test_short_parts_that_are_long_together_are_one_text() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", 7, [], ["text"], [None], {"text": "x"}])
-def test_what_it_does_not_know_stays_as_it_is(content: Any) -> None:
+def test_unknown_content_is_unchanged(content: Any) -> None:
     said = {"role": "user", "content": content}
     assert planned(said) == Workspace([said], ())
