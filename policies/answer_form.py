@@ -1,25 +1,25 @@
-"""The checks on an answer: whether prose is one, and whether it has the JSON form that the client
-asked for."""
+"""Checks of an answer: whether prose is a final answer, and whether the answer is valid under the
+JSON schema that the client asked for."""
 
 import json
 import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-MAX_FAULT_CHARS = 500
+MAX_ERROR_CHARS = 500
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*?)\n?```\s*", re.DOTALL)
 _ANNOUNCES = re.compile(
     r"^\W*(?:(?:ok(?:ay)?|now|next|first|then|so)\b[\s,]*)*"
     r"(?:let me|let's|let us|i'll|i will|i'm going to|i am going to|i need to)\b"
-    r"(?! (?:know|be (?:happy|glad))\b)",  # how answers end
+    r"(?! (?:know|be (?:happy|glad))\b)",  # "let me know if ...": the end of many answers
     re.IGNORECASE,
 )
 _ANNOUNCES_BY_ENDING = (":", "...", "\N{HORIZONTAL ELLIPSIS}")
 
 
 def is_answer(text: str, finish_reason: str) -> bool:
-    """Return True if the prose of a turn without a tool call is the answer: it is complete and does
-    not announce a next step."""
+    """Return True if the prose of a turn without tool calls is a final answer: it is complete and
+    does not announce a next step."""
     lines = text.strip().splitlines()
     if not lines or finish_reason == "length":
         return False
@@ -29,18 +29,17 @@ def is_answer(text: str, finish_reason: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """JSON that is valid under a schema."""
+    """The form that an answer must have: JSON that is valid under a schema."""
 
     schema: dict[str, Any] | bool
 
-    def words(self) -> str:
-        """Return the instruction that tells the model of the form."""
+    def instruction(self) -> str:
+        """Return the sentence that tells the model to answer in this form."""
         if self.schema == ANY_OBJECT.schema:
             return "Answer with one JSON object and nothing else."
-        shown = json.dumps(self.schema, ensure_ascii=False)
         return (
             "Answer with one JSON value and nothing else. It must be valid under this JSON Schema:"
-            f" {shown}"
+            f" {json.dumps(self.schema, ensure_ascii=False)}"
         )
 
 
@@ -48,85 +47,86 @@ ANY_OBJECT = AnswerForm({"type": "object"})
 ANY_JSON = AnswerForm(True)
 
 
-def form_of(
+def requested_form(
     response_format: Any, structured_outputs: Any, json_schema: Any = None
 ) -> AnswerForm | None:
-    """Return the form that a request asks for, or None if it asks for none that can be checked.
+    """Return the form that a request asks for, or None if the proxy can check none.
 
-    The three fields are OpenAI's, vLLM's and llama.cpp's.
+    The parameters are request fields of OpenAI, vLLM and llama.cpp, in this order.
     """
-    asked = response_format if isinstance(response_format, dict) else {}
-    if asked.get("type") == "json_object":
+    openai_format = response_format if isinstance(response_format, dict) else {}
+    if openai_format.get("type") == "json_object":
         return ANY_OBJECT
-    if asked.get("type") == "json_schema":
-        schema = asked["json_schema"].get("schema")
+    if openai_format.get("type") == "json_schema":
+        schema = openai_format["json_schema"].get("schema")
         return ANY_JSON if schema is None else AnswerForm(schema)
     if isinstance(structured_outputs, dict) and structured_outputs:
-        return _structured(structured_outputs)
-    return ANY_JSON if json_schema == {} else _structured({"json": json_schema})
+        return _form_of_structured_outputs(structured_outputs)
+    return ANY_JSON if json_schema == {} else _form_of_structured_outputs({"json": json_schema})
 
 
-def _structured(asked: dict[str, Any]) -> AnswerForm | None:
-    if asked.get("json_object"):
+def _form_of_structured_outputs(structured_outputs: dict[str, Any]) -> AnswerForm | None:
+    if structured_outputs.get("json_object"):
         return ANY_OBJECT
-    schema = asked.get("json")
+    schema = structured_outputs.get("json")
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
-            return None  # the backend's to refuse
-    if not isinstance(schema, dict) or schema_fault(schema):
+            return None  # the backend refuses this request
+    if not isinstance(schema, dict) or schema_error(schema):
         return None
     return AnswerForm(schema)
 
 
-def schema_fault(schema: Any) -> str | None:
-    """Return what is wrong with a JSON Schema, or None. References to other documents are wrong."""
+def schema_error(schema: Any) -> str | None:
+    """Return the error of an invalid JSON Schema, or None. References to other documents are
+    invalid."""
     import jsonschema_rs
 
     try:
-        jsonschema_rs.validator_for(schema, retriever=_not_followed)
+        jsonschema_rs.validator_for(schema, retriever=_refuse_reference)
     except jsonschema_rs.ValidationError as error:
-        return _short(error.message)
+        return _truncated(error.message)
     except ValueError as error:
-        return _short(str(error))
+        return _truncated(str(error))
     return None
 
 
-def answer_fault(form: AnswerForm, answer: str) -> str | None:
-    """Return in which way an answer is not of the form, or None.
+def answer_error(form: AnswerForm, answer: str) -> str | None:
+    """Return why an answer does not have the form, or None if it does.
 
-    A schema can make the check endless: callers bound its time.
+    A schema can make this check run without end, so callers need a timeout.
     """
     try:
-        value = json.loads(answer, parse_constant=_no_json)
+        value = json.loads(answer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return _short(f"It is not JSON: {error}.")
+        return _truncated(f"It is not JSON: {error}.")
     import jsonschema_rs
 
     try:
-        jsonschema_rs.validator_for(form.schema, retriever=_not_followed).validate(value)
+        jsonschema_rs.validator_for(form.schema, retriever=_refuse_reference).validate(value)
     except jsonschema_rs.ValidationError as error:
-        place = "".join(f"[{step!r}]" for step in error.instance_path)
-        return _short(f"{place}: {error.message}" if place else error.message)
+        path = "".join(f"[{step!r}]" for step in error.instance_path)
+        return _truncated(f"{path}: {error.message}" if path else error.message)
     except ValueError as error:
-        return _short(str(error))
+        return _truncated(str(error))
     return None
 
 
-def unfenced(answer: str) -> str:
-    """Return the answer without the code fence that models like to put around JSON."""
+def strip_code_fence(answer: str) -> str:
+    """Return the answer without the code fence that models often put around JSON."""
     fenced = _FENCED.fullmatch(answer)
     return fenced["inside"] if fenced else answer
 
 
-def _not_followed(uri: str) -> NoReturn:
+def _refuse_reference(uri: str) -> NoReturn:
     raise ValueError(f"references to other documents are not followed: {uri}")
 
 
-def _no_json(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_FAULT_CHARS else text[:MAX_FAULT_CHARS] + " ..."
+def _truncated(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + " ..."

@@ -1,48 +1,51 @@
-"""Produced files (artifacts): which of them are returned to the client, how many and how large, and
-the signed links to them, where clients send those back."""
+"""Artifacts: the choice of the produced files that a client gets, and the removal of signed links
+from messages that clients send back."""
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from policies.file_names import check_types, is_of
+from policies.file_names import check_type_patterns, matches_type
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 
 ListFiles = Literal["auto", "always", "never"]
 TEXT_ONLY_HEADERS = ("chatui-conversation-id",)
-"""Headers of interfaces that show only a message's text: Hugging Face's chat-ui."""
+"""Headers of chat UIs that show only the text of a message: Hugging Face's chat-ui."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """What one run may return. Raises ValueError for a malformed type."""
+    """Limits on the files that one run returns. Raises ValueError for a malformed type."""
 
     max_files: int = 100
+    """Maximum number of files; further files are skipped."""
     max_file_mib: int = 256
+    """Maximum size of one file, in MiB; a larger file is skipped."""
     max_total_mib: int = 512
+    """Maximum size of all files together, in MiB; a file that does not fit is skipped."""
     inline_image_kib: int = 512
-    """Pictures up to this size also travel inside the message, as data URLs."""
+    """Images up to this size, in KiB, are also part of the message, as data URLs."""
     retention_hours: float = 24.0
-    """How long files and their links live."""
+    """Hours until files and their links expire."""
     allow_types: tuple[str, ...] | None = None
-    """The files that may be returned, by endings (.csv) and types (text/csv, image/*); an ending
-    tells a file's type. null: all files."""
+    """Files that may be returned, by file extension (.csv) or media type (text/csv, image/*). The
+    extension determines the media type. null: all files."""
     deny_types: tuple[str, ...] = ()
-    """The files that may not, even if `allow_types` has them."""
+    """Files that may not be returned, even if `allow_types` contains them."""
     list_files: ListFiles = "auto"
-    """Whether the answer ends with a list of links to the files that it does not name. auto: for
-    interfaces that are known to show nothing of a message but its text."""
+    """When the answer ends with a list of links to the files that it does not mention. auto: for
+    chat UIs that are known to show only the text of a message."""
 
     def __post_init__(self) -> None:
-        check_types((*(self.allow_types or ()), *self.deny_types))
+        check_type_patterns((*(self.allow_types or ()), *self.deny_types))
 
-    def allow(self, path: str) -> bool:
+    def allows(self, path: str) -> bool:
         """Return True if a file of that name may be returned."""
-        is_allowed = self.allow_types is None or is_of(path, self.allow_types)
-        return is_allowed and not is_of(path, self.deny_types)
+        is_allowed = self.allow_types is None or matches_type(path, self.allow_types)
+        return is_allowed and not matches_type(path, self.deny_types)
 
-    def suited(self, headers: Container[str]) -> "ArtifactLimits":
+    def for_client(self, headers: Container[str]) -> "ArtifactLimits":
         """Return the limits with `list_files` decided for a client that sent these headers."""
         if self.list_files != "auto":
             return self
@@ -53,9 +56,9 @@ class ArtifactLimits:
 SkipReason = Literal[
     "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost", "no_time"
 ]
-"""no_room: together the files are too large; changed: the file was written to while it was fetched;
-rule: a rule of the policy withholds it; lost: the sandbox ended before it was fetched; no_time: the
-time was up before it was fetched, or before it was known whether it has changed."""
+"""no_room: the files together are too large. changed: the file was written to during the download.
+rule: a rule of the policy forbids the file. lost: the sandbox ended before the download. no_time:
+the run's time was up before the download, or before the check whether the file has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +66,23 @@ class ProducedFile:
     """A regular file in the output directory."""
 
     path: str
-    """Absolute, inside the sandbox."""
+    """Absolute path inside the sandbox."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """What is known of a file's content."""
+    """Size and hash of a file's earlier or present content, as far as they are known."""
 
     bytes: int | None
-    """None: unknown."""
+    """None if unknown."""
     sha256: str
-    """Empty: unknown."""
+    """Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
-    """A file that is not returned."""
+    """A produced file that is not returned to the client."""
 
     path: str
     bytes: int
@@ -88,43 +91,43 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files that are returned, and the others."""
+    """Produced files, divided into those that are returned and those that are not."""
 
     chosen: tuple[ProducedFile, ...]
-    skipped_files: tuple[SkippedFile, ...]
+    skipped: tuple[SkippedFile, ...]
 
 
-def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
-    """Choose files in the given order while the limits allow. The answer file does not count."""
+def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
+    """Choose files in the given order while the limits allow. Answer files are left out."""
     chosen: list[ProducedFile] = []
-    skipped_files: list[SkippedFile] = []
-    room = limits.max_total_mib << 20
+    skipped: list[SkippedFile] = []
+    bytes_left = limits.max_total_mib << 20
     for file in files:
         if file.path in ANSWER_FILES:
             continue
-        why = _why_not(file, limits, room, len(chosen))
-        if why is None:
+        reason = _skip_reason(file, limits, bytes_left, len(chosen))
+        if reason is None:
             chosen.append(file)
-            room -= file.bytes
+            bytes_left -= file.bytes
         else:
-            skipped_files.append(SkippedFile(file.path, file.bytes, why))
-    return Selection(tuple(chosen), tuple(skipped_files))
+            skipped.append(SkippedFile(file.path, file.bytes, reason))
+    return Selection(tuple(chosen), tuple(skipped))
 
 
-def _why_not(
-    file: ProducedFile, limits: ArtifactLimits, room: int, chosen: int
+def _skip_reason(
+    file: ProducedFile, limits: ArtifactLimits, bytes_left: int, chosen: int
 ) -> SkipReason | None:
-    if not limits.allow(file.path):
+    if not limits.allows(file.path):
         return "type_not_allowed"
     if file.bytes > limits.max_file_mib << 20:
         return "too_large"
     if chosen >= limits.max_files:
         return "too_many"
-    return "no_room" if file.bytes > room else None
+    return "no_room" if file.bytes > bytes_left else None
 
 
-def changed(before: SavedFile | None, now: SavedFile) -> bool | None:
-    """Return True if a file is new or has another content, None if that is not known."""
+def is_changed(before: SavedFile | None, now: SavedFile) -> bool | None:
+    """Return True if a file is new or its content has changed, None if that is unknown."""
     if before is None:
         return True
     if before.sha256 and now.sha256:
@@ -135,54 +138,54 @@ def changed(before: SavedFile | None, now: SavedFile) -> bool | None:
 
 
 def output_path(relative: str) -> str:
-    """Return the absolute path of a name in the output directory."""
+    """Return the absolute path of a file in the output directory."""
     return f"{OUTPUT_DIR}/{relative}"
 
 
-# Signed links, where clients send them back. A link opens a file without a key, for a day. The
-# model and its backend need no such thing: they are told the file's path, or the link without its
+# Signed links. A signed link opens a file without an API key for a day, so no link that a client
+# sends back reaches the model or its backend: they get the file's path, or the link without its
 # signature.
 
 _LINK_MARK = "/v1/containers/"
-"""Part of every link."""
+"""A part of every link; searching for it is faster than matching the pattern."""
 _LINK = re.compile(
     r"(?P<place>(?:https?://[^\s\"'<>()\[\]/]{1,255}(?:/[\w.~-]{1,64}){0,8})?/v1/containers/"
     r"(?P<container>[\w-]{1,128})/files/(?:(?P<file>cfile_\w{1,64})/)?content)"
     r"\?exp=\d{1,12}&(?:amp;)?sig=[0-9a-f]{64}"
 )
 _URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
-Link = tuple[str, str]
-"""A container's id and a file's."""
-PathOf = Callable[[Link], str | None]
+FileRef = tuple[str, str]
+"""The ids of a container and of a file in it."""
+FindPath = Callable[[FileRef], str | None]
 
 
-def links_in(value: Any) -> Iterator[Link]:
-    """Yield the file of each signed link in a text, or in the texts of JSON."""
+def linked_files(value: Any) -> Iterator[FileRef]:
+    """Yield the file of each signed link in a text, or in the strings of a JSON value."""
     if isinstance(value, str):
-        if _may_link(value):
+        if _may_have_link(value):
             yield from ((m["container"], m["file"]) for m in _LINK.finditer(value) if m["file"])
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from links_in(item)
+            yield from linked_files(item)
 
 
-def naming_files(message: Mapping[str, Any], files: Container[Link]) -> Mapping[str, Any]:
-    """Return a message whose parts name these files by their ids, `container/file`, instead of by
-    signed links: a file that is kept here need not be fetched."""
+def links_to_file_ids(message: Mapping[str, Any], files: Container[FileRef]) -> Mapping[str, Any]:
+    """Return the message with each signed link to one of `files` replaced by the file's id,
+    `container/file`: a file of the proxy's own store need not be fetched by URL."""
     content = message.get("content")
     if not isinstance(content, list) or message.get("role") == "assistant":
         return message
-    parts = [_naming(part, files) if isinstance(part, dict) else part for part in content]
+    parts = [_with_file_id(part, files) if isinstance(part, dict) else part for part in content]
     return {**message, "content": parts} if _differ(parts, content) else message
 
 
-def _naming(part: dict[str, Any], files: Container[Link]) -> dict[str, Any]:
+def _with_file_id(part: dict[str, Any], files: Container[FileRef]) -> dict[str, Any]:
     nested = part.get("file")
     fields = nested if isinstance(nested, dict) else part
     for name in _URL_FIELDS:
         value = fields.get(name)
         url = value.get("url") if isinstance(value, dict) else value
-        link = _LINK.fullmatch(url) if isinstance(url, str) and _may_link(url) else None
+        link = _LINK.fullmatch(url) if isinstance(url, str) and _may_have_link(url) else None
         if link is None or (link["container"], link["file"]) not in files:
             continue
         file_id = f"{link['container']}/{link['file']}"
@@ -193,25 +196,27 @@ def _naming(part: dict[str, Any], files: Container[Link]) -> dict[str, Any]:
     return part
 
 
-def without_links(value: Any, path_of: PathOf = lambda link: None) -> Any:
-    """Return JSON with each signed link replaced by its file's path, or, where that is not known,
-    by the link without its signature. A value without a link is returned itself, not a copy."""
+def strip_links(value: Any, path_of: FindPath = lambda link: None) -> Any:
+    """Return a JSON value with each signed link replaced by the path of its file, or by the link
+    without its signature if the path is unknown. A value without a link is not copied."""
     if isinstance(value, str):
-        return _LINK.sub(lambda m: _instead(m, path_of), value) if _may_link(value) else value
+        return (
+            _LINK.sub(lambda m: _replacement(m, path_of), value) if _may_have_link(value) else value
+        )
     if isinstance(value, dict):
-        fields = {name: without_links(item, path_of) for name, item in value.items()}
+        fields = {name: strip_links(item, path_of) for name, item in value.items()}
         return fields if any(fields[name] is not value[name] for name in value) else value
     if isinstance(value, list):
-        items = [without_links(item, path_of) for item in value]
+        items = [strip_links(item, path_of) for item in value]
         return items if _differ(items, value) else value
     return value
 
 
-def _may_link(text: str) -> bool:
+def _may_have_link(text: str) -> bool:
     return not text.startswith("data:") and _LINK_MARK in text
 
 
-def _instead(match: re.Match[str], path_of: PathOf) -> str:
+def _replacement(match: re.Match[str], path_of: FindPath) -> str:
     path = path_of((match["container"], match["file"])) if match["file"] else None
     return path or match["place"]
 

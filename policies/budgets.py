@@ -1,14 +1,14 @@
-"""Daily budgets: what one key may spend in a day, whatever each of its runs may. And what the model
-is told when little is left of a run's or a day's budgets."""
+"""Daily budgets of an API key, and the hints that tell the model when little is left of the budgets
+of its run or of the day."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Self
 
-from policies.limits import Limits, Spent, StopReason, egress_bytes
+from policies.limits import Limits, Spent, StopReason, mib_to_bytes
 
 DAY_S = 86_400
-STOPS = {
+STOP_REASONS = {
     "tokens": StopReason.DAILY_TOKEN_BUDGET,
     "cost_usd": StopReason.DAILY_COST_BUDGET,
     "commands": StopReason.DAILY_COMMAND_BUDGET,
@@ -16,9 +16,9 @@ STOPS = {
     "egress_bytes": StopReason.DAILY_EGRESS_BUDGET,
     "tool_output_chars": StopReason.DAILY_TOOL_OUTPUT_BUDGET,
 }
-"""Why a run ends when its key has used up a budget. A budget of `runs` ends no run: it refuses the
-next one."""
-NAMES = {
+"""The stop reason of a run whose key has exhausted a daily budget. An exhausted budget of `runs`
+stops no run; it refuses the next one."""
+BUDGET_LABELS = {
     "runs": "requests",
     "tokens": "tokens",
     "cost_usd": "cost",
@@ -27,34 +27,39 @@ NAMES = {
     "egress_bytes": "network traffic",
     "tool_output_chars": "tool output",
 }
-"""The kinds of expense, in words for clients."""
+"""Names of the kinds of expense in error messages for clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class DailyBudget:
-    """What one key may spend from midnight to midnight, UTC. null: no limit."""
+    """Budgets of one API key from midnight to midnight, UTC. null: no limit."""
 
     runs: int | None = None
-    """Requests that the loop answers, each further choice (`n`) one more."""
+    """Maximum number of runs. Each further choice (`n`) of a request is a run of its own."""
     tokens: int | None = None
-    """Prompt and completion tokens, of requests that are passed on too."""
+    """Maximum number of prompt and completion tokens, including those of requests without a
+    sandbox."""
     cost_usd: float | None = None
-    """Of the same; a model without a known price is then refused."""
+    """Maximum cost of model calls, in US dollars, including those of requests without a sandbox. If
+    set, models without a known price are refused."""
     commands: int | None = None
-    """Calls of our tools, submit aside."""
+    """Maximum number of calls of sandbox tools, not counting submit."""
     cpu_s: float | None = None
+    """Maximum processor time of commands, in seconds."""
     egress_mib: float | None = None
+    """Maximum network traffic of sandboxes, in both directions together, in MiB."""
     tool_output_chars: int | None = None
+    """Maximum length of all observations together, in characters."""
 
     @property
     def is_set(self) -> bool:
-        """True if there is any limit, so that expenses must be counted."""
+        """True if any budget is limited, so that expenses must be counted."""
         return self != _NOTHING
 
     @property
-    def of_model_calls(self) -> "DailyBudget":
-        """The part of the budget that holds for a request without a sandbox."""
-        if not self.is_set:  # as for most keys, and each plain request asks for it
+    def for_model_calls(self) -> "DailyBudget":
+        """The part of the budget that applies to a request without a sandbox."""
+        if not self.is_set:  # the usual case, on the path of every plain request
             return self
         return DailyBudget(tokens=self.tokens, cost_usd=self.cost_usd)
 
@@ -71,7 +76,7 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Expense:
-    """An amount of each kind that was spent or is about to be."""
+    """An amount of each kind that was spent or will be spent."""
 
     runs: int = 0
     tokens: int = 0
@@ -88,74 +93,74 @@ class Expense:
         return Expense(*(a - b for a, b in zip(astuple(self), astuple(less), strict=True)))
 
 
-KINDS = tuple(field.name for field in fields(Expense))
+EXPENSE_KINDS = tuple(field.name for field in fields(Expense))
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """A reservation in a day's budget, until the actual expense is known."""
+class Reservation:
+    """An expected expense that is reserved in a daily budget until the actual expense is known."""
 
     day: int
     expected: Expense
     spent: Expense
-    """By that key on that day, this reservation included."""
-    used_up: str | None = None
-    """The kind of which nothing is left, if any; then nothing was reserved."""
+    """Everything that the key has spent or reserved on that day, including this reservation."""
+    exhausted: str | None = None
+    """The exhausted kind, if any; then nothing was reserved."""
 
 
-def used_up(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
-    """Return the first kind of which nothing is left for another expense, or None."""
+def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
+    """Return the first kind whose budget leaves no room for another expense, or None."""
     if wanted.runs and budget.runs is not None and spent.runs + wanted.runs > budget.runs:
         return "runs"
-    for kind, most in most_of(budget).items():
+    for kind, most in limits_by_kind(budget).items():
         if kind == "runs" or most is None or (kind == "egress_bytes" and not spent.egress_bytes):
-            continue  # egress_mib: 0 forbids traffic, not work
+            continue  # egress_mib: 0 forbids traffic, not runs
         if getattr(spent, kind) >= most:
             return kind
     return None
 
 
-def most_of(budget: DailyBudget) -> dict[str, float | None]:
-    """Return the limits by kind of expense; None is no limit."""
+def limits_by_kind(budget: DailyBudget) -> dict[str, float | None]:
+    """Return the limit of each kind of expense; None means no limit."""
     mib = budget.egress_mib
-    egress = None if mib is None else egress_bytes(mib)
+    egress = None if mib is None else mib_to_bytes(mib)
     amounts = (
         *(budget.runs, budget.tokens, budget.cost_usd, budget.commands),
         *(budget.cpu_s, egress, budget.tool_output_chars),
     )
-    return dict(zip(KINDS, amounts, strict=True))
+    return dict(zip(EXPENSE_KINDS, amounts, strict=True))
 
 
-def day_of(now: float) -> int:
-    """Return the day of a moment, counted from 1970, UTC."""
+def day_number(now: float) -> int:
+    """Return the number of days from 1970-01-01 to a time in seconds since 1970, UTC."""
     return int(now // DAY_S)
 
 
-def until_midnight_s(now: float) -> float:
-    """Return the seconds until the next day begins, UTC."""
+def seconds_until_midnight(now: float) -> float:
+    """Return the seconds until the next midnight, UTC."""
     return DAY_S - now % DAY_S
 
 
-# What the model is told
+# Hints for the model
 
 _LITTLE, _VERY_LITTLE = 0.2, 0.05
-"""Shares of a budget: at each of them the model is told once."""
+"""Shares of a budget below which the model gets a hint, once for each share."""
 _LAST_STEPS, _LAST_S = 3, 60.0
-"""So few steps and seconds are very little; of seconds, at most `_LITTLE` of the wall time is."""
+"""So few steps or seconds count as very little; for seconds at most `_LITTLE` of the wall time."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RemainingBudget:
-    """The little that is left of one budget."""
+class LowBudgetHint:
+    """The rest of a budget of which little is left."""
 
-    words: str
+    text: str
     level: int
     """1: little; 2: very little."""
 
 
-def little_left(limits: Limits, spent: Spent) -> dict[str, RemainingBudget]:
-    """Return what is left of those of a run's own budgets of which little is left, by kind."""
+def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
+    """Return a hint for each of a run's own budgets of which little is left, by kind."""
     last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE)
     rows = (
         ("turns", limits.max_turns, spent.turns, _LAST_STEPS),
@@ -164,49 +169,49 @@ def little_left(limits: Limits, spent: Spent) -> dict[str, RemainingBudget]:
         ("cost_usd", limits.max_cost_usd, spent.cost_usd, 0),
         ("commands", limits.max_commands, spent.commands, 0),
         ("cpu_s", limits.max_cpu_s, spent.cpu_s, 0),
-        ("egress_bytes", egress_bytes(limits.max_egress_mib), spent.egress_bytes, 0),
+        ("egress_bytes", mib_to_bytes(limits.max_egress_mib), spent.egress_bytes, 0),
         ("tool_output_chars", limits.max_tool_output_chars, spent.tool_output_chars, 0),
     )
-    found = ((kind, _left(kind, most, used, last)) for kind, most, used, last in rows)
-    return {kind: left for kind, left in found if left}
+    hints = ((kind, _hint(kind, limit, used, last)) for kind, limit, used, last in rows)
+    return {kind: hint for kind, hint in hints if hint}
 
 
-def little_left_today(budget: DailyBudget, spent: Expense) -> dict[str, RemainingBudget]:
-    """Return the same for the daily budgets of a run's key."""
-    found: dict[str, RemainingBudget] = {}
-    for kind, most in most_of(budget).items():
-        left = None if kind == "runs" else _left(kind, most, getattr(spent, kind), 0)
-        if left:
-            found[f"today's {kind}"] = RemainingBudget(
-                f"{left.words} of today's budget", left.level
-            )
-    return found
+def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
+    """Return a hint for each daily budget of a key of which little is left, by kind."""
+    hints: dict[str, LowBudgetHint] = {}
+    for kind, limit in limits_by_kind(budget).items():
+        hint = None if kind == "runs" else _hint(kind, limit, getattr(spent, kind), 0)
+        if hint:
+            hints[f"today's {kind}"] = LowBudgetHint(f"{hint.text} of today's budget", hint.level)
+    return hints
 
 
-def reminder(left: Mapping[str, RemainingBudget], told: Mapping[str, int]) -> str:
-    """Return a line for the model, or "" if it was told everything before; `told` are the levels
-    that it was told, by kind."""
-    if all(each.level <= told.get(kind, 0) for kind, each in left.items()):
+def reminder(hints: Mapping[str, LowBudgetHint], shown_levels: Mapping[str, int]) -> str:
+    """Return a line for the model that lists the hints, or "" if the model knows all of them.
+
+    `shown_levels` are the levels of the hints that the model has been shown, by kind.
+    """
+    if all(hint.level <= shown_levels.get(kind, 0) for kind, hint in hints.items()):
         return ""
-    *words, last = (each.words for each in left.values())
-    joined = f"{', '.join(words)} and {last}" if words else last
-    verb = "remains" if len(left) == 1 and last.startswith("1 ") else "remain"
-    hurry = " Hand in what you have." if any(each.level == 2 for each in left.values()) else ""
+    *texts, last = (hint.text for hint in hints.values())
+    joined = f"{', '.join(texts)} and {last}" if texts else last
+    verb = "remains" if len(hints) == 1 and last.startswith("1 ") else "remain"
+    hurry = " Hand in what you have." if any(hint.level == 2 for hint in hints.values()) else ""
     return f"[{joined} {verb}.{hurry}]"
 
 
-def _left(kind: str, most: float | None, used: float, last: float) -> RemainingBudget | None:
-    if not most:
+def _hint(kind: str, limit: float | None, used: float, last: float) -> LowBudgetHint | None:
+    if not limit:
         return None
-    left = max(0.0, most - used)
-    if left <= max(last, most * _VERY_LITTLE):
-        return RemainingBudget(_words(kind, left), 2)
-    if left <= most * _LITTLE:
-        return RemainingBudget(_words(kind, left), 1)
-    return None
+    left = max(0.0, limit - used)
+    if left > max(last, limit * _LITTLE):
+        return None
+    return LowBudgetHint(
+        _remaining_text(kind, left), 2 if left <= max(last, limit * _VERY_LITTLE) else 1
+    )
 
 
-def _words(kind: str, left: float) -> str:
+def _remaining_text(kind: str, left: float) -> str:
     match kind:
         case "turns":
             return _count(left, "step")

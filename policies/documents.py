@@ -1,32 +1,30 @@
-"""The documents inside a long text: how they are found, and what stands for them in the prompt once
-they are files.
+"""Finds the documents inside a long text, and offloads them to files that the model can read.
 
-Each way of finding them takes time linear in the text, whoever wrote it: patterns look at one line
-or one tag, and no further than its end.
+Each search takes time linear in any text: every pattern matches within one line or one tag.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-# Ways of finding documents
+# Finding documents
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The place of a document within a text, without the marks around it."""
+    """The position of a document within a text, without the marks around it."""
 
     start: int
     end: int
     title: str
-    is_open: bool = False
-    """True if nothing says where it ends, so that what follows it may be part of it."""
-    parts: int = 1
-    """How many documents were put together in it."""
+    is_open_ended: bool = False
+    """True if no mark ends the document, so that the text after it may be part of it."""
+    merged_count: int = 1
+    """Number of documents that were merged into this one."""
 
 
-_Way = Callable[[str], Sequence[_Span]]
+_FindDocuments = Callable[[str], Sequence[_Span]]
 
 _WORDS = "document|doc|file|article|attachment|passage|page|chapter|email|item|search_result"
 _WRAPPERS = (
@@ -75,12 +73,12 @@ _PAGE = re.compile(
     re.MULTILINE,
 )
 _MAX_MARKS = 50_000
-"""Marks beyond so many are not looked at."""
+"""Maximum number of marks; further marks are ignored."""
 LARGE_CHARS = 4000
-"""A part of a text that has no name of its own is worth a file from this size on."""
+"""Minimum length of a part without a title that becomes a file of its own."""
 
 
-def _all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     return islice(pattern.finditer(text), _MAX_MARKS)
 
 
@@ -88,37 +86,45 @@ def _tags(names: str) -> re.Pattern[str]:
     return re.compile(rf"<(/?)({names})((?:\s[^<>]*+)?)>", re.IGNORECASE)
 
 
-def _tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
-    """Return what stands between tags of one name: the outermost, and of one name the innermost."""
+def _find_tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
+    """Return the contents of tags: of nested tags the outermost, of nested tags with the same name
+    the innermost."""
     opened: dict[str, re.Match[str]] = {}
     found: list[_Span] = []
-    for mark in _all(tags, text):
-        name = mark[2].lower()
-        if not mark[1]:
-            opened[name] = mark
-        elif begun := opened.pop(name, None):
-            while found and found[-1].start > begun.start():
+    for tag in _find_all(tags, text):
+        name = tag[2].lower()
+        if not tag[1]:
+            opened[name] = tag
+        elif opening := opened.pop(name, None):
+            while found and found[-1].start > opening.start():
                 found.pop()
-            found.append(_inside(text, begun, mark.start()))
+            found.append(_tag_content(text, opening, tag.start()))
     return found
 
 
-def _inside(text: str, begun: re.Match[str], end: int) -> _Span:
-    """Return what a tag contains, without the child tags that describe it, which may have its
-    title."""
-    told = {key.lower(): one or two for key, one, two in _ATTRIBUTE.findall(begun[3][:1000])}
-    at = begun.end()
+def _tag_content(text: str, opening: re.Match[str], end: int) -> _Span:
+    """Return the content of a tag without its leading metadata tags, such as `<title>`."""
+    metadata = _attributes(opening[3][:1000])
+    at = opening.end()
     for _ in range(_CHILDREN):
         if not (child := _CHILD.match(text, at, end)):
             break
-        told.setdefault(child[1].lower(), child[2].strip())
+        metadata.setdefault(child[1].lower(), child[2].strip())
         at = child.end()
-    title = next((told[key] for key in _NAMING if told.get(key)), "")
+    title = _title(metadata)
     if body := _BODY.match(text, at, end):
         closing = text.rfind("</", body.end(), end)
         if closing >= 0 and text[closing:end].strip() == f"</{body[1]}>":
             return _Span(body.end(), closing, title)
     return _Span(_next_line(text, at, end), end, title)
+
+
+def _attributes(text: str) -> dict[str, str]:
+    return {key.lower(): one or two for key, one, two in _ATTRIBUTE.findall(text)}
+
+
+def _title(metadata: Mapping[str, str]) -> str:
+    return next((metadata[key] for key in _NAMING if metadata.get(key)), "")
 
 
 def _next_line(text: str, at: int, end: int) -> int:
@@ -127,7 +133,7 @@ def _next_line(text: str, at: int, end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The mark of a document's beginning, or, without a title, of the end of the one before."""
+    """A mark that begins a document, or, if `title` is None, ends the previous document."""
 
     start: int
     end: int
@@ -135,15 +141,15 @@ class _Mark:
 
 
 def _between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
-    """Return the documents from each mark to the next; the last one is open."""
+    """Return the documents from each mark to the next; the last document is open-ended."""
     found: list[_Span] = []
-    begun: _Mark | None = None
+    opening: _Mark | None = None
     for mark in marks:
-        if begun and begun.title is not None:
-            found.append(_Span(begun.end, mark.start, begun.title))
-        begun = mark
-    if begun and begun.title is not None:
-        found.append(_Span(begun.end, len(text), begun.title, is_open=True))
+        if opening and opening.title is not None:
+            found.append(_Span(opening.end, mark.start, opening.title))
+        opening = mark
+    if opening and opening.title is not None:
+        found.append(_Span(opening.end, len(text), opening.title, is_open_ended=True))
     return found
 
 
@@ -151,13 +157,13 @@ def _line_end(text: str, mark: re.Match[str]) -> int:
     return _next_line(text, mark.end(), len(text))
 
 
-def _ruled(text: str) -> list[_Span]:
+def _find_ruled(text: str) -> list[_Span]:
     """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
     return _between(text, _ruled_marks(text))
 
 
 def _ruled_marks(text: str) -> Iterator[_Mark]:
-    for mark in _all(_RULED, text):
+    for mark in _find_all(_RULED, text):
         rule, rest, words = mark.groups()
         if rule:
             rest = rest.rstrip()
@@ -169,25 +175,25 @@ def _ruled_marks(text: str) -> Iterator[_Mark]:
         yield _Mark(mark.start(), _line_end(text, mark), None if ends else title)
 
 
-def _bannered(text: str) -> list[_Span]:
-    """Find titles between two rulers."""
-    marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _all(_BANNER, text))
+def _find_bannered(text: str) -> list[_Span]:
+    """Find titles between two rules, such as lines of `=`."""
+    marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _find_all(_BANNER, text))
     return _between(text, marks)
 
 
-def _numbered(text: str) -> list[_Span]:
+def _find_numbered(text: str) -> list[_Span]:
     """Find `Document 1: Title`, `[Document 3]`, `File: a.txt`."""
 
     def marks() -> Iterator[_Mark]:
-        for mark in _all(_NUMBERED, text):
+        for mark in _find_all(_NUMBERED, text):
             title = (mark[2] or "").strip(" \t*]") or mark[1] or mark[3].strip(" \t*]")
             yield _Mark(mark.start(), _line_end(text, mark), title)
 
     return _between(text, marks())
 
 
-def _fenced(text: str) -> list[_Span]:
-    """Find fences of Markdown that have a file's name, or are large."""
+def _find_fenced(text: str) -> list[_Span]:
+    """Find Markdown code fences that have a file name, or are large."""
     found = []
     for opening, span in _fences(text):
         title = _fence_title(text, opening)
@@ -197,253 +203,228 @@ def _fenced(text: str) -> list[_Span]:
 
 
 def _fences(text: str) -> Iterator[tuple[re.Match[str], _Span]]:
-    """Yield each fence with its opening line."""
+    """Yield the opening line of each code fence, and its content."""
     opening: re.Match[str] | None = None
-    for mark in _all(_FENCE, text):
+    for mark in _find_all(_FENCE, text):
         if opening is None:
             opening = mark
         elif mark[1].startswith(opening[1]) and not mark[2].strip():
             yield opening, _Span(_line_end(text, opening), mark.start(), "")
             opening = None
     if opening is not None:
-        yield opening, _Span(_line_end(text, opening), len(text), "", is_open=True)
+        yield opening, _Span(_line_end(text, opening), len(text), "", is_open_ended=True)
 
 
 def _fence_title(text: str, opening: re.Match[str]) -> str:
-    """Return the file's name in a fence's own line or in the line before, or an empty string."""
+    """Return the file name in a fence's opening line or in the line before, or an empty string."""
     info = opening[2].strip()
-    told = {key.lower(): one or two for key, one, two in _ATTRIBUTE.findall(info)}
-    for key in _NAMING:
-        if told.get(key):
-            return str(told[key])
+    if title := _title(_attributes(info)):
+        return title
     words = info.replace(":", " ").split()
     before = text[max(0, opening.start() - 250) : opening.start()].rstrip().rpartition("\n")[2]
     before = before.strip("#*`_: \t").removeprefix("File").lstrip(":* `")
     return next((word for word in (*words, before) if _FILE_NAME.fullmatch(word)), "")
 
 
-def _headed(text: str) -> list[_Span]:
-    """Find sections of Markdown, by the highest headings of which there are several."""
+def _find_headed(text: str) -> list[_Span]:
+    """Find the sections of Markdown, by the highest level of headings that occurs repeatedly."""
     levels: dict[int, list[_Mark]] = {}
     fences = (span for _, span in _fences(text))
     fence = next(fences, None)
-    for mark in _all(_HEADING, text):
+    for mark in _find_all(_HEADING, text):
         while fence and fence.end < mark.start():
             fence = next(fences, None)
         if fence and fence.start <= mark.start():
-            continue  # a remark in a program
+            continue  # a comment in code
         found = _Mark(mark.start(), mark.start(), mark[2].strip(" #\t\r"))
         levels.setdefault(len(mark[1]), []).append(found)
     several = [marks for _, marks in sorted(levels.items()) if len(marks) > 1]
     return _between(text, several[0]) if several else []
 
 
-def _paged(text: str) -> list[_Span]:
-    """Find pages, which form feeds or page numbers on lines of their own divide."""
+def _find_paged(text: str) -> list[_Span]:
+    """Find pages, separated by form feeds or by page numbers on lines of their own."""
     marks = [_Mark(0, 0, "page 1")]
-    for number, mark in enumerate(_all(_PAGE, text), 2):
+    for number, mark in enumerate(_find_all(_PAGE, text), 2):
         marks.append(_Mark(mark.start(), _line_end(text, mark), f"page {mark[1] or number}"))
     return _between(text, marks) if len(marks) > 1 else []
 
 
-def _by_words(text: str) -> list[_Span]:
-    return _tagged(_WORD_TAGS, text)
+def _find_word_tags(text: str) -> list[_Span]:
+    return _find_tagged(_WORD_TAGS, text)
 
 
-def _by_wrappers(text: str) -> list[_Span]:
-    return _tagged(_WRAPPER_TAGS, text)
+def _find_wrapper_tags(text: str) -> list[_Span]:
+    return _find_tagged(_WRAPPER_TAGS, text)
 
 
 _WORD_TAGS, _WRAPPER_TAGS = _tags(_WORDS), _tags(_WRAPPERS)
-_WAYS: Sequence[_Way] = (_by_words, _bannered, _ruled, _numbered, _fenced, _by_wrappers)
-"""Ways of finding several documents, the least ambiguous first."""
-_SECTION_WAYS: Sequence[_Way] = (_headed, _paged)
-"""Ways of finding the sections of a single document."""
+_DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
+    _find_word_tags,
+    _find_bannered,
+    _find_ruled,
+    _find_numbered,
+    _find_fenced,
+    _find_wrapper_tags,
+)
+"""Functions that find several documents, the least ambiguous first."""
+_SECTION_FINDERS: Sequence[_FindDocuments] = (_find_headed, _find_paged)
+"""Functions that find the sections of a single document."""
 
 
-# Dividing a text
+# Splitting a text
 
 MAX_DOCUMENTS = 200
-"""The most documents that one text is divided into; beyond that, neighbours are put together."""
-_LEAST_CHARS = 2000
-"""The documents of a text have so many characters on average, and joined neighbours at least."""
+"""Maximum number of documents of one text; beyond that, neighbours are merged."""
+_MIN_CHARS = 2000
+"""Minimum average length of the documents of a text, and minimum length of merged documents."""
 _MAX_CHARS = 1 << 24
-"""A longer text is not searched for documents."""
+"""Maximum length of a text that is searched for documents."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of a text: one document, or what stands outside of them."""
+class Segment:
+    """A part of a text: one document, or text outside the documents."""
 
     text: str
     title: str = ""
     is_document: bool = False
-    is_open: bool = False
-    """True if what follows the document may be part of it."""
-    parts: int = 1
-    """How many documents were put together in it."""
+    is_open_ended: bool = False
+    """True if the text after the document may be part of it."""
+    merged_count: int = 1
+    """Number of documents that were merged into this one."""
 
 
-def divided(text: str) -> list[Piece]:
-    """Divide a text into pieces that put together are the text; one piece if it shows no
-    documents."""
-    pieces: list[Piece] = []
+def split_documents(text: str) -> list[Segment]:
+    """Split a text into segments, whose texts joined are the text. A text without documents is one
+    segment."""
+    segments: list[Segment] = []
     at = 0
-    for span in _spans(text):
+    for span in _find_documents(text):
         if at < span.start:
-            pieces.append(Piece(text[at : span.start]))
+            segments.append(Segment(text[at : span.start]))
         body = text[span.start : span.end]
-        pieces.append(Piece(body, span.title, True, span.is_open, span.parts))
+        segments.append(Segment(body, span.title, True, span.is_open_ended, span.merged_count))
         at = span.end
     if at < len(text):
-        pieces.append(Piece(text[at:]))
-    return pieces
+        segments.append(Segment(text[at:]))
+    return segments
 
 
-def _spans(text: str) -> list[_Span]:
-    """Return the documents, found in the first way by which they are half the text or more."""
+def _find_documents(text: str) -> list[_Span]:
+    """Return the result of the first finder whose documents make up at least half of the text."""
     if len(text) > _MAX_CHARS:
         return []
-    most = min(MAX_DOCUMENTS, max(1, len(text) // _LEAST_CHARS))
-    for way in _WAYS:
-        if found := _most_of(text, way):
-            return _few(found) if len(found) > most else found
-    for way in _SECTION_WAYS:
-        if len(found := _most_of(text, way)) > 1:
-            return _few(found, LARGE_CHARS)
+    max_documents = min(MAX_DOCUMENTS, max(1, len(text) // _MIN_CHARS))
+    for find in _DOCUMENT_FINDERS:
+        if found := _find_most(text, find):
+            return _merge_short(found) if len(found) > max_documents else found
+    for find in _SECTION_FINDERS:
+        if len(found := _find_most(text, find)) > 1:
+            return _merge_short(found, LARGE_CHARS)
     return []
 
 
-def _most_of(text: str, way: _Way) -> list[_Span]:
-    found = [span for span in way(text) if span.start < span.end]
+def _find_most(text: str, find: _FindDocuments) -> list[_Span]:
+    """Return the documents if they make up at least half of the text, else none."""
+    found = [span for span in find(text) if span.start < span.end]
     return found if 2 * sum(span.end - span.start for span in found) >= len(text) else []
 
 
-def _few(found: Sequence[_Span], least: int = _LEAST_CHARS) -> list[_Span]:
-    """Return fewer documents: neighbours put together with what stands between them."""
-    least = max(least, -(-(found[-1].end - found[0].start) // MAX_DOCUMENTS))
-    few: list[_Span] = []
+def _merge_short(found: Sequence[_Span], min_chars: int = _MIN_CHARS) -> list[_Span]:
+    """Merge short documents with their neighbours, including the text between them."""
+    min_chars = max(min_chars, -(-(found[-1].end - found[0].start) // MAX_DOCUMENTS))
+    merged: list[_Span] = []
     for span in found:
-        if few and few[-1].end - few[-1].start < least:
-            few[-1] = _joined(few[-1], span)
+        if merged and merged[-1].end - merged[-1].start < min_chars:
+            merged[-1] = _merge(merged[-1], span)
         else:
-            few.append(span)
-    if len(few) > 1 and few[-1].end - few[-1].start < least:
-        few[-2:] = [_joined(few[-2], few[-1])]
-    return few
+            merged.append(span)
+    if len(merged) > 1 and merged[-1].end - merged[-1].start < min_chars:
+        merged[-2:] = [_merge(merged[-2], merged[-1])]
+    return merged
 
 
-def _joined(one: _Span, next: _Span) -> _Span:
-    return _Span(one.start, next.end, one.title, next.is_open, one.parts + next.parts)
+def _merge(first: _Span, second: _Span) -> _Span:
+    merged_count = first.merged_count + second.merged_count
+    return _Span(first.start, second.end, first.title, second.is_open_ended, merged_count)
 
 
-# What stands in the prompt
+# Offloading
 
 KEPT_CHARS = 1000
-"""How much of a moved text stays in the prompt, from its start and from its end: people put
-instructions there."""
+"""Length of the start and of the end of an offloaded text that stay in the prompt, because users
+write instructions there."""
 _SHORT_CHARS = 400
-"""A document up to this size takes hardly more than the note that would stand for it."""
+"""Maximum length of a document that stays in the prompt: a note would hardly be shorter."""
 _HEAD_CHARS = 160
+"""Maximum length of a document's beginning in its note."""
 _HEADS_CHARS = 6000
-"""The heads of all documents together."""
+"""Maximum length of the beginnings of all documents together."""
 _KEPT_PART = 4
-"""If more than one part in so many of a divided text would stay, all of it becomes one file."""
+"""If more than one part in so many of a text would stay in the prompt, it becomes one file."""
 
-Place = Callable[[str, str], str]
-"""Called with a text and its title, which may be empty; makes it a file and returns its path."""
+SaveFile = Callable[[str, str], str]
+"""Writes a text to a file and returns its path. The second argument is the title, or empty."""
 
 
-def stand_in(text: str, place: Place) -> str:
-    """Make the documents of a text files, or the whole text if it shows none. Return what stands
-    for it: a note in the place of each document, and what is outside of them, if it is short."""
-    parts = [_part(piece) for piece in divided(text)]
-    kept = sum(part.kept_chars for part in parts)
-    if len(parts) == 1 or kept * _KEPT_PART > len(text):
-        return start_and_end(text, place)
-    files = [part for part in parts if not isinstance(part, _Kept)]
-    head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(files))
-    moved = sum(len(part.text) for part in files)
+def offload_documents(text: str, save_file: SaveFile) -> str:
+    """Write the documents of a text to files, or the text to one file if it contains none.
+
+    Return the text for the prompt: notes instead of the documents, and the text between them.
+    """
+    segments = split_documents(text)
+    kept = sum(map(_kept_chars, segments))
+    if len(segments) == 1 or kept * _KEPT_PART > len(text):
+        return offload_as_one_file(text, save_file)
+    offloaded = [len(segment.text) for segment in segments if not _is_short(segment)]
+    head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(offloaded))
     intro = (
-        f"[Of this message {moved:,} characters are in files ({len(files)}), each named below where"
-        " it stood: search them (grep -n) and read them there.]\n"
+        f"[Of this message {sum(offloaded):,} characters are in files ({len(offloaded)}), each"
+        " named below where it stood: search them (grep -n) and read them there.]\n"
     )
-    return intro + "".join(part.words(place, head_chars) for part in parts)
+    return intro + "".join(_offload(segment, save_file, head_chars) for segment in segments)
 
 
-def start_and_end(text: str, place: Place) -> str:
-    """Make a text one file. Return its start, a note and its end."""
-    return _Middle(text).words(place, 0)
+def offload_as_one_file(text: str, save_file: SaveFile) -> str:
+    """Write a text to one file. Return its start, a note and its end."""
+    path, head, tail = save_file(text, ""), _head(text), _tail(text)
+    left_out = len(text) - len(head) - len(tail)
+    return (
+        f"{head}\n[... {left_out:,} characters are left out here. The whole text, {_size(text)},"
+        f" is the file {path}: search and read it there. Its end follows ...]\n{tail}"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A piece that stays as it is."""
-
-    text: str
-
-    @property
-    def kept_chars(self) -> int:
-        return len(self.text)
-
-    def words(self, place: Place, head_chars: int) -> str:
-        return self.text
+def _is_short(segment: Segment) -> bool:
+    """Return True if a segment stays in the prompt as it is."""
+    if not segment.is_document:
+        return len(segment.text) <= LARGE_CHARS
+    return len(segment.text) <= (2 * KEPT_CHARS if segment.is_open_ended else _SHORT_CHARS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Middle:
-    """A text without documents, of which start and end stay."""
-
-    text: str
-
-    @property
-    def kept_chars(self) -> int:
+def _kept_chars(segment: Segment) -> int:
+    """Return how many characters of a segment stay in the prompt."""
+    if _is_short(segment):
+        return len(segment.text)
+    if not segment.is_document:
         return 2 * KEPT_CHARS
-
-    def words(self, place: Place, head_chars: int) -> str:
-        path, head, tail = place(self.text, ""), _head(self.text), _tail(self.text)
-        left_out = len(self.text) - len(head) - len(tail)
-        return (
-            f"{head}\n[... {left_out:,} characters are left out here. The whole text,"
-            f" {_size(self.text)}, is the file {path}: search and read it there. Its end"
-            f" follows ...]\n{tail}"
-        )
+    return KEPT_CHARS if segment.is_open_ended else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """One document, or neighbours put together. An open one shows its end too."""
-
-    piece: Piece
-
-    @property
-    def text(self) -> str:
-        return self.piece.text
-
-    @property
-    def kept_chars(self) -> int:
-        return KEPT_CHARS if self.piece.is_open else 0
-
-    def words(self, place: Place, head_chars: int) -> str:
-        path = place(self.text, self.piece.title or "document")
-        head = " ".join(self.text[: 2 * head_chars].split())[:head_chars]
-        told = f"{path}: {_size(self.text)}"
-        if self.piece.parts > 1:
-            told += f"; {self.piece.parts} parts of the message"
-        head = head.replace("[", "(").replace("]", ")")  # a bracket would end the note
-        told = f"[{told}. It begins: {head} ...]\n"
-        return f"{told}[It ends:]\n{_tail(self.text)}" if self.piece.is_open else told
-
-
-_Part = _Kept | _Middle | _Document
-
-
-def _part(piece: Piece) -> _Part:
-    size = len(piece.text)
-    if not piece.is_document:
-        return _Middle(piece.text) if size > LARGE_CHARS else _Kept(piece.text)
-    is_short = size <= (2 * KEPT_CHARS if piece.is_open else _SHORT_CHARS)
-    return _Kept(piece.text) if is_short else _Document(piece)
+def _offload(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
+    """Write a segment to a file if it is long. Return its text for the prompt."""
+    text = segment.text
+    if _is_short(segment):
+        return text
+    if not segment.is_document:
+        return offload_as_one_file(text, save_file)
+    path = save_file(text, segment.title or "document")
+    head = " ".join(text[: 2 * head_chars].split())[:head_chars]
+    head = head.replace("[", "(").replace("]", ")")  # a bracket would end the note
+    merged = f"; {segment.merged_count} parts of the message" if segment.merged_count > 1 else ""
+    note = f"[{path}: {_size(text)}{merged}. It begins: {head} ...]\n"
+    return f"{note}[It ends:]\n{_tail(text)}" if segment.is_open_ended else note
 
 
 def _size(text: str) -> str:
@@ -452,14 +433,14 @@ def _size(text: str) -> str:
 
 
 def _head(text: str) -> str:
-    """Return the first lines."""
+    """Return the first lines of a text."""
     head = text[:KEPT_CHARS]
     end = head.rfind("\n")
     return head[:end] if end > KEPT_CHARS // 2 else head
 
 
 def _tail(text: str) -> str:
-    """Return the last lines."""
+    """Return the last lines of a text."""
     tail = text[-KEPT_CHARS:]
     start = tail.find("\n") + 1
     return tail[start:] if 0 < start < KEPT_CHARS // 2 else tail

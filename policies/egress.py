@@ -7,8 +7,8 @@ from typing import Literal
 from policies.hosts import (
     IPAddress,
     Target,
-    address,
     is_public,
+    parse_address,
     parse_authority,
     parse_host,
     parse_network,
@@ -25,29 +25,30 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "huggingface": ("huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"),
     "github": ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com"),
 }
-"""Names in `allowed_hosts` that stand for several hosts."""
+"""Names in `Egress.allow` that stand for several hosts."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
 _RESERVED_HEADERS = frozenset(
     {"connection", "content-length", "host", "te", "transfer-encoding", "upgrade"}
 )
 _WITH_PORT = re.compile(r"(?:\[.*\]|[^:]*):[^:\]]*")
-_SHOWN = 8
+_MAX_SHOWN = 8
+"""Maximum number of allowed hosts in the message of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundHeader:
-    """A secret that is added to plain HTTP requests to one host, outside the sandbox.
+    """A secret header that the proxy adds to plain HTTP requests to one host.
 
-    It cannot be added to requests that TLS encrypts. The sandbox sees it only if the host sends it
-    back.
+    The proxy cannot add headers to requests over TLS. The sandbox sees the secret only if the host
+    sends it back.
     """
 
     host: str
-    """`host` or `host:port` (80 without a port)."""
+    """`host` or `host:port`; the default port is 80."""
     name: str
-    """The header; it replaces one that the program sent."""
+    """Name of the header. It replaces a header of that name in the request."""
     env: str
-    """Name of the environment variable with the value."""
+    """Name of the environment variable that contains the header's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,92 +56,101 @@ class Egress:
     """Rules for connections out of a sandbox. Raises ValueError for an invalid rule."""
 
     mode: Literal["none", "allowlist", "open"] = "none"
-    """open: every public host, on every port. In any mode port 80 carries only HTTP and port 443
-    only TLS, so that the traffic there shows its destination."""
+    """none: no network. allowlist: the hosts in `allowed_hosts`. open: every public host, on every
+    port. In any mode port 80 carries only HTTP and port 443 only TLS, so that the proxy sees the
+    traffic's destination."""
     allowed_hosts: tuple[str, ...] = ()
-    """allowlist: hosts (`pypi.org`), all below one (`*.pypi.org`), either with a port (80 and 443
-    without one), addresses, presets (pypi, npm, debian, conda, huggingface, github)."""
+    """Allowed hosts in mode allowlist: host names (`pypi.org`), subdomains (`*.pypi.org`), IP
+    addresses, all with an optional port (default: 80 and 443), and presets (pypi, npm, debian,
+    conda, huggingface, github)."""
     allowed_cidrs: tuple[str, ...] = ()
-    """Networks whose addresses count as public. In allowlist mode a rule must name the host too."""
+    """Private networks whose addresses may be reached. In mode allowlist, `allowed_hosts` must
+    contain the host as well."""
     headers: tuple[BoundHeader, ...] = ()
+    """Secret headers that the proxy adds to plain HTTP requests."""
     max_connections: int = 64
-    """At one time."""
+    """Maximum number of open connections; further connections are refused."""
     max_mib_per_s: float = 100.0
-    """Both ways together; a second's worth may pass at once."""
+    """Maximum bandwidth in both directions together, in MiB a second, with bursts of one second.
+    Above it, traffic is slowed down."""
 
     def __post_init__(self) -> None:
         if self.max_connections < 1 or self.max_mib_per_s < 0.1:
-            raise ValueError("max_connections is at least 1, max_mib_per_s at least 0.1")
-        Rules(self)
+            raise ValueError(
+                "max_connections must be at least 1, max_mib_per_s at least 0.1 (got"
+                f" {self.max_connections} and {self.max_mib_per_s:g})"
+            )
+        EgressRules(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
     host: str
-    below: bool
-    """True if the rule is for all hosts below `host` and not for `host` itself."""
+    is_wildcard: bool
+    """True if the rule allows the subdomains of `host`, but not `host` itself."""
     ports: frozenset[int]
 
     def matches(self, target: Target) -> bool:
         if target.port not in self.ports:
             return False
-        return target.host.endswith("." + self.host) if self.below else target.host == self.host
+        if self.is_wildcard:
+            return target.host.endswith("." + self.host)
+        return target.host == self.host
 
     def covers(self, other: "_Rule") -> bool:
-        """Return True if this rule matches all that the other matches."""
-        is_below = other.host.endswith("." + self.host)
-        inside = (
-            is_below or (other.below and other.host == self.host)
-            if self.below
-            else (other.host == self.host and not other.below)
-        )
-        return inside and other.ports <= self.ports
+        """Return True if this rule matches every target that the other rule matches."""
+        if self.is_wildcard:
+            is_subdomain = other.host.endswith("." + self.host)
+            covers_host = is_subdomain or (other.is_wildcard and other.host == self.host)
+        else:
+            covers_host = other.host == self.host and not other.is_wildcard
+        return covers_host and other.ports <= self.ports
 
 
-class Rules:
-    """An Egress with its rules parsed."""
+class EgressRules:
+    """The parsed rules of an Egress. Raises ValueError for an invalid rule."""
 
     def __init__(self, egress: Egress) -> None:
         if egress.allowed_hosts and egress.mode != "allowlist":
             raise ValueError(
-                f"allowed_hosts means nothing in mode {egress.mode}: it needs mode: allowlist"
+                f"allowed_hosts has no effect in mode {egress.mode}: set mode to allowlist"
             )
         self._mode = egress.mode
-        self._written = tuple(written(egress))
-        self._rules = tuple(_parse_rule(host) for host in self._written)
+        self._hosts = tuple(expanded_hosts(egress))
+        self._rules = tuple(_parse_rule(host) for host in self._hosts)
         self._networks = tuple(parse_network(cidr) for cidr in egress.allowed_cidrs)
         self._headers = tuple((self._bound_target(header), header) for header in egress.headers)
 
     def refusal(self, target: Target) -> str | None:
-        """Return why the target is denied, in words for the program, or None if it is allowed."""
+        """Return the error message for a denied target, or None if the target is allowed."""
         if self._mode == "none":
             return "this sandbox has no network"
         if self._mode == "open" or any(rule.matches(target) for rule in self._rules):
             return None
-        what = f"host {target.host}"
+        denied = f"host {target.host}"
         if any(
             rule.matches(Target(target.host, port)) for rule in self._rules for port in rule.ports
         ):
-            what = f"port {target.port} of host {target.host}"
-        return f"{what} is not in this sandbox's allowlist (allowed: {self._summary()})"
+            denied = f"port {target.port} of host {target.host}"
+        return f"{denied} is not in this sandbox's allowlist (allowed: {self._summary()})"
 
-    def reachable(self, address: IPAddress) -> bool:
-        """Return True if a connection may go to this address, whatever name resolved to it."""
+    def is_reachable(self, address: IPAddress) -> bool:
+        """Return True if connections to this address are allowed, whatever its host name."""
         return is_public(address) or any(address in network for network in self._networks)
 
-    def headers(self, target: Target) -> tuple[BoundHeader, ...]:
-        """Return the headers that are added to plain HTTP requests to the target."""
+    def headers_for(self, target: Target) -> tuple[BoundHeader, ...]:
+        """Return the headers that the proxy adds to plain HTTP requests to the target."""
         return tuple(header for bound, header in self._headers if bound == target)
 
     def _summary(self) -> str:
-        shown = ", ".join(self._written[:_SHOWN]) or "nothing"
-        more = len(self._written) - _SHOWN
+        shown = ", ".join(self._hosts[:_MAX_SHOWN]) or "nothing"
+        more = len(self._hosts) - _MAX_SHOWN
         return f"{shown} and {more} more" if more > 0 else shown
 
     def _bound_target(self, header: BoundHeader) -> Target:
         target = parse_authority(header.host, HTTP_PORT)
         if not _HEADER_NAME.fullmatch(header.name) or header.name.lower() in _RESERVED_HEADERS:
-            raise ValueError(f"{header.name!r} is no header that can be bound to a host")
+            raise ValueError(f"{header.name!r} is not a header that can be bound to a host")
         only_tls = any(rule.matches(Target(target.host, TLS_PORT)) for rule in self._rules)
         if target.port == TLS_PORT or (self.refusal(target) and only_tls):
             raise ValueError(
@@ -152,31 +162,34 @@ class Rules:
         return target
 
 
-def is_within(asked: Egress, allowed: Egress) -> bool:
-    """Return True if `allowed` permits all that `asked` does."""
-    if asked.mode == "none":
+def is_subset(requested: Egress, allowed: Egress) -> bool:
+    """Return True if `allowed` permits everything that `requested` permits."""
+    if requested.mode == "none":
         return True
-    if allowed.mode == "none" or (asked.mode == "open" and allowed.mode != "open"):
+    if allowed.mode == "none" or (requested.mode == "open" and allowed.mode != "open"):
         return False
+    covered = set(_covered(requested, allowed))
     return (
-        (allowed.mode == "open" or set(_covered(asked, allowed)) == set(written(asked)))
-        and set(asked.allowed_cidrs) <= set(allowed.allowed_cidrs)
-        and set(asked.headers) <= set(allowed.headers)
-        and asked.max_connections <= allowed.max_connections
-        and asked.max_mib_per_s <= allowed.max_mib_per_s
+        (allowed.mode == "open" or covered == set(expanded_hosts(requested)))
+        and set(requested.allowed_cidrs) <= set(allowed.allowed_cidrs)
+        and set(requested.headers) <= set(allowed.headers)
+        and requested.max_connections <= allowed.max_connections
+        and requested.max_mib_per_s <= allowed.max_mib_per_s
     )
 
 
-def _covered(asked: Egress, allowed: Egress) -> list[str]:
-    """Return the rules of `asked` of which `allowed` permits every target."""
-    bounds = [_parse_rule(host) for host in written(allowed)]
+def _covered(requested: Egress, allowed: Egress) -> list[str]:
+    """Return the rules of `requested` of which `allowed` permits every target."""
+    bounds = [_parse_rule(host) for host in expanded_hosts(allowed)]
     return [
-        host for host in written(asked) if any(bound.covers(_parse_rule(host)) for bound in bounds)
+        host
+        for host in expanded_hosts(requested)
+        if any(bound.covers(_parse_rule(host)) for bound in bounds)
     ]
 
 
 def intersection(one: Egress, other: Egress) -> Egress:
-    """Return the rules for what both permit: of two that overlap, the narrower."""
+    """Return the rules for the connections that both permit."""
     modes = {one.mode, other.mode}
     if "none" in modes:
         return Egress()
@@ -191,20 +204,20 @@ def intersection(one: Egress, other: Egress) -> Egress:
         max_connections=min(one.max_connections, other.max_connections),
         max_mib_per_s=min(one.max_mib_per_s, other.max_mib_per_s),
     )
-    rules = Rules(both)
+    rules = EgressRules(both)
     headers = [each for each in one.headers if each in other.headers]
     targets = {each: parse_authority(each.host, HTTP_PORT) for each in headers}
     kept = tuple(each for each in headers if rules.refusal(targets[each]) is None)
     return replace(both, headers=kept)
 
 
-def written(egress: Egress) -> list[str]:
-    """Return the hosts of the rules, presets spelled out."""
+def expanded_hosts(egress: Egress) -> list[str]:
+    """Return the allowed hosts, with presets replaced by their hosts."""
     return [host for entry in egress.allowed_hosts for host in PRESETS.get(entry, (entry,))]
 
 
 def _parse_rule(entry: str) -> _Rule:
-    below = entry.startswith("*.")
+    is_wildcard = entry.startswith("*.")
     bare = entry.removeprefix("*.")
     try:
         if _WITH_PORT.fullmatch(bare):
@@ -213,10 +226,10 @@ def _parse_rule(entry: str) -> _Rule:
         else:
             host, ports = parse_host(bare), WEB_PORTS
     except ValueError as error:
-        raise ValueError(f"{entry!r} is no rule: {error}") from error
-    if below and address(host):
-        raise ValueError(f"{entry!r} is no rule: nothing is below an address")
+        raise ValueError(f"{entry!r} is not a valid rule: {error}") from error
+    if is_wildcard and parse_address(host):
+        raise ValueError(f"{entry!r} is not a valid rule: an IP address has no subdomains")
     if ports is WEB_PORTS and "." not in host and ":" not in host:
         presets = ", ".join(PRESETS)
         raise ValueError(f"{entry!r} is no preset ({presets}); a host without a dot needs a port")
-    return _Rule(host, below, ports)
+    return _Rule(host, is_wildcard, ports)

@@ -1,5 +1,5 @@
-"""The names and types of files that others have named: names that are safe on a disk and in a
-sentence, one for each file, and MIME types, by the endings of names."""
+"""File names and media types: safe and unique names for files that a client or a model has named,
+and media types by file extension."""
 
 import re
 import unicodedata
@@ -7,17 +7,17 @@ from collections.abc import Collection
 
 UNKNOWN_TYPE = "application/octet-stream"
 _MAX_NAME_BYTES = 120
-_KEPT = frozenset("._-+,=@")
+_SAFE_SIGNS = frozenset("._-+,=@")
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
-"""Some scripts cannot be written without these."""
+"""Hidden characters that some scripts need."""
 _HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,7}")
-_LOST = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
+_STRIPPED = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
 """Characters that many programs remove from the end of a name when they save the file."""
 _MIME_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
 
-# Not `mimetypes`, which reads the machine's tables. The first ending of a type is the one that a
-# file without an ending gets.
+# Not `mimetypes`, which reads the machine's tables. A file without an extension gets the first
+# extension of its type.
 _TYPES = {
     ".txt": "text/plain",
     ".log": "text/plain",
@@ -92,26 +92,27 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 }
 
 
-def type_of(filename: str) -> str:
-    """Return the MIME type of a file by the ending of its name."""
-    _, extension = _split(as_saved(filename))
+def guess_mime_type(filename: str) -> str:
+    """Return the media type of a file by its extension."""
+    _, extension = _split(strip_lost_ending(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
 
 
-def as_saved(filename: str) -> str:
-    """Return a name without what is lost at its end when people save the file."""
-    return filename.rstrip(_LOST)
+def strip_lost_ending(filename: str) -> str:
+    """Return a name without the spaces and dots at its end, which are lost when a user saves the
+    file."""
+    return filename.rstrip(_STRIPPED)
 
 
-def clean_type(mime_type: str) -> str:
-    """Return a MIME type without its parameters, or the unknown type if it is malformed."""
+def normalize_mime_type(mime_type: str) -> str:
+    """Return a media type without its parameters; the unknown type if it is malformed."""
     bare = mime_type.partition(";")[0].strip().lower()
     return bare if _MIME_TYPE.fullmatch(bare) else UNKNOWN_TYPE
 
 
 def safe_name(wanted: str, mime_type: str) -> str:
-    """Return a file's name without path, control characters or anything a shell would read; empty
-    if nothing is left of it."""
+    """Return a file's name without directories, control characters and characters with a meaning in
+    a shell; empty if nothing is left."""
     bare = unicodedata.normalize("NFC", wanted).replace("\\", "/").rpartition("/")[2]
     clean = re.sub("_{2,}", "_", "".join(map(_safe, bare.strip(". "))))
     stem, extension = _split(clean)
@@ -122,25 +123,24 @@ def safe_name(wanted: str, mime_type: str) -> str:
     return stem.encode()[:room].decode(errors="ignore") + extension
 
 
-def shown_name(path: str) -> str:
-    """Return a produced file's own name, with `_` for characters that would hide or forge a part of
-    it where people read it, and for `\\`, which is no part of a name where they save it."""
+def display_name(path: str) -> str:
+    """Return the last part of a path, with `_` for hidden characters, which could disguise the
+    name, and for `\\`, which Windows takes for a separator."""
     name = "".join(map(_shown, path.rpartition("/")[2]))
     return name if name.strip(". ") else "file"
 
 
-class UniqueShownNames:
-    """Names for files that are shown side by side, whatever directory each is in."""
+class UniqueDisplayNames:
+    """Assigns unique display names to files of different directories."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
-        """The last number that each name was given."""
+        """The last number that was added to each name."""
 
-    def give(self, path: str) -> str:
-        """Return the file's own name, with a number if another file has the name, in capitals or
-        not."""
-        name = first = self.first_choice(path)
+    def assign(self, path: str) -> str:
+        """Return the file's base name, with a number if another file has it, ignoring case."""
+        name = first = self.base_name(path)
         stem, extension = _split(first)
         number = self._numbers.get(first.casefold(), 1)
         while name.casefold() in self._taken:
@@ -150,22 +150,23 @@ class UniqueShownNames:
         self._taken.add(name.casefold())
         return name
 
-    def first_choice(self, path: str) -> str:
-        """Return the name of a file whose name no other file has."""
-        return shown_name(path)
+    def base_name(self, path: str) -> str:
+        """Return the name that a file gets if no other file has it."""
+        return display_name(path)
 
 
 class UniqueNames:
-    """Names for the files of one directory, each given once."""
+    """Assigns unique names to the files of one directory."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._unnamed: dict[str, int] = {}
+        """The number of files without a name, by kind."""
         self._numbers: dict[str, int] = {}
-        """The last number that each name was given."""
+        """The last number that was added to each name."""
 
-    def give(self, wanted: str, *, kind: str, mime_type: str) -> str:
-        """Return a name like the wanted one, or `kind-1` and so on, that no other file has."""
+    def assign(self, wanted: str, *, kind: str, mime_type: str) -> str:
+        """Return a safe and unique form of a name, or `kind-1` and so on for an empty name."""
         name = safe_name(wanted, mime_type)
         if not name:
             number = self._unnamed[kind] = self._unnamed.get(kind, 0) + 1
@@ -181,9 +182,9 @@ class UniqueNames:
 
 
 def _safe(character: str) -> str:
-    # Letters, marks and numbers of every script: what else there is may split a line or a word.
+    # Only letters, marks and numbers of any script: others may break a line or a word.
     is_word = unicodedata.category(character)[0] in "LMN"
-    return character if is_word or character in _KEPT else "_"
+    return character if is_word or character in _SAFE_SIGNS else "_"
 
 
 def _shown(character: str) -> str:
@@ -194,40 +195,43 @@ def _shown(character: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return stem and extension; an ending that begins with a digit (a version, a date) is none."""
+    """Return stem and extension. An extension does not begin with a digit, as in a version."""
     stem, dot, rest = name.rpartition(".")
     if dot and _EXTENSION.fullmatch(dot + rest):
         return stem, dot + rest
     return name, ""
 
 
-# Patterns of types in settings: a media type (text/csv, image/*) or the ending of a name (.csv)
+# Type patterns in settings: a media type (text/csv, image/*) or a file extension (.csv)
 
 _TYPE_PATTERN = re.compile(r"\.[a-z0-9]{1,16}|[a-z0-9.+-]{1,60}/(?:\*|[a-z0-9.+-]{1,100})")
 
 
-def check_types(patterns: Collection[str]) -> None:
-    """Raise ValueError for a pattern that is neither an ending nor a media type."""
+def check_type_patterns(patterns: Collection[str]) -> None:
+    """Raise ValueError for a pattern that is neither an extension nor a media type."""
     for pattern in patterns:
         if not _TYPE_PATTERN.fullmatch(pattern):
-            known = "an ending (.csv) nor a type (text/csv, image/*)"
-            raise ValueError(f"{pattern!r} is neither {known}")
+            raise ValueError(
+                f"{pattern!r} is neither an extension (.csv) nor a media type (text/csv, image/*)"
+            )
 
 
-def is_of(path: str, patterns: Collection[str]) -> bool:
-    """Return True if one of the patterns matches the file at that path."""
-    name, mime_type = as_saved(path).lower(), type_of(path)
+def matches_type(path: str, patterns: Collection[str]) -> bool:
+    """Return True if one of the type patterns matches the file at `path`."""
+    name, mime_type = strip_lost_ending(path).lower(), guess_mime_type(path)
     return any(
         name.endswith(pattern) if pattern.startswith(".") else _covers(pattern, mime_type)
         for pattern in patterns
     )
 
 
-def within(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    """Return the patterns that match nothing beyond what one of the others matches."""
-    return tuple(each for each in patterns if any(_covers(other, each) for other in others))
+def covered_patterns(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
+    """Return the type patterns of which one of `others` matches every file."""
+    return tuple(
+        pattern for pattern in patterns if any(_covers(other, pattern) for other in others)
+    )
 
 
 def _covers(pattern: str, other: str) -> bool:
-    wide, star, _ = pattern.partition("*")
-    return pattern == other or bool(star and other.startswith(wide))
+    prefix, star, _ = pattern.partition("*")
+    return pattern == other or bool(star and other.startswith(prefix))

@@ -1,5 +1,5 @@
-"""Host names and addresses: one spelling of each, so that rules can compare them, and which
-addresses are public."""
+"""Host names and IP addresses in canonical form, so that rules can compare them, and the check
+whether an address is public."""
 
 import ipaddress
 import re
@@ -17,23 +17,23 @@ _MAX_CHARS = 253
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The host and port that a connection is to go to."""
+    """The host and port of a connection's destination."""
 
     host: str
-    """In lower case and ASCII, without a trailing dot; an address without brackets."""
+    """In lower case and ASCII, without a trailing dot or the brackets of an IPv6 address."""
     port: int
 
     @property
     def address(self) -> IPAddress | None:
-        """The host as an address, or None if it is a name."""
-        return address(self.host)
+        """The host as an IP address, or None if the host is a name."""
+        return parse_address(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address(host: str) -> IPAddress | None:
-    """Return a host, as `parse_host` spells it, as an address; None for a name."""
+def parse_address(host: str) -> IPAddress | None:
+    """Return a host in canonical form as an IP address, or None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -41,10 +41,10 @@ def address(host: str) -> IPAddress | None:
 
 
 def parse_host(text: str) -> str:
-    """Return a name or an address in the one spelling that rules compare.
+    """Return a host name or an IP address in canonical form. Raises ValueError.
 
-    Raises ValueError, also for the spellings of an address that some programs read as one and
-    others as a name: decimal, octal, hexadecimal and shortened numbers, and IPv6 with a zone.
+    Ambiguous forms of an address, which some programs read as a name, are invalid: decimal, octal,
+    hexadecimal and shortened numbers, and IPv6 with a zone.
     """
     if not 0 < len(text) <= _MAX_CHARS + 1:
         raise ValueError("a host name has 1 to 253 characters")
@@ -53,16 +53,16 @@ def parse_host(text: str) -> str:
     name = _ascii(text).removesuffix(".")
     labels = name.split(".")
     if len(name) > _MAX_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{text!a} is no host name")
-    if _NUMBER.fullmatch(labels[-1]) and address(name) is None:
-        raise ValueError(f"{text!a} is no address: write four decimal numbers with dots")
+        raise ValueError(f"{text!a} is not a host name")
+    if _NUMBER.fullmatch(labels[-1]) and parse_address(name) is None:
+        raise ValueError(f"{text!a} is not an address: write four decimal numbers with dots")
     return name
 
 
 def parse_authority(text: str, default_port: int | None = None) -> Target:
-    """Parse `host:port`, or `host` where there is a default port. Raises ValueError."""
+    """Parse `host:port`, or `host` if there is a default port. Raises ValueError."""
     if "@" in text:
-        raise ValueError("user names and passwords do not belong into an address")
+        raise ValueError("an address must not contain a user name or a password")
     match = _AUTHORITY.fullmatch(text)
     if not match:
         raise ValueError(f"{text[:_MAX_CHARS]!a} is not host:port")
@@ -73,9 +73,9 @@ def parse_authority(text: str, default_port: int | None = None) -> Target:
 
 
 def _ipv6(text: str) -> str:
-    found = None if "%" in text else address(text)
+    found = None if "%" in text else parse_address(text)
     if found is None:
-        raise ValueError(f"{text!a} is no IPv6 address (zones are refused)")
+        raise ValueError(f"{text!a} is not an IPv6 address without a zone")
     return str(found)
 
 
@@ -89,8 +89,8 @@ def _ascii(text: str) -> str:
             return name.decode("ascii")
     except UnicodeError:
         pass
-    # Such as \u00df, which is "ss" in the old standard and a letter of its own in the new one.
-    raise ValueError(f"{text!a} is not one name in every reading: write its xn-- form")
+    # For example \u00df, which is "ss" in IDNA 2003 and a letter of its own in IDNA 2008.
+    raise ValueError(f"{text!a} is ambiguous: write its xn-- form")
 
 
 # Public addresses
@@ -117,7 +117,8 @@ _NOT_PUBLIC_V4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-# The rest is loopback, unspecified, mapped and compatible IPv4, NAT64, ULA, link-local, multicast.
+# Everything else is loopback, unspecified, mapped or compatible IPv4, NAT64, ULA, link-local or
+# multicast.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(network)
@@ -133,7 +134,7 @@ _NOT_PUBLIC_V6 = tuple(
 def is_public(address: IPAddress) -> bool:
     """Return True if the address belongs to the public internet and embeds no other address.
 
-    No sandbox reaches other addresses, unless its rules name their network.
+    Sandboxes reach other addresses only if their rules allow the network.
     """
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)
@@ -145,4 +146,4 @@ def parse_network(text: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is no network such as 10.1.0.0/16: {error}") from error
+        raise ValueError(f"{text!r} is not a network such as 10.1.0.0/16: {error}") from error

@@ -1,4 +1,4 @@
-"""The isolation of a sandbox: the resources that it may use."""
+"""The isolation of a sandbox and the resources that it may use."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from policies.egress import Egress
 
 Level = Literal["standard", "strict"]
-LEAST = {
+MIN_LIMITS = {
     "memory_mib": 16,
     "cpus": 0.01,
     "pids": 8,
@@ -14,41 +14,42 @@ LEAST = {
     "disk_mib_per_s": 64,
     "open_files": 16,
 }
-"""The lowest limits that a request may ask for: with much less nothing starts, and a killed sandbox
-ends only when the disk has finished its requests."""
+"""Minimum values of limits that a request may set. With much less no sandbox starts, and with less
+disk bandwidth a killed sandbox takes long to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The isolation of one sandbox. Raises ValueError for a limit that engines take for none.
+    """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0, which
+    container engines take for no limit.
 
-    A sandbox never has a network interface. `network` are the rules for connections through the
-    proxy on the host.
+    A sandbox never has a network interface. Its connections go through an egress proxy on the host.
     """
 
     level: Level = "standard"
-    """standard: root inside, so that packages can be installed; strict: no root inside, and only a
+    """standard: root in the sandbox, so that packages can be installed. strict: no root, and only a
     workspace in memory is writable."""
     memory_mib: int = 2048
-    """Memory of all processes together, swap excluded (there is none)."""
+    """Maximum memory of all processes together, in MiB; there is no swap. At the limit the kernel
+    kills a process."""
     cpus: float = 2.0
-    """Processor share, in cores."""
+    """Maximum processor use, in cores."""
     pids: int = 512
-    """Processes and threads at one time."""
+    """Maximum number of processes and threads; at the limit none can be started."""
     disk_mib: int = 1536
-    """Disk space: on bubblewrap the size of a tmpfs, so at most 3/4 of the memory; on Docker it is
-    measured, and a sandbox that exceeds it is stopped."""
+    """Maximum disk space, in MiB. On bubblewrap it is the size of a tmpfs, at most 3/4 of
+    memory_mib. On Docker it is measured, and a sandbox above the limit is stopped."""
     disk_mib_per_s: int | None = 256
-    """MiB a second that may be read from the disk, and as many that may be written; null: no limit.
-    On Docker only, if the engine's disk is one of this host's."""
+    """Maximum disk bandwidth, in MiB a second, for reading and for writing each. null: no limit.
+    Only on Docker, and only if the engine's disk is a disk of this host."""
     open_files: int = 1024
-    """Open files per process."""
+    """Maximum number of open files of one process."""
     network: Egress = Egress()
-    """Applied when a sandbox is leased, as can be memory, cpus and pids; the rest is fixed when it
-    is created."""
+    """Rules for connections out of the sandbox. A pooled sandbox gets its egress, memory, cpus and
+    pids when it is leased; everything else is fixed when it is created."""
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
+        for name, minimum in MIN_LIMITS.items():
             value = getattr(self, name)
-            if value is not None and not value > 0:  # which engines take for "no limit"
-                raise ValueError(f"{name} is at least {least:g}")
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is at least {minimum:g} (got {value:g})")

@@ -1,9 +1,9 @@
-"""JSON from outside: bounds, checked while its bytes arrive, before anything is built of it; and a
-fast decoder and encoder.
+"""Bounds for untrusted JSON, checked while its bytes arrive and before it is decoded; and a fast
+JSON decoder and encoder.
 
-Twenty million empty objects fit into 60 MB. To decode them takes half a minute, in which the server
-answers nobody, and gigabytes of memory. Long strings (files in base64) are cheap, so only the
-bound on the whole body holds for them.
+Twenty million empty objects fit into 60 MB. Decoding them takes gigabytes of memory and blocks the
+event loop for half a minute. Long strings (files in base64) are cheap to decode, so only the limit
+on the size of a body applies to them.
 """
 
 import codecs
@@ -20,23 +20,23 @@ from pydantic_core import from_json
 
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
-"""Commas, and brackets that open: about one for each value."""
+"""Maximum number of commas and opening brackets, about one for each value."""
 MAX_STRUCTURE_BYTES = 8 << 20
-"""Everything but the insides of strings."""
+"""Maximum size of the text outside strings."""
 SMALL_BYTES = 64 << 10
-"""No text up to this length has more than `MAX_VALUES` values."""
+"""No text up to this size has more than `MAX_VALUES` values."""
 _MARK_BYTES = 4
-"""So many bytes tell the encoding."""
+"""Number of bytes that determine the encoding."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""A string, or the beginning of one that goes on beyond the text. Without the second case the
-search would start again at each escaped quote, in time quadratic in the string's length."""
-_AFTER = b"]"
-"""Appended to a text: it is left after strings are removed, unless the text ends inside one."""
+"""A string, possibly cut off at the end of the text. Without the second case the search would start
+again at each escaped quote, in time quadratic in the string's length."""
+_SENTINEL = b"]"
+"""Appended to a text; it remains after strings are removed unless the text ends inside a string."""
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _PASSES = 4
-"""How often empty pairs of brackets are removed before the rest is counted one by one."""
+"""Number of times that empty pairs of brackets are removed before the rest is counted singly."""
 _STEPS = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 
 
@@ -45,30 +45,30 @@ class TooMuchJSONError(ValueError):
 
 
 def is_small(text: bytes | bytearray) -> bool:
-    """Return True if a text is too short to exceed any bound, which is quick to see."""
+    """Return True if a text is too short to exceed any bound; a quick check."""
     return len(text) <= SMALL_BYTES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH
 
 
 class JSONBounds:
-    """Checks one JSON text, piece by piece."""
+    """Checks one JSON text, which arrives in pieces, against the bounds."""
 
     def __init__(self, max_values: int = MAX_VALUES) -> None:
         self._max_values = max_values
         self._max_structure = MAX_STRUCTURE_BYTES * max(1, max_values // MAX_VALUES)
         self._first = b""
-        """The beginning, until it tells the encoding."""
+        """The first bytes, until there are enough to detect the encoding."""
         self._decoder: codecs.IncrementalDecoder | None = None
-        """Of a body that is not UTF-8."""
+        """Set if the text is not UTF-8."""
         self._is_utf_8: bool | None = None
         self._is_in_string = False
         self._escape = b""
         """A backslash at the end of the last piece, inside a string."""
         self.values = 0
-        """Commas and brackets that open, so far."""
+        """Number of commas and opening brackets so far."""
         self._depth = self._structure = 0
 
     def check(self, piece: bytes) -> None:
-        """Take the next bytes in. Raises TooMuchJSONError."""
+        """Check the next bytes. Raises TooMuchJSONError."""
         if self._is_utf_8 is None:
             self._first += piece
             if len(self._first) < _MARK_BYTES:
@@ -81,11 +81,11 @@ class JSONBounds:
         if self._decoder is not None:
             piece = self._decoder.decode(piece).encode("utf-8", "replace")
         if self._is_in_string and not self._escape and b'"' not in piece and b"\\" not in piece:
-            return  # most of a large file: the expressions below take twenty times as long
+            return  # the middle of a long string; the search below takes twenty times as long
         self._count(self._outside_strings(self._escape + piece))
 
     def has_room_for(self, piece: bytes) -> bool:
-        """Take the next bytes in; return False once they are too much."""
+        """Check the next bytes; return False if a bound is exceeded."""
         try:
             self.check(piece)
         except TooMuchJSONError:
@@ -93,14 +93,14 @@ class JSONBounds:
         return True
 
     def _outside_strings(self, text: bytes) -> bytes:
-        """Return what of the text is outside strings, with one letter for each string."""
+        """Return the text with each string replaced by one letter."""
         start, self._escape = 0, b""
         if self._is_in_string:
             start = self._string_end(text, 0)
             if self._is_in_string:
                 return b""
-        rest = _STRING.sub(b"s", text[start:] + _AFTER)
-        if rest.endswith(_AFTER):
+        rest = _STRING.sub(b"s", text[start:] + _SENTINEL)
+        if rest.endswith(_SENTINEL):
             return rest[:-1]
         self._is_in_string = True
         if (len(text) - len(text.rstrip(b"\\"))) % 2:
@@ -108,7 +108,7 @@ class JSONBounds:
         return rest
 
     def _string_end(self, text: bytes, start: int) -> int:
-        """Return where the string that the text is in ends, and note if it goes on."""
+        """Return the index after the current string, and note whether the string continues."""
         found = _IN_STRING.match(text, start)
         assert found is not None
         end = found.end()
@@ -136,51 +136,50 @@ class JSONBounds:
 
 
 def _height(brackets: bytes) -> int:
-    """Return an upper bound of the nesting depth. Flat brackets take a hundredth of the time that
-    counting them one by one takes."""
+    """Return an upper bound of the nesting depth, for flat brackets a hundred times as fast as
+    counting them singly."""
     passes = 0
     while passes < _PASSES:
-        left = brackets.replace(b"{}", b"").replace(b"[]", b"")
-        if len(left) == len(brackets):
+        reduced = brackets.replace(b"{}", b"").replace(b"[]", b"")
+        if len(reduced) == len(brackets):
             break
-        brackets = left
+        brackets = reduced
         passes += 1
-    # Each pass takes one level of objects and one of lists away.
+    # Each pass removes one level of objects and one level of lists.
     return brackets.count(b"{") + brackets.count(b"[") + 2 * passes
 
 
-# Decoding and encoding, with large files in it several times as fast as `json` does. The event loop
-# stands still meanwhile, and a thread would not help: the interpreter decodes a whole string in one
-# call.
+# Decoding and encoding, several times as fast as the `json` module for large strings. Both block
+# the event loop. A thread would not help, because the decoder holds the GIL for a whole string.
 
 LARGE_BYTES = 64 << 10
 _INFINITE = (inf, -inf)
 
 
-def decoded(text: bytes) -> Any:
+def decode_json(text: bytes) -> Any:
     """Decode JSON as `json.loads` does. Raises ValueError, RecursionError."""
     if len(text) > LARGE_BYTES:
-        with suppress(ValueError):  # halves of surrogate pairs, UTF-16, or no JSON
+        with suppress(ValueError):  # lone surrogates, UTF-16, or invalid JSON
             return from_json(text)
     return json.loads(text)
 
 
-def encoded(value: Any) -> bytes:
-    """Encode a value as JSON in UTF-8; NaN and infinite numbers as null. Raises TypeError."""
+def encode_json(value: Any) -> bytes:
+    """Encode a value as JSON in UTF-8, with null for NaN and infinity. Raises TypeError."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, or half a surrogate pair
+    except TypeError:  # an integer of more than 64 bits, or a lone surrogate
         return json.dumps(value).encode()
 
 
-def has_infinity(value: Any) -> bool:
-    """Return True if a decoded value contains NaN or infinity, which JSON does not have."""
-    found: list[Any] = [value]
-    while found:
-        each = found.pop()
-        if isinstance(each, dict | list):
-            items: Iterable[Any] = each.values() if isinstance(each, dict) else each
-            found += [item for item in items if isinstance(item, dict | list | float)]
-        elif each in _INFINITE or each != each:
+def has_non_finite(value: Any) -> bool:
+    """Return True if a decoded value contains NaN or infinity, which are not JSON."""
+    pending: list[Any] = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict | list):
+            items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+            pending += [item for item in items if isinstance(item, dict | list | float)]
+        elif value in _INFINITE or value != value:
             return True
     return False

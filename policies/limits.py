@@ -1,4 +1,4 @@
-"""How long one run may go on: its limits, what it has spent of them, and its plan for the time."""
+"""The limits of one run, the amounts that it has spent, and the plan for its time."""
 
 import math
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class StopReason(StrEnum):
     ANSWERED = "answered"
     """The model answered in prose."""
     REFUSED = "refused"
-    """The model declined, in the field that is for it."""
+    """The model declined, in the `refusal` field of its message."""
     CLIENT_TOOL_CALLS = "client_tool_calls"
-    """The model called tools that only the client can run."""
+    """The model called tools of the client."""
     MAX_TURNS = "max_turns"
     WALL_TIME = "wall_time"
     DEADLINE = "deadline"
-    """The client would have hung up."""
+    """The time was up after which the client closes the connection."""
     TOKEN_BUDGET = "token_budget"
     COST_BUDGET = "cost_budget"
     COMMAND_BUDGET = "command_budget"
@@ -27,67 +27,76 @@ class StopReason(StrEnum):
     EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     DAILY_TOKEN_BUDGET = "daily_token_budget"
-    """A key's budget for the day is used up, as with those below."""
+    """A daily budget of the key is exhausted, as with the reasons below."""
     DAILY_COST_BUDGET = "daily_cost_budget"
     DAILY_COMMAND_BUDGET = "daily_command_budget"
     DAILY_CPU_BUDGET = "daily_cpu_budget"
     DAILY_EGRESS_BUDGET = "daily_egress_budget"
     DAILY_TOOL_OUTPUT_BUDGET = "daily_tool_output_budget"
     CONTEXT_WINDOW = "context_window"
-    """The backend's context is full and nothing is left to shorten."""
+    """The model's context window is full, and compaction cannot shorten the messages further."""
     TRAJECTORY_TOKENS = "trajectory_tokens"
-    """The trajectory has more than `max_trajectory_tokens`."""
+    """The trajectory has more tokens than `max_trajectory_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may spend. A run that reaches a limit ends with the best answer it has."""
+    """Limits of one run. A run that reaches a limit ends with the best answer that it has."""
 
     max_turns: int = 100
-    """Model calls with tools (the paper's 100)."""
+    """Maximum number of model calls with tools (the paper: 100)."""
     max_run_seconds: float = 1800.0
+    """Maximum duration of a run, in seconds."""
     max_total_tokens: int = 2_000_000
-    """Prompt and completion tokens of all model calls together, as the backend counts them."""
+    """Maximum number of prompt and completion tokens of all model calls together, as counted by the
+    backend."""
     min_turn_tokens: int = 4096
-    """What a model call may generate at least, however small the client's `max_tokens`: thinking
-    and a call's arguments need room. Visible prose is cut at the client's own limit."""
+    """Minimum number of tokens that each model call may generate, even if the client's `max_tokens`
+    is smaller, because reasoning and tool arguments need them. Visible text is still cut at the
+    client's limit."""
     max_cost_usd: float | None = None
-    """US dollars for all model calls together; a model without a known price is then refused."""
+    """Maximum cost of all model calls together, in US dollars. If set, models without a known price
+    are refused. null: no limit."""
     max_commands: int = 1_000
-    """Calls of our tools, submit aside."""
+    """Maximum number of calls of sandbox tools, not counting submit."""
     max_cpu_s: float = 7200.0
-    """Processor time of all commands together."""
+    """Maximum processor time of all commands together, in seconds."""
     max_egress_mib: float = 8192.0
-    """What passes between sandbox and world, both ways together."""
+    """Maximum network traffic of the run, in both directions together, in MiB."""
     max_tool_output_chars: int = 2_000_000
-    """Characters of all observations together: they are what the model reads, bytes are not."""
+    """Maximum length of all observations together, in characters."""
     command_timeout_s: float = 120.0
-    """Time for one command, unless the model asks for another (the reference's 120 s)."""
+    """Timeout of one command in seconds, unless the model sets another (the reference: 120 s). The
+    command is stopped."""
     max_command_timeout_s: float = 3600.0
-    """The longest time the model may ask for."""
+    """Maximum timeout of one command that the model may set, in seconds."""
     command_wait_s: float = 60.0
-    """After so long a command that still runs goes on as a job, and the model is told."""
+    """Seconds after which a command that still runs becomes a background job, so that the model can
+    continue."""
     max_trajectory_tokens: int | None = None
-    """Tokens of the trajectory, each counted once however often it is sent: the request, the
-    model's turns and the observations, as the backend counts them, and an estimate of what it has
-    not counted yet. A run whose trajectory has more before a turn ends (the reference: 65,536, and
+    """Maximum number of tokens of the trajectory: the request, the model's turns and the
+    observations, each counted once, as counted by the backend, with an estimate for those that are
+    not counted yet. A run above the limit ends before its next turn (the reference: 65,536, and
     131,072 for long context). null: no limit."""
     max_choices: int = 16
-    """Answers one request may ask for (`n`), each a run with these limits and its own sandbox."""
+    """Maximum number of answers to one request (`n`). Each is a run with these limits and a sandbox
+    of its own; a request for more is refused."""
     tell_remaining: bool = True
-    """Whether the model is told what remains when that is little."""
+    """True if the model is told when little is left of a budget."""
     compact: bool = True
-    """Whether the history is shortened when it fills the model's context. false: the run ends."""
+    """True if earlier messages are shortened when the model's context window is full; otherwise the
+    run ends."""
     final_question: bool = True
-    """Whether the model is asked for its answer, without tools, when a run ends without one or at a
-    limit. false: the answer is what the run has left, which may be nothing."""
+    """True if the model is asked for its final answer, without tools, when a run ends at a limit or
+    without an answer. Otherwise the answer is the last text of the run, which may be empty."""
     model_timeout_s: float | None = None
-    """Longest silence of the backend in one model call; null: `backend.read_timeout_s`."""
+    """Maximum time without data from the backend in one model call, in seconds. null:
+    `backend.read_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run has used so far."""
+    """The amounts that a run has spent so far."""
 
     turns: int = 0
     wall_time_s: float = 0.0
@@ -98,27 +107,27 @@ class Spent:
     cpu_s: float = 0.0
     egress_bytes: int = 0
     next_tokens: int = 0
-    """What the next prompt has at least: what the last one had."""
+    """Minimum size of the next prompt in tokens: the size of the last prompt."""
     next_cost_usd: float = 0.0
-    """What that costs at least."""
+    """Minimum cost of the next model call."""
     trajectory_tokens: int = 0
     """See `Limits.max_trajectory_tokens`."""
 
 
 def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
-    """Return the first limit that leaves no room for another model call with tools, or None."""
+    """Return the limit that forbids another model call with tools, or None."""
     if spent.turns >= limits.max_turns:
         return StopReason.MAX_TURNS
     if spent.wall_time_s >= limits.max_run_seconds:
         return StopReason.WALL_TIME
-    most = limits.max_trajectory_tokens
-    if most is not None and spent.trajectory_tokens > most:
+    max_trajectory = limits.max_trajectory_tokens
+    if max_trajectory is not None and spent.trajectory_tokens > max_trajectory:
         return StopReason.TRAJECTORY_TOKENS
-    return paid_out(limits, spent) or no_more_commands(limits, spent)
+    return exceeded_spending(limits, spent) or exceeded_command_limit(limits, spent)
 
 
-def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
-    """Return the first limit that leaves no room for the cost of another model call, or None."""
+def exceeded_spending(limits: Limits, spent: Spent) -> StopReason | None:
+    """Return the limit that forbids any further model call, or None."""
     if _is_full(spent.tokens, spent.next_tokens, limits.max_total_tokens):
         return StopReason.TOKEN_BUDGET
     if _is_full(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
@@ -126,69 +135,71 @@ def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
     return None
 
 
-def no_more_commands(limits: Limits, spent: Spent) -> StopReason | None:
-    """Return the first limit that leaves no room for another command, or None."""
+def exceeded_command_limit(limits: Limits, spent: Spent) -> StopReason | None:
+    """Return the limit that forbids another command, or None."""
     if spent.commands >= limits.max_commands:
         return StopReason.COMMAND_BUDGET
     if spent.cpu_s >= limits.max_cpu_s:
         return StopReason.CPU_BUDGET
-    if spent.egress_bytes and spent.egress_bytes >= egress_bytes(limits.max_egress_mib):
+    if spent.egress_bytes and spent.egress_bytes >= mib_to_bytes(limits.max_egress_mib):
         return StopReason.EGRESS_BUDGET
     if spent.tool_output_chars >= limits.max_tool_output_chars:
         return StopReason.TOOL_OUTPUT_BUDGET
     return None
 
 
-def egress_bytes(mib: float) -> int:
-    """Return MiB as bytes."""
+def mib_to_bytes(mib: float) -> int:
     return int(mib * (1 << 20))
 
 
-def _is_full(spent: float, coming: float, most: float | None) -> bool:
-    return most is not None and (spent >= most or spent + coming > most)
+def _is_full(spent: float, expected: float, limit: float | None) -> bool:
+    return limit is not None and (spent >= limit or spent + expected > limit)
 
 
 # The plan for a run's time
 
 _MARGIN, _MAX_MARGIN_S = 0.05, 10.0
-"""The share of a deadline that is kept for collecting files and for the way back to the client."""
+"""The share of a deadline that is reserved for collecting artifacts and sending the answer."""
 _WALL_TIME_MARGIN_S = 30.0
-"""The same for a run without a deadline, once its wall time is up."""
-_MAX_HAND_BACK_S = 120.0
-"""Collecting files never takes longer, however much time is left."""
-_LAST_WORDS, _MIN_LAST_WORDS_S, _MAX_LAST_WORDS_S = 0.2, 10.0, 120.0
-"""The share of a deadline that is kept for asking the model for its answer; at most half."""
+"""Time for collecting artifacts of a run without a deadline, after its wall time."""
+_MAX_COLLECTION_S = 120.0
+"""Maximum time for collecting artifacts."""
+_FINAL_CALL, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
+"""The share of a deadline that is reserved for asking the model for its final answer. It is at most
+half of the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """How one run may spend its time, in seconds from its start, so that its answer is there before
-    its client hangs up."""
+    """The deadlines of one run, in seconds from its start, so that it answers before its client
+    closes the connection."""
 
     work_s: float
-    """Until then the model has its tools."""
+    """The end of model calls with tools."""
     answer_s: float
-    """Until then it may be asked for its answer."""
+    """The end of the model call for the final answer."""
     end_s: float
-    """Until then the produced files must be collected."""
+    """The end of the collection of artifacts."""
     stop: StopReason
-    """What ends the work."""
+    """The stop reason of a run that reaches `work_s`."""
 
-    def hand_back_s(self, spent_s: float) -> float:
-        """Return the seconds that collecting files may take once the run has taken `spent_s`: what
-        is left of its time, but never less than is kept for it."""
-        kept_s = _WALL_TIME_MARGIN_S if math.isinf(self.answer_s) else self.end_s - self.answer_s
-        return min(max(self.end_s - spent_s, kept_s), _MAX_HAND_BACK_S)
+    def collection_time_s(self, spent_s: float) -> float:
+        """Return the seconds for collecting artifacts after a run of `spent_s` seconds: the rest of
+        its time, but at least the reserved time."""
+        reserved_s = self.end_s - self.answer_s
+        if math.isinf(self.answer_s):
+            reserved_s = _WALL_TIME_MARGIN_S
+        return min(max(self.end_s - spent_s, reserved_s), _MAX_COLLECTION_S)
 
 
 def time_plan(wall_time_s: float, deadline_s: float | None = None) -> TimePlan:
-    """Return the plan for a run whose policy bounds the work by `wall_time_s`, and whose client
-    waits `deadline_s` for everything, if it said so."""
+    """Return the plan for a run whose work is limited to `wall_time_s`. If the client has announced
+    a timeout of `deadline_s`, the whole run takes no longer."""
     if deadline_s is None:
         return TimePlan(wall_time_s, math.inf, wall_time_s, StopReason.WALL_TIME)
     answer_s = deadline_s - min(deadline_s * _MARGIN, _MAX_MARGIN_S)
-    last_words_s = min(max(deadline_s * _LAST_WORDS, _MIN_LAST_WORDS_S), _MAX_LAST_WORDS_S)
-    work_s = answer_s - min(last_words_s, deadline_s / 2)
+    final_call_s = min(max(deadline_s * _FINAL_CALL, _MIN_FINAL_CALL_S), _MAX_FINAL_CALL_S)
+    work_s = answer_s - min(final_call_s, deadline_s / 2)
     if wall_time_s <= work_s:
         return TimePlan(wall_time_s, answer_s, deadline_s, StopReason.WALL_TIME)
     return TimePlan(work_s, answer_s, deadline_s, StopReason.DEADLINE)

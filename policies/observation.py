@@ -1,4 +1,4 @@
-"""The observations of our own manner: what the model sees of a tool's output."""
+"""The observations of the default style: the texts in which the model gets a tool's output."""
 
 import re
 from collections.abc import Iterator
@@ -19,35 +19,37 @@ _SIGKILL_EXIT_CODE = 128 + 9
 
 @dataclass(frozen=True, slots=True)
 class ObservationLimits:
-    """How much of a tool's output reaches the model."""
+    """Limits on the size of one observation. Longer output is truncated, with a marker."""
 
     max_chars: int = 30_000
-    """Characters of one output stream, or of one view of a file or directory."""
+    """Maximum length of one output stream, or of one view of a file or a directory, in
+    characters."""
     max_lines: int = 2_000
-    """Lines of one output stream, or of one view of a file."""
+    """Maximum number of lines of one output stream or of one view of a file."""
     max_line_chars: int = 2_000
-    """Characters of one line in a view of a file."""
+    """Maximum length of one line in a view of a file, in characters."""
     max_entries: int = 500
-    """Names in a view of a directory."""
+    """Maximum number of names in a view of a directory."""
 
 
 DEFAULT_LIMITS = ObservationLimits()
 STUB_CHARS = 400
-"""So much is left of an observation that does not fit into the context."""
+"""Length of the stub that replaces an observation during compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCap:
-    """How much of one output stream leaves the sandbox at most."""
+    """The maximum part of one output stream that leaves the sandbox."""
 
     max_bytes: int
     max_lines: int
 
 
 def output_cap(limits: ObservationLimits) -> StreamCap:
-    """Return a cap with room for the sandbox's own "left out" line, so that nothing is cut twice.
+    """Return a cap with room for the truncation marker of the sandbox, so that nothing is cut
+    twice.
 
-    A character is at least one byte, so that output within the cap is within the limits.
+    A character has at least one byte, so output within the cap is within the limits.
     """
     return StreamCap(
         max_bytes=max(limits.max_chars - _MARKER_CHARS, limits.max_chars // 2),
@@ -57,28 +59,29 @@ def output_cap(limits: ObservationLimits) -> StreamCap:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """The outcome of a command, or its state so far."""
+    """The outcome of a command, or the state of a command that still runs."""
 
     exit_code: int
     stdout: str
     stderr: str
     timeout_s: float
-    """How long it may take."""
+    """The command's timeout."""
     duration_s: float = 0.0
     timed_out: bool = False
     oom_kills: int = 0
     pids_refused: int = 0
     job_id: str = ""
-    """Set while the command goes on as a job."""
+    """The id of the background job that the command has become; empty if it has ended."""
     waiting: bool = False
-    """True if the job waits for input."""
+    """True if the job is waiting for input."""
 
 
 def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAULT_LIMITS) -> str:
-    """Return the observation of a command: how it ended or that it goes on, and its output."""
+    """Return the observation of a command: its exit code or job, its output, and notes on limits
+    that it reached."""
     parts = [_first_line(outcome)]
     for name, output in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
-        shown = clip(readable(output).removesuffix("\n"), limits)
+        shown = truncate_middle(terminal_text(output).removesuffix("\n"), limits)
         if shown.strip():
             parts += [f"[{name}]", shown]
     if len(parts) == 1:
@@ -121,22 +124,22 @@ def _notes(outcome: CommandOutcome) -> Iterator[str]:
         )
 
 
-def lost_words(why: str) -> str:
-    """Return what the model is told when its sandbox has ended unexpectedly."""
+def sandbox_lost_text(why: str) -> str:
+    """Return the text for the model after its sandbox has ended unexpectedly."""
     return (
         f"{why}\nEverything in the sandbox is lost: files, variables, running processes. The next"
         " command starts in a new one, which has nothing but the files the user gave."
     )
 
 
-def not_placed_words(path: str, why: str) -> str:
-    """Return what the model is told when a given file could not be put into the sandbox."""
+def file_not_written_text(path: str, why: str) -> str:
+    """Return the text for the model about an input file that could not be written."""
     return f"[the given file {path} is not in the sandbox: {why}]"
 
 
-def readable(output: str) -> str:
-    """Return what a terminal would show in the end: no escape sequences, and of progress lines that
-    overwrite each other the last."""
+def terminal_text(output: str) -> str:
+    """Return the text that a terminal would finally show: without escape sequences, and with the
+    last state of each progress line."""
     text = _ESCAPE_SEQUENCE.sub("", output).replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(_last_state(line) for line in text.split("\n"))
@@ -149,12 +152,12 @@ def _last_state(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD for characters that JSON, tokenizers or terminals may refuse."""
+    """Return the text with U+FFFD for characters that JSON, tokenizers or terminals may reject."""
     return _UNPRINTABLE.sub(_REPLACEMENT, text)
 
 
-def clip(text: str, limits: ObservationLimits) -> str:
-    """Return the text, or, if it is too long, its head and tail and how much is left out."""
+def truncate_middle(text: str, limits: ObservationLimits) -> str:
+    """Return the text, or, if it is too long, its head, a truncation marker and its tail."""
     lines = text.split("\n")
     if len(text) <= limits.max_chars and len(lines) <= limits.max_lines:
         return text
@@ -165,13 +168,14 @@ def clip(text: str, limits: ObservationLimits) -> str:
     return f"{head}\n[... {left_out} characters left out ...]\n{tail}"
 
 
-def is_worth_a_stub(text: str) -> bool:
-    """Return True if a stub takes notably less room than the text."""
+def is_stub_shorter(text: str) -> bool:
+    """Return True if a stub is much shorter than the text."""
     return len(text) > 2 * STUB_CHARS
 
 
 def stub(text: str, path: str | None) -> str:
-    """Return the first and last lines of an observation, and where the whole is, if anywhere."""
+    """Return a stub for an observation: its first and last lines, and the path of a file with the
+    complete text, if there is one."""
     head = _up_to_line_end(text[: STUB_CHARS // 2])
     tail = _up_to_line_end(text[: -STUB_CHARS // 2 - 1 : -1])[::-1]
     left_out = len(text) - len(head) - len(tail)
@@ -188,6 +192,6 @@ def stub(text: str, path: str | None) -> str:
 
 
 def _up_to_line_end(text: str) -> str:
-    """Return the text without an incomplete last line, if complete lines make up most of it."""
+    """Return the text without its incomplete last line, if more than half of it remains."""
     end = text.rfind("\n")
     return text[:end] if end > len(text) // 2 else text

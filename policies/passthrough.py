@@ -1,5 +1,5 @@
-"""Requests that are passed on to the backend: the paths that clients reach through the proxy, and
-the URLs in a body that the backend would fetch by itself, from inside the operator's network."""
+"""Requests that the proxy forwards to the backend: the paths that clients may reach, and the URLs
+in a body that the backend would fetch from inside the operator's network."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,36 +7,36 @@ from itertools import dropwhile, takewhile
 from typing import Any, Literal
 from urllib.parse import unquote
 
-Way = Literal["backend", "plain only", "ours", "closed", "unreadable"]
-"""backend: passed on; plain only: passed on for a model `:plain` alone, for it would go round the
-sandbox unseen; ours: never the backend's; closed: for the backend's administrators; unreadable:
-servers would not agree on what it names."""
+PathKind = Literal["backend", "plain only", "ours", "closed", "unreadable"]
+"""backend: forwarded. plain only: forwarded only for a model with the suffix `:plain`, because any
+other request belongs to the sandbox loop. ours: a path of the proxy, never forwarded. closed: for
+administrators of the backend. unreadable: servers could disagree on the meaning of the path."""
 
 PassthroughSetting = Literal["stateless", "all"]
-"""The backend's paths that are passed on. stateless: those on the list below, with which the
-backend keeps nothing; all: also those with which it does (batches, threads, vector stores, …). The
-backend sees one key for all clients, so each of them reaches what the others keep there."""
+"""The backend's paths that are forwarded. stateless: a fixed list of paths with which the backend
+stores nothing. all: other paths too (batches, threads, vector stores, …). The backend sees one key
+for all clients, so that every client can reach what other clients have stored."""
 
-DIALECTS = frozenset({"chat", "messages", "responses"})
-"""APIs in which a request without `:plain` asks for a computer."""
-OURS = frozenset(
+CHAT_APIS = frozenset({"chat", "messages", "responses"})
+"""APIs whose requests get a sandbox unless the model has the suffix `:plain`."""
+OWN_RESOURCES = frozenset(
     {"capabilities", "containers", "conversations", "files", "health", "metrics", "models"}
 )
 OUR_PREFIXES = frozenset({"v1", "openai"})
 
 _READABLE = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)
 _PREFIX = re.compile(r"v[0-9]\w*|api|inference|openai")
-"""Segments before the one that says what a path is about."""
+"""Segments before the segment that names the resource of a path."""
 _CLOSED_WORDS = frozenset(
     {
         # the engine's weights, caches and peers: vLLM, SGLang
         *("adapter", "adapters", "cache", "checkpoint", "corpora", "corpus", "hicache", "kv"),
         *("lora", "memory", "scheduler", "transfer", "weight", "weights", "world"),
-        # the engine's life: vLLM, SGLang
+        # the engine's lifecycle: vLLM, SGLang
         *("abort", "admin", "config", "configure", "continue", "elastic", "fault", "flush"),
         *("freeze", "gate", "pause", "paused", "reset", "resume", "role", "rpc", "scale"),
         *("scaling", "send", "session", "shutdown", "sleep", "sleeping", "slow", "state", "wake"),
-        # what the engine tells of itself and of other requests; SGLang's server_info has its keys
+        # data on the engine and on other requests; SGLang's server_info contains its keys
         *("distribution", "dump", "dumper", "profile", "server", "slots", "trace"),
         # the models of Ollama, the accounts of OpenAI and of other proxies
         *("blobs", "copy", "create", "credentials", "delete", "key", "organization", "projects"),
@@ -45,17 +45,19 @@ _CLOSED_WORDS = frozenset(
         *("user", "users"),
     }
 )
-"""By word and not by name: servers add such routes with every version."""
+"""Words of segments that close a path. Words and not names, because every version of a server adds
+such routes."""
 _CLOSED_NAMES = frozenset(
     {
         # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log,
-        # LocalAI's processes, LiteLLM's figures of everybody
+        # LocalAI's processes, LiteLLM's statistics of all users
         *("backend", "download", "global", "model", "repository", "sampling", "tag"),
         *("template", "templates"),
         *("cudasharedmemory", "logging", "systemsharedmemory"),
     }
 )
-"""Whole, where a word of it stands in harmless routes as well, such as /model_info."""
+"""Segments that close a path only as a whole, because harmless routes such as /model_info contain
+their words."""
 _COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
 _ON_MODELS = _CLOSED_WORDS | {*("apply", "download", "install", "load", "new", "unload", "update")}
@@ -63,12 +65,12 @@ _ON_MODELS = _CLOSED_WORDS | {*("apply", "download", "install", "load", "new", "
 
 
 def _patterns(lines: str) -> dict[str, list[list[str]]]:
-    """Return the patterns by their first segment."""
-    found: dict[str, list[list[str]]] = {}
+    """Return the segments of each path pattern after its first segment, by the first segment."""
+    patterns: dict[str, list[list[str]]] = {}
     for pattern in lines.split():
         head, *rest = pattern.strip("/").split("/")
-        found.setdefault(head, []).append(rest)
-    return found
+        patterns.setdefault(head, []).append(rest)
+    return patterns
 
 
 _STATELESS_READS = _patterns(
@@ -81,8 +83,8 @@ _STATELESS_CALLS = _patterns(
     /messages/count_tokens /responses/compact /responses/input_tokens
     """
 )
-"""For POST: by GET, OpenAI lists stored completions. `/responses` is not among them, because the
-backend keeps responses."""
+"""For POST; by GET, OpenAI lists stored completions. `/responses` is missing because the backend
+stores responses."""
 _STATELESS = _patterns(
     """
     / /apply-template /audio/speech /audio/transcriptions /audio/translations /beta/completions
@@ -99,30 +101,30 @@ _STATELESS = _patterns(
     /engines/*/embeddings
     """
 )
-"""Without the prefixes; `*` is any one segment. Of OpenAI, vLLM, SGLang, llama.cpp, TGI and TEI,
-Ollama, LM Studio, Triton, Azure, DeepSeek and Mistral."""
+"""Paths without prefixes, for all methods; `*` matches one segment. They are paths of OpenAI, vLLM,
+SGLang, llama.cpp, TGI and TEI, Ollama, LM Studio, Triton, Azure, DeepSeek and Mistral."""
 
 
 def is_stateless(method: str, path: str) -> bool:
-    """Return True if the backend keeps nothing of such a request that another client could read,
+    """Return True if the backend stores nothing of such a request that another client could read,
     list or delete."""
     segments = _segments(path)
     if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
         return False
     rest = list(dropwhile(_PREFIX.fullmatch, segments))
-    if _is_among(_STATELESS, rest):
+    if _matches_any(_STATELESS, rest):
         return True
     if method in ("GET", "HEAD"):
-        return _is_among(_STATELESS_READS, rest)
-    return segments[-2:] == _COMPLETIONS or _is_among(_STATELESS_CALLS, rest)
+        return _matches_any(_STATELESS_READS, rest)
+    return segments[-2:] == _COMPLETIONS or _matches_any(_STATELESS_CALLS, rest)
 
 
-def goes_on_from_responses(path: str) -> bool:
-    """Return True if a request to the path may name responses that the backend keeps."""
+def may_name_responses(path: str) -> bool:
+    """Return True if a request to the path may name responses that the backend has stored."""
     return "responses" in (_segments(path) or ())
 
 
-def _is_among(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
+def _matches_any(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
     head, *rest = segments or [""]
     return any(
         len(pattern) == len(rest)
@@ -131,19 +133,19 @@ def _is_among(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) 
     )
 
 
-def way(path: str) -> Way:
-    """Return where a request goes; `path` is as it came, its escapes included."""
+def path_kind(path: str) -> PathKind:
+    """Return the kind of a path as it was received, with its percent-encoding."""
     segments = _segments(path)
     if segments is None:
         return "unreadable"
     prefixes = list(takewhile(_PREFIX.fullmatch, segments))
     head = segments[len(prefixes)] if len(prefixes) < len(segments) else ""
     if OUR_PREFIXES.issuperset(prefixes):
-        if head in DIALECTS:
+        if head in CHAT_APIS:
             return "plain only"
-        if head in OURS:
+        if head in OWN_RESOURCES:
             return "ours"
-    if segments[-2:] == _COMPLETIONS:  # LiteLLM has them behind /engines/… and others too
+    if segments[-2:] == _COMPLETIONS:  # LiteLLM has this route under /engines/… and others too
         return "plain only"
     rest = segments[len(prefixes) + 1 :]
     return "closed" if _administers(head, rest) else "backend"
@@ -152,7 +154,9 @@ def way(path: str) -> Way:
 def _administers(head: str, rest: Sequence[str]) -> bool:
     if head in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_words(head)):
         return True
-    return head == _MODELS and any(not _ON_MODELS.isdisjoint(_words(each)) for each in rest[-2:])
+    return head == _MODELS and any(
+        not _ON_MODELS.isdisjoint(_words(segment)) for segment in rest[-2:]
+    )
 
 
 def _words(segment: str) -> list[str]:
@@ -160,11 +164,12 @@ def _words(segment: str) -> list[str]:
 
 
 def _segments(path: str) -> list[str] | None:
-    """Return the segments of a path as the most lenient server reads it, or None if servers might
-    disagree: on double escapes, on dots, and on characters that some drop or cut the path at."""
-    read = unquote(path)
-    segments = [segment for segment in read.lower().split("/") if segment]
-    if not path.startswith("/") or not _READABLE.fullmatch(read):
+    """Return the segments of a path as the most lenient server parses it, or None if servers might
+    disagree: on double percent-encoding, on dot segments, and on characters that some servers
+    drop or at which they cut the path."""
+    decoded = unquote(path)
+    segments = [segment for segment in decoded.lower().split("/") if segment]
+    if not path.startswith("/") or not _READABLE.fullmatch(decoded):
         return None
     if "." in segments or ".." in segments:
         return None
@@ -181,7 +186,8 @@ URL_FIELDS = frozenset(
         *("file_url", "server_url", "url"),
     }
 )
-"""Fields that name a file to be fetched. Some backends, such as SGLang, open paths here too."""
+"""Fields with the URL of a file that the backend fetches. Some backends, such as SGLang, also open
+local paths in them."""
 _WITHOUT_PARTS = frozenset(
     {
         *("action", "annotations", "arguments", "citations", "functions", "headers", "metadata"),
@@ -189,44 +195,43 @@ _WITHOUT_PARTS = frozenset(
         *("response_format", "schema"),
     }
 )
-"""Fields in which a URL is only text, however deep."""
+"""Fields whose content, at any depth, is not searched for URLs."""
 _REPORTS = ("web_search", "web_fetch")
 """Prefixes of the types of items that report which pages a model has seen."""
-_INSIDE = r"[\t\r\n]*"
-"""URL parsers ignore these characters wherever they stand."""
-_SCHEMES = "|".join(_INSIDE.join(scheme) for scheme in ("http", "https", "file"))
-_URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_INSIDE}:", re.IGNORECASE)
-_LEFT_OUT = re.compile("[\t\r\n]")
+_IGNORED = r"[\t\r\n]*"
+"""Characters that URL parsers ignore at any position."""
+_SCHEMES = "|".join(_IGNORED.join(scheme) for scheme in ("http", "https", "file"))
+_URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_IGNORED}:", re.IGNORECASE)
 _BLANKS = "".join(map(chr, range(33)))
 _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]{1,4096})")
 _MAX_PATH_CHARS = 4096
-_PATH_BEGINNINGS = ("/", "~", "./", "../")
+_PATH_PREFIXES = ("/", "~", "./", "../")
 _JPEG = "/9j/"
-"""The beginning of a JPEG in base64."""
+"""The first characters of a JPEG in base64."""
 
 
 def is_url(text: str) -> bool:
-    """Return True for a URL, not a path."""
+    """Return True if a text is an http, https or file URL."""
     return _URL.match(text) is not None
 
 
 def remote_urls(body: Any) -> Iterator[str]:
-    """Yield each URL of a request's body that its backend would fetch, and each path that it would
-    open."""
-    left: list[tuple[str, Any]] = [("", body)]
-    while left:
-        name, value = left.pop()
+    """Yield each URL in a request's body that the backend would fetch, and each local path that it
+    would open."""
+    pending: list[tuple[str, Any]] = [("", body)]
+    while pending:
+        name, value = pending.pop()
         if isinstance(value, str):
-            yield from _named(name, value)
+            yield from _urls_in_field(name, value)
         elif isinstance(value, list):
             kinds = (dict, list, str) if name in URL_FIELDS else (dict, list)
-            left += [(name, item) for item in value if isinstance(item, kinds)]
+            pending += [(name, item) for item in value if isinstance(item, kinds)]
         elif isinstance(value, dict):
-            left += _fields(name, value)
+            pending += _searched_fields(name, value)
 
 
-def _fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what may name URLs in a part that stands in the field `name`."""
+def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that may contain URLs of a part that is the value of the field `name`."""
     kind = part.get("type")
     kind = kind if isinstance(kind, str) else ""
     for field, item in part.items():
@@ -235,22 +240,24 @@ def _fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if field == "url" and not _is_fetched(name, kind):
             continue
         if field == "input" and isinstance(item, dict) and kind.endswith("tool_use"):
-            continue  # the arguments of a call
+            continue  # the arguments of a tool call
         if field == "input" and part.get("modality", "text") != "text":
             field = "url"
         yield field, item
 
 
 def _is_fetched(name: str, kind: str) -> bool:
-    """Return True if the `url` of a part of this type in this field is fetched: where it belongs to
-    a document, it only says where its text is from."""
+    """Return True if the backend fetches the `url` of a part of type `kind` in the field `name`.
+
+    The `url` of a document only tells the source of its text.
+    """
     if not name or name in URL_FIELDS or name == "source":
         return True
     return bool(kind) and not kind.startswith(_REPORTS)
 
 
-def _named(name: str, value: str) -> Iterator[str]:
-    if name == "inputs":  # TGI fetches the images of Markdown
+def _urls_in_field(name: str, value: str) -> Iterator[str]:
+    if name == "inputs":  # TGI fetches the images in Markdown
         for image in _MARKDOWN_IMAGE.finditer(value):
             if _URL.match(image[1]):
                 yield _clean(image[1])
@@ -259,11 +266,11 @@ def _named(name: str, value: str) -> Iterator[str]:
 
 
 def _clean(url: str) -> str:
-    return _LEFT_OUT.sub("", url).strip().strip(_BLANKS)
+    return re.sub("[\t\r\n]", "", url).strip().strip(_BLANKS)
 
 
 def _is_path(value: str) -> bool:
-    """Return True for a string that is a path of a file, not one in base64."""
+    """Return True if a string is the path of a file and not a file in base64."""
     if len(value) > _MAX_PATH_CHARS or value.startswith(_JPEG):
         return False
-    return value.startswith(_PATH_BEGINNINGS)
+    return value.startswith(_PATH_PREFIXES)

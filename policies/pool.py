@@ -1,4 +1,4 @@
-"""The decisions of the sandbox pool: how many sandboxes may exist, how many stay idle, and when a
+"""The decisions of the sandbox pool: how many sandboxes may exist, how many stay ready, and when a
 request must wait."""
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from policies.egress import Egress
 from policies.isolation import Isolation
 
 OnMiss = Literal["create", "wait", "fail"]
-Limits = tuple[int, float, int]
+ResizableLimits = tuple[int, float, int]
 PoolKey = tuple[tuple[str, object], ...]
 
 RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
@@ -17,36 +17,35 @@ RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
 LEASE_FIELDS = ("network",)
 """Fields of Isolation that take effect only when a sandbox is leased."""
 
-MIN_START_BACKOFF_S = 1.0
-MAX_START_BACKOFF_S = 30.0
-NEWEST_WEIGHT = 0.2
-MIN_RETRY_AFTER_S = 1.0
-MAX_RETRY_AFTER_S = 300.0
+_MIN_START_BACKOFF_S, _MAX_START_BACKOFF_S = 1.0, 30.0
+_NEWEST_WEIGHT = 0.2
+_MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 1.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """The size of the pool, and what happens if no sandbox is free. Raises ValueError."""
+    """The size of the pool, and its behaviour if no sandbox is ready. Raises ValueError."""
 
     min_ready: int = 2
-    """Sandboxes that are kept ready for each isolation; 0: each is started when it is asked for."""
+    """Number of sandboxes that are kept ready for each isolation. 0: sandboxes are started on
+    demand."""
     max_sandboxes: int = 32
-    """Sandboxes at one time: starting, ready, leased and ending."""
+    """Maximum number of sandboxes that are starting, ready, leased or ending."""
     memory_budget_mib: int | None = None
-    """The most that the memory limits of all sandboxes may add up to; null: no limit."""
+    """Maximum sum of the memory limits of all sandboxes, in MiB. null: no limit."""
     ttl_s: float = 3600.0
-    """Age at which a ready sandbox is replaced."""
+    """Age in seconds at which a ready sandbox is replaced."""
     on_miss: OnMiss = "create"
-    """create: start a sandbox, or wait if there is no room; wait: wait for one that is started when
-    the processor is free for it; fail: refuse the request."""
+    """Behaviour if no sandbox is ready. create: start a sandbox, or wait at the limits above. wait:
+    wait for a sandbox that the pool starts in the background. fail: refuse the request."""
     queue_size: int = 256
-    """Requests that may wait for a sandbox; the next one is refused."""
+    """Maximum number of requests that wait for a sandbox; further requests are refused."""
     queue_timeout_s: float = 120.0
-    """How long a request waits at most."""
+    """Maximum time that a request waits for a sandbox, in seconds; then it is refused."""
 
     def __post_init__(self) -> None:
         budget = self.memory_budget_mib
-        for fault, holds in (
+        for rule, is_kept in (
             ("min_ready must not be negative", self.min_ready >= 0),
             ("max_sandboxes must be at least 1", self.max_sandboxes >= 1),
             ("min_ready must not be more than max_sandboxes", self.min_ready <= self.max_sandboxes),
@@ -59,13 +58,13 @@ class PoolSettings:
                 self.on_miss != "fail" or self.min_ready >= 1,
             ),
         ):
-            if not holds:
-                raise ValueError(fault)
+            if not is_kept:
+                raise ValueError(rule)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A number of sandboxes and the memory that they may take."""
+    """A number of sandboxes and the sum of their memory limits."""
 
     sandboxes: int = 0
     memory_mib: int = 0
@@ -77,19 +76,19 @@ class Load:
         return Load(self.sandboxes - other.sandboxes, self.memory_mib - other.memory_mib)
 
 
-def resizable_limits(isolation: Isolation) -> Limits:
+def resizable_limits(isolation: Isolation) -> ResizableLimits:
     """Return the limits that can be changed in a running sandbox."""
     return isolation.memory_mib, isolation.cpus, isolation.pids
 
 
 def without_lease_fields(isolation: Isolation) -> Isolation:
-    """Return the isolation that a sandbox is created with: without the fields set when leased."""
+    """Return the isolation for creating a sandbox: without the fields that are set by a lease."""
     return replace(isolation, network=Egress())
 
 
 def pool_key(isolation: Isolation) -> PoolKey:
-    """Return the settings that are fixed when a sandbox is created. A sandbox suits every request
-    with the same key."""
+    """Return the settings that are fixed when a sandbox is created. A ready sandbox can serve every
+    request with the same key."""
     return _without(isolation, RESIZABLE_FIELDS + LEASE_FIELDS)
 
 
@@ -99,7 +98,7 @@ def exact_pool_key(isolation: Isolation) -> PoolKey:
 
 
 def _without(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
-    # By exclusion, so that a field added to Isolation is never left out by mistake.
+    # By exclusion, so that a new field of Isolation is part of the key by default.
     kept = (field.name for field in fields(isolation) if field.name not in names)
     return tuple((name, getattr(isolation, name)) for name in kept)
 
@@ -107,59 +106,64 @@ def _without(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
 def fits(settings: PoolSettings, load: Load) -> bool:
     """Return True if the settings permit such a load."""
     budget = settings.memory_budget_mib
-    within = budget is None or load.memory_mib <= budget
-    return within and load.sandboxes <= settings.max_sandboxes
+    fits_memory = budget is None or load.memory_mib <= budget
+    return fits_memory and load.sandboxes <= settings.max_sandboxes
 
 
 def capacity(settings: PoolSettings, isolation: Isolation) -> int:
-    """Return how many sandboxes with this isolation there may be at one time."""
+    """Return how many sandboxes with this isolation may exist at a time."""
     if settings.memory_budget_mib is None:
         return settings.max_sandboxes
     return min(settings.max_sandboxes, settings.memory_budget_mib // isolation.memory_mib)
 
 
-def idle_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
-    """Return how many of the idle sandboxes, in their order, must end before `load` is permitted,
-    or None if it is too much even without them."""
+def idle_to_evict(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
+    """Return how many of the idle sandboxes, in their order, must be evicted before the settings
+    permit `load`; None if evicting all of them is not enough."""
     if fits(settings, load):
         return 0
-    for number, each in enumerate(idle, 1):
-        load -= each
+    for count, evicted in enumerate(idle, 1):
+        load -= evicted
         if fits(settings, load):
-            return number
+            return count
     return None
 
 
-def starts_ahead(cores: int) -> int:
-    """Return how many sandboxes may start at a time in advance: commands run meanwhile."""
+def max_background_starts(cores: int) -> int:
+    """Return how many sandboxes may start at a time in the background. Half of the cores stay free
+    for commands."""
     return max(1, cores // 2)
 
 
-def starts_at_once(settings: PoolSettings, cores: int) -> int:
-    """Return how many may start at a time for requests that wait: with more, all get slower."""
+def max_parallel_starts(settings: PoolSettings, cores: int) -> int:
+    """Return how many sandboxes may start at a time for waiting requests; more would slow down
+    every start."""
     match settings.on_miss:
         case "create":
             return 2 * cores
         case "wait":
-            return starts_ahead(cores)
+            return max_background_starts(cores)
         case "fail":
             return 0
 
 
 def start_backoff_s(failures: int) -> float:
-    """Return how long no sandbox is started in advance after so many failures in a row."""
-    return min(MAX_START_BACKOFF_S, MIN_START_BACKOFF_S * 2.0 ** min(failures - 1, 10))
+    """Return the pause before the next background start after so many consecutive failures."""
+    return min(_MAX_START_BACKOFF_S, _MIN_START_BACKOFF_S * 2.0 ** min(failures - 1, 10))
 
 
 def moving_mean(mean: float, newest: float) -> float:
-    """Return an exponential moving average."""
-    return mean + NEWEST_WEIGHT * (newest - mean)
+    """Return the exponential moving average after the newest value."""
+    return mean + _NEWEST_WEIGHT * (newest - mean)
 
 
 def retry_after_s(
     *, has_room: bool, ahead: int, leased: int, start_s: float, lease_s: float
 ) -> float:
-    """Return when another attempt may succeed: after one start if there is room, else once all the
-    requests `ahead` had their turn."""
+    """Return the seconds after which a refused request may succeed: one start if there is room for
+    a sandbox, else the leases of the `ahead` waiting requests.
+
+    `start_s` and `lease_s` are mean durations, `leased` is the number of leased sandboxes.
+    """
     estimate_s = start_s if has_room else lease_s * (ahead + 1) / max(1, leased)
-    return min(max(estimate_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+    return min(max(estimate_s, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)

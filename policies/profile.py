@@ -1,8 +1,8 @@
-"""The profile: every policy that holds for a run, as one value, and who may change what of it.
+"""The profile, which contains every policy of a run, and the rules for overriding its settings.
 
-A profile holds for a model, the model's settings for a key, and the key's for a request. Each of
-them can only narrow what it is given: what a model or a key sets wider has no effect, what a
-request asks wider is refused.
+A model overrides settings of a profile, a key those of a model, and a request those of a key. Each
+of them can only make a setting stricter. A model's or key's value that is less strict has no
+effect; a request with such a value is refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from policies.artifacts import ArtifactLimits
 from policies.budgets import Budgets
-from policies.egress import Egress, intersection, is_within
-from policies.file_names import within
+from policies.egress import Egress, intersection, is_subset
+from policies.file_names import covered_patterns
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.observation import ObservationLimits
@@ -23,23 +23,24 @@ from policies.workspace import InputLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
-    """The audit log of a run."""
+class AuditSettings:
+    """Settings of the audit log of runs."""
 
     enabled: bool = False
+    """True if each run writes an audit log."""
     required: bool = True
-    """True if a run fails when its log cannot be written."""
+    """True if a run fails when its audit log cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How the loop presents tools, observations and turns to the model."""
+    """The style of the loop: prompts, tool descriptions and observations."""
 
     style: Literal["default", "reference"] = "default"
-    """reference: the observations are those of the paper's reference implementation, byte for
-    byte."""
+    """default: the proxy's own style. reference: the style of the paper's reference implementation,
+    with its observations byte for byte."""
     prompts: ReferencePrompts = ReferencePrompts()
-    """The prompts of the style `reference`."""
+    """The prompts of the paper's style."""
 
 
 Enabled = Literal["always", "auto", "never"]
@@ -48,20 +49,20 @@ PromptStyle = Literal["compute_first", "neutral", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named bundle of policies."""
+    """A named set of policies."""
 
     name: str = "default"
     about: str = ""
-    """One paragraph on the purpose of the profile."""
+    """A paragraph on the purpose of the profile."""
     enabled: Enabled = "auto"
-    """The requests that get a sandbox. always: every request, from its start; auto: requests that
-    may use one, from the first tool call; never: none."""
+    """The requests that get a sandbox. always: every request, from its start. auto: requests that
+    may need a sandbox, from the first tool call. never: none."""
     skip_models: tuple[str, ...] = ()
-    """auto: models, by name or pattern (`*`), that answer better without a sandbox (in the paper
-    Qwen3-4B loses 13 points in mathematics)."""
+    """Models, by name or pattern (`*`), that get no sandbox in mode auto because they answer better
+    without it (in the paper Qwen3-4B loses 13 points in mathematics)."""
     prompt: PromptStyle = "neutral"
-    """The instructions on the use of the sandbox. compute_first: derive every answer by computing;
-    neutral: use the sandbox where it helps; none: only the tools' own descriptions."""
+    """The system prompt about the sandbox. compute_first: derive every answer by computing.
+    neutral: use the sandbox if it helps. none: no prompt, only the tools' own descriptions."""
     limits: Limits = Limits()
     isolation: Isolation = Isolation()
     inputs: InputLimits = InputLimits()
@@ -70,189 +71,193 @@ class Profile:
     agent: AgentSettings = AgentSettings()
     budgets: Budgets = Budgets()
     watch: RuleSet = RuleSet()
-    audit: Audit = Audit()
+    audit: AuditSettings = AuditSettings()
     redaction: Redaction = Redaction()
 
 
-# Which of two values of a setting is the narrower
+# The strictness of settings
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """How two values of one setting compare, the allowed one and the one that is asked for."""
+class SettingOrder:
+    """The order of a setting's values by strictness. Its functions take the allowed and the
+    requested value."""
 
-    words: str
-    """The narrower values, in words."""
-    narrows: Callable[[Any, Any], bool]
-    """Returns True if the asked value is at most as wide as the allowed one."""
-    both: Callable[[Any, Any], Any] | None = None
-    """Returns the part of the asked value that is allowed; if None, the allowed value is taken."""
-
-
-def narrows(path: str, allowed: Any, asked: Any) -> bool:
-    """Return True if the asked value of a setting is at most as wide as the allowed one."""
-    return bool(asked == allowed or ORDERS.get(path, _BY_TYPE).narrows(allowed, asked))
+    description: str
+    """The stricter values, in words for the documentation."""
+    is_stricter: Callable[[Any, Any], bool]
+    """Returns True if the requested value, other than the allowed one, is stricter."""
+    combine: Callable[[Any, Any], Any] | None = None
+    """Returns the loosest value that is at least as strict as both. If None, this is the allowed
+    value."""
 
 
-def narrower(path: str, allowed: Any, asked: Any) -> Any:
-    """Return the widest value that is within both."""
-    if narrows(path, allowed, asked):
-        return asked
-    both = ORDERS.get(path, _BY_TYPE).both
-    return both(allowed, asked) if both and asked is not None else allowed
+def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
+    """Return True if the requested value of a setting is at least as strict as the allowed one."""
+    order = SETTING_ORDERS.get(path, _BY_TYPE)
+    return bool(requested == allowed or order.is_stricter(allowed, requested))
 
 
-def in_words(path: str, allowed: Any) -> str:
-    """Return a description of the values that are narrower than the allowed one."""
-    if path in ORDERS:
-        return ORDERS[path].words
+def strictest(path: str, allowed: Any, requested: Any) -> Any:
+    """Return the loosest value of a setting that is at least as strict as both values."""
+    if is_at_least_as_strict(path, allowed, requested):
+        return requested
+    combine = SETTING_ORDERS.get(path, _BY_TYPE).combine
+    return combine(allowed, requested) if combine and requested is not None else allowed
+
+
+def describe_stricter(path: str, allowed: Any) -> str:
+    """Return a description of the values that are stricter than the allowed one."""
+    if path in SETTING_ORDERS:
+        return SETTING_ORDERS[path].description
     return "`false`" if isinstance(allowed, bool) else "less"
 
 
-def _only(value: object, words: str) -> Order:
-    """Return the order of a setting that only this value narrows."""
-    return Order(words, lambda _, asked: bool(asked == value))
+def _only_value(value: object, description: str) -> SettingOrder:
+    """Return the order of a setting of which only `value` is stricter than others."""
+    return SettingOrder(description, lambda _, requested: bool(requested == value))
 
 
-def _by_type(allowed: Any, asked: Any) -> bool:
-    """Compare by type: a switch may be switched off, a number reduced, and a limit set where there
-    is none (None)."""
+def _is_stricter_by_type(allowed: Any, requested: Any) -> bool:
+    """Return True if the requested value switches a switch off, reduces a number, or sets a limit
+    instead of None."""
     if isinstance(allowed, bool):
         return allowed
     if allowed is None:
         return True
-    return asked is not None and isinstance(allowed, int | float) and bool(asked < allowed)
+    return requested is not None and isinstance(allowed, int | float) and bool(requested < allowed)
 
 
-def _joined(allowed: tuple[Any, ...], asked: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys((*allowed, *asked)))
+def _union(allowed: tuple[Any, ...], requested: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys((*allowed, *requested)))
 
 
-def _shared(allowed: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
-    return _joined(within(asked, allowed), within(allowed, asked))
+def _intersection(allowed: tuple[str, ...], requested: tuple[str, ...]) -> tuple[str, ...]:
+    return _union(covered_patterns(requested, allowed), covered_patterns(allowed, requested))
 
 
-_BY_TYPE = Order("less", _by_type)
-_FREE = Order("anything", lambda _, __: True)
-_GROWING = Order(
+_BY_TYPE = SettingOrder("less", _is_stricter_by_type)
+_FREE = SettingOrder("anything", lambda _, __: True)
+_APPENDED = SettingOrder(
     "more, behind those there are",
-    lambda allowed, asked: bool(asked[: len(allowed)] == allowed),
-    _joined,
+    lambda allowed, requested: bool(requested[: len(allowed)] == allowed),
+    _union,
 )
-ORDERS = {
-    "enabled": Order("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
+SETTING_ORDERS = {
+    "enabled": SettingOrder("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
     "prompt": _FREE,
     "inputs.offload_text_over_tokens": _FREE,
     "artifacts.list_files": _FREE,
-    "isolation.level": _only("strict", "`strict`"),
-    "isolation.network": Order(
-        "what reaches less", lambda allowed, asked: is_within(asked, allowed), intersection
+    "isolation.level": _only_value("strict", "`strict`"),
+    "isolation.network": SettingOrder(
+        "what reaches less", lambda allowed, requested: is_subset(requested, allowed), intersection
     ),
-    "artifacts.allow_types": Order(
+    "artifacts.allow_types": SettingOrder(
         "fewer",
-        lambda allowed, asked: (
-            allowed is None or (asked is not None and within(asked, allowed) == asked)
+        lambda allowed, requested: (
+            allowed is None
+            or (requested is not None and covered_patterns(requested, allowed) == requested)
         ),
-        _shared,
+        _intersection,
     ),
-    "artifacts.deny_types": Order(
-        "more", lambda allowed, asked: within(allowed, asked) == allowed, _joined
+    "artifacts.deny_types": SettingOrder(
+        "more", lambda allowed, requested: covered_patterns(allowed, requested) == allowed, _union
     ),
-    "watch.rules": _GROWING,
-    "redaction.detectors": _GROWING,
-    "redaction.patterns": _GROWING,
-    "audit.enabled": _only(True, "`true`"),
-    "audit.required": _only(True, "`true`"),
+    "watch.rules": _APPENDED,
+    "redaction.detectors": _APPENDED,
+    "redaction.patterns": _APPENDED,
+    "audit.enabled": _only_value(True, "`true`"),
+    "audit.required": _only_value(True, "`true`"),
 }
-"""The orders of settings that do not compare `_by_type`."""
+"""The orders of settings by path. All other settings are ordered by type."""
 
 
-# Who may change what
+# Overrides
 
-SETTLED = frozenset({"name", "about", "skip_models", "agent"})
-"""Fields of a profile that no key and no request changes."""
-_WHOLE = ("isolation.network",)
-"""Settings of several fields that are compared as one."""
+FIXED_FIELDS = frozenset({"name", "about", "skip_models", "agent"})
+"""Fields of a profile that keys and requests cannot override."""
+_COMPARED_WHOLE = ("isolation.network",)
+"""Settings of several fields that are compared as one value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request may not have what it asks for."""
+    """The refusal of a requested setting that is not strict enough."""
 
     path: str
-    """Of the setting, such as `limits.max_turns`."""
-    asked: object
+    """The path of the setting, such as `limits.max_turns`."""
+    requested: object
     allowed: object
-    by: str
-    """The profile, model or key that allows no more."""
+    bound_by: str
+    """The profile, model or key that sets the allowed value."""
 
-    def words(self) -> str:
+    def message(self) -> str:
         """Return the error message for the client."""
         allowed = _shown(self.allowed)
         if isinstance(self.allowed, Egress) and self.allowed.mode == "allowlist":
             allowed = f"allowlist: {', '.join(self.allowed.allowed_hosts)}"
-        return f"{self.path}: {_shown(self.asked)} is more than {self.by} allows ({allowed})."
+        requested = _shown(self.requested)
+        return f"{self.path}: {requested} is more than {self.bound_by} allows ({allowed})."
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """The widest profile that a request may ask for."""
+    """The loosest profile that a request may ask for."""
 
     profile: Profile
-    by: Mapping[str, str] = field(default_factory=dict)
-    """The model or key that narrowed a setting, by the setting's path. The profile itself bounds
-    the others."""
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    """The model or key that made a setting stricter, by the setting's path."""
 
-    def narrowed(self, asked: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
-        """Return a copy in which these settings are at most as wide as those of `asked`."""
-        profile, bounds = self.profile, dict(self.by)
+    def restricted(self, overrides: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
+        """Return a copy whose settings at `paths` are at least as strict as those of `overrides`.
+        `by` names the model or key for refusals."""
+        profile, bounds = self.profile, dict(self.bounds)
         for path in paths:
-            before = get(profile, path)
-            now = narrower(path, before, get(asked, path))
-            if now != before:
-                profile = with_value(profile, path, now)
+            before = get_setting(profile, path)
+            after = strictest(path, before, get_setting(overrides, path))
+            if after != before:
+                profile = with_setting(profile, path, after)
                 bounds[path] = by
         return EffectivePolicy(profile, bounds)
 
-    def refusal(self, asked: Profile, paths: Iterable[str]) -> Refusal | None:
-        """Return a refusal for the first of these settings that is asked wider than is allowed, or
-        None."""
+    def refusal(self, requested: Profile, paths: Iterable[str]) -> Refusal | None:
+        """Return a refusal of the first setting at `paths` that is not strict enough, or None."""
         for path in paths:
-            allowed, wanted = get(self.profile, path), get(asked, path)
-            if not narrows(path, allowed, wanted):
-                by = self.by.get(path, f"profile {self.profile.name!r}")
-                return Refusal(path, wanted, allowed, by)
+            allowed, value = get_setting(self.profile, path), get_setting(requested, path)
+            if not is_at_least_as_strict(path, allowed, value):
+                bound_by = self.bounds.get(path, f"profile {self.profile.name!r}")
+                return Refusal(path, value, allowed, bound_by)
         return None
 
 
-def settings(profile: Profile) -> Iterator[str]:
-    """Yield the path of each setting that can be narrowed, in the order of the fields."""
-    yield from (path for path in _paths(profile) if path.partition(".")[0] not in SETTLED)
+def setting_paths(profile: Profile) -> Iterator[str]:
+    """Yield the path of each setting that can be overridden, in the order of the fields."""
+    yield from (path for path in _paths(profile) if path.partition(".")[0] not in FIXED_FIELDS)
 
 
-def _paths(value: Any, above: str = "") -> Iterator[str]:
-    for each in fields(value):
-        path = above + each.name
-        inner = getattr(value, each.name)
-        if is_dataclass(inner) and path not in _WHOLE:
-            yield from _paths(inner, f"{path}.")
+def _paths(value: Any, prefix: str = "") -> Iterator[str]:
+    for member in fields(value):
+        path = prefix + member.name
+        nested = getattr(value, member.name)
+        if is_dataclass(nested) and path not in _COMPARED_WHOLE:
+            yield from _paths(nested, f"{path}.")
         else:
             yield path
 
 
-def get(value: Any, path: str) -> Any:
-    """Return the value at a path."""
+def get_setting(value: Any, path: str) -> Any:
+    """Return the value of the setting at a path."""
     for name in path.split("."):
         value = getattr(value, name)
     return value
 
 
-def with_value(profile: Profile, path: str, value: Any) -> Profile:
+def with_setting(profile: Profile, path: str, value: Any) -> Profile:
     """Return a copy of the profile with another value at a path."""
     owner, _, name = path.rpartition(".")
     if not owner:
         return replace(profile, **{name: value})
-    return with_value(profile, owner, replace(get(profile, owner), **{name: value}))
+    return with_setting(profile, owner, replace(get_setting(profile, owner), **{name: value}))
 
 
 def _shown(value: object) -> str:

@@ -1,17 +1,17 @@
-"""The texts that the proxy sends to the model beside the client's own."""
+"""The texts that the proxy itself sends to the model: the system prompt and its instructions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.answer_form import AnswerForm
-from policies.egress import Egress, written
+from policies.egress import Egress, expanded_hosts
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, SHARED_DIR, WORKING_DIR
 
 TOOL_NAMES = ("str_replace_editor", "execute_bash", "submit")
-"""The sandbox tools, in the order in which the model is told of them."""
+"""The sandbox tools, in the order of their descriptions for the model."""
 NUDGE = (
     "No tool was called. If there is work left, go on with the tools. If you are done, call submit"
     " with the complete final answer."
@@ -39,7 +39,7 @@ WHY_NO_MORE_TOOLS = {
     StopReason.CONTEXT_WINDOW: "The context window is full.",
     StopReason.TRAJECTORY_TOKENS: "The limit of the trajectory's tokens is reached.",
 }
-SUM_UP = (
+SUMMARY_REQUEST = (
     "The context window is nearly full: what was said so far will be taken out of it. Write down"
     " now, in at most {words} words, all that you need to go on: what was asked for, what you have"
     " done and found out (numbers, names, the paths of files), what failed, and what is left to do."
@@ -50,7 +50,7 @@ SUMMARY = (
     " window; files and processes in the sandbox are as you left them.]\n{summary}"
 )
 BEFORE_SUMMARY = "(My earlier steps stood here; my summary of them follows.)"
-"""A turn of the model, so that two turns of the user do not follow each other."""
+"""An assistant message before the summary, so that no user message follows another."""
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
 CALLS_LEFT_OUT = "Only the first {count} calls of this turn were taken. Make the others anew."
@@ -61,10 +61,17 @@ NOT_SUBMITTED = (
 NO_BUDGET = "Not run. {why} Hand in the final answer now."
 
 
-INSTRUCTIONS = (NUDGE, FINAL_ANSWER, *WHY_NO_MORE_TOOLS.values(), SUM_UP, CALL_NOW, NO_MORE_CALLS)
-"""Instructions to the model between its turns. A reply that repeats one is no answer."""
+INSTRUCTIONS = (
+    NUDGE,
+    FINAL_ANSWER,
+    *WHY_NO_MORE_TOOLS.values(),
+    SUMMARY_REQUEST,
+    CALL_NOW,
+    NO_MORE_CALLS,
+)
+"""Instructions to the model between its turns. A reply that quotes one of them is not an answer."""
 
-OFFER = {
+SANDBOX_USE = {
     "neutral": (
         "Use it whenever computing, checking, searching or writing files gives a better answer than"
         " memory; answer simple things directly."
@@ -75,43 +82,43 @@ OFFER = {
         " program has shown it, and a program that prints what you knew before has shown nothing."
     ),
 }
-"""What the model is told to do with its sandbox, by the style of the prompt."""
+"""The instruction on the use of the sandbox, by prompt style."""
 
 
-TRIED_ANYWAY = frozenset({"bash", "tar", "curl", "ps", "unzip", "mpmath"})
-"""Software that a model tries without being told of it."""
-MAX_SOFTWARE = 20
-"""The model is told so many names of software at most."""
+EXPECTED_SOFTWARE = frozenset({"bash", "tar", "curl", "ps", "unzip", "mpmath"})
+"""Software that models use without knowing that it is installed."""
+_MAX_SOFTWARE = 20
+"""Maximum number of names of installed software in the system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Equipment:
-    """What the sandboxes contain, beside what policies say."""
+class SandboxContents:
+    """The contents of the sandboxes that the system prompt describes."""
 
     software: tuple[str, ...] = ()
-    """Programs and Python modules found in one; empty if it was not examined."""
-    has_shared: bool = False
-    """True if the operator's own files are there."""
+    """Programs and Python modules that a check of a sandbox has found; empty without a check."""
+    has_shared_files: bool = False
+    """True if sandboxes contain shared files of the operator."""
 
 
 def system_prompt(
     profile: Profile = Profile(),
-    equipment: Equipment = Equipment(),
+    contents: SandboxContents = SandboxContents(),
     names: Sequence[str] = TOOL_NAMES,
 ) -> str:
-    """Return what the model is told of its sandbox, empty if the profile's prompt is none. `names`
-    are those of its tools.
+    """Return the system prompt about the sandbox; empty if the profile's prompt is none. `names`
+    are the names of the tools.
 
-    A test tries each sentence in a real sandbox: change both together.
+    A test checks each sentence in a real sandbox: change the test together with the prompt.
     """
     if profile.prompt == "none":
         return ""
     editor, bash, submit = names
     lines = (
         f"You have an isolated Linux sandbox, used through {bash} and {editor}."
-        f" {OFFER[profile.prompt]}",
-        f"- {_directories(equipment)}",
-        f"- {_machine(profile.isolation, equipment)}",
+        f" {SANDBOX_USE[profile.prompt]}",
+        f"- {_directories(contents)}",
+        f"- {_machine(profile.isolation, contents)}",
         f"- {_shell(profile.limits)}",
         f"- {_network(profile.isolation.network)}",
         f"- Nobody can answer questions while you work. You have {profile.limits.max_turns} turns."
@@ -121,20 +128,20 @@ def system_prompt(
     return "\n".join(lines)
 
 
-def _directories(equipment: Equipment) -> str:
-    shared = f" What is always there to read: {SHARED_DIR}." if equipment.has_shared else ""
+def _directories(contents: SandboxContents) -> str:
+    shared = f" What is always there to read: {SHARED_DIR}." if contents.has_shared_files else ""
     return (
         f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}.{shared} Put files"
         f" for the user into {OUTPUT_DIR}; nothing else is kept."
     )
 
 
-def _machine(isolation: Isolation, equipment: Equipment) -> str:
-    who = "You are root." if isolation.level == "standard" else _STRICT
-    named = [name for name in equipment.software if name not in TRIED_ANYWAY][:MAX_SOFTWARE]
-    software = f" Installed: {', '.join(named)}." if named else ""
+def _machine(isolation: Isolation, contents: SandboxContents) -> str:
+    user = "You are root." if isolation.level == "standard" else _STRICT
+    names = [name for name in contents.software if name not in EXPECTED_SOFTWARE][:_MAX_SOFTWARE]
+    software = f" Installed: {', '.join(names)}." if names else ""
     return (
-        f"{who} There are {isolation.memory_mib} MiB of memory, {isolation.cpus:g} processors and"
+        f"{user} There are {isolation.memory_mib} MiB of memory, {isolation.cpus:g} processors and"
         f" {isolation.disk_mib} MiB of disk.{software}"
     )
 
@@ -157,7 +164,9 @@ def _network(egress: Egress) -> str:
     if egress.mode == "none":
         return "The sandbox has no network."
     hosts = (
-        "public hosts" if egress.mode == "open" else f"these hosts: {', '.join(written(egress))}"
+        "public hosts"
+        if egress.mode == "open"
+        else f"these hosts: {', '.join(expanded_hosts(egress))}"
     )
     return (
         f"From the sandbox, HTTP and HTTPS reach {hosts}; nothing else does. Programs find the way"
@@ -165,27 +174,27 @@ def _network(egress: Egress) -> str:
     )
 
 
-def call_request(stop: StopReason) -> str:
-    """Return the request for the tool call that the client insists on."""
+def tool_call_request(stop: StopReason) -> str:
+    """Return the request for the tool call that the client's `tool_choice` demands."""
     return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
 
 
 def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
     """Return the request for the final answer."""
-    words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.words() if form else None)
-    return " ".join(part for part in words if part)
+    parts = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.instruction() if form else None)
+    return " ".join(part for part in parts if part)
 
 
-def sum_up_request(tokens: int) -> str:
-    """Return the request for a summary of so many tokens at most."""
-    return SUM_UP.format(words=max(50, tokens // 2))
+def summary_request(tokens: int) -> str:
+    """Return the request for a summary of at most `tokens` tokens."""
+    return SUMMARY_REQUEST.format(words=max(50, tokens // 2))
 
 
-def summary_words(summary: str) -> str:
-    """Return the message that takes the place of what a summary sums up."""
+def summary_message(summary: str) -> str:
+    """Return the message that replaces the summarized messages."""
     return SUMMARY.format(summary=summary)
 
 
 def form_request(fault: str, form: AnswerForm) -> str:
-    """Return the request for the final answer in the right form."""
-    return f"That answer does not have the form that was asked for: {fault}\n{form.words()}"
+    """Return the request for a final answer in the right form, after an answer with an error."""
+    return f"That answer does not have the form that was asked for: {fault}\n{form.instruction()}"

@@ -1,20 +1,21 @@
-"""The redaction of secrets in what a run says."""
+"""The redaction of secrets in the texts of a run."""
 
 from dataclasses import dataclass
 
-from policies.rules import Span, pattern
+from policies.rules import Span, compile_pattern
 
 HELD_CHARS = 256
-"""So much of an unfinished text is held back: a secret must be recognisable within it."""
+"""Length of the end of a stream that is held back. The beginning of a secret must match within
+it."""
 MAX_HELD_CHARS = 65_536
-"""So much is held back of a secret that does not end."""
+"""Maximum length of a secret that is held back because it has not ended."""
 _KEY_TEXT = r"[\sA-Za-z0-9+/=:,.\\-]*"
 _KEY_TAIL = (
     r"[A-Za-z0-9+/=\\]+(?:\s*\n\s*(?:\d+:?[ \t]+)?[A-Za-z0-9+/=\\]+)*(?:\s*\n\s*(?:\d+:?[ \t]+)?)?"
     r"-----END [A-Z0-9 ]*PRIVATE KEY-----"
 )
-"""The rest of a key whose beginning was left out, one word a line."""
-BUILT_IN: dict[str, str] = {
+"""The end of a private key whose beginning was cut off by truncation."""
+BUILT_IN_PATTERNS: dict[str, str] = {
     "aws": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     "aws_secret": r"(?i)aws_?secret_?(?:access_?)?key[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9/+]{40})",
     "github": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
@@ -29,110 +30,115 @@ BUILT_IN: dict[str, str] = {
         rf"|{_KEY_TEXT})|{_KEY_TAIL}"
     ),
 }
-"""The secrets that `Redaction.detectors` may name."""
+"""The patterns that `Redaction.detectors` may name."""
 _ALL = "all"
-"""Stands for all of them."""
+"""The name for all built-in patterns."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretPattern:
-    """A secret of the operator's own. Raises ValueError for an invalid pattern."""
+    """A pattern of the operator for secrets. Raises ValueError for an invalid pattern."""
 
     name: str
+    """The name that replaces the secret: `[redacted NAME]`."""
     pattern: str
-    """In RE2's syntax; if it has a group, only that is the secret."""
+    """A regular expression in RE2's syntax. If it has a group, only the group is replaced."""
 
     def __post_init__(self) -> None:
-        pattern(self.pattern)
+        compile_pattern(self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """The secrets that are replaced. Raises ValueError for an unknown name."""
+    """The secrets that are redacted. Raises ValueError for an unknown name."""
 
     detectors: tuple[str, ...] = ()
-    """all: all that are built in; or some of them: aws, aws_secret, github, openai, google, slack,
-    jwt, bearer, url_password, private_key."""
+    """Built-in patterns. keys: all of them. Or some of: aws, aws_secret, github, openai, google,
+    slack, jwt, bearer, url_password, private_key."""
     patterns: tuple[SecretPattern, ...] = ()
+    """Patterns of the operator, in addition to the built-in ones."""
 
     def __post_init__(self) -> None:
-        if unknown := sorted({*self.detectors} - {_ALL, *BUILT_IN}):
-            known = ", ".join((_ALL, *BUILT_IN))
-            raise ValueError(f"{unknown[0]!r} is no secret that is known ({known})")
+        if unknown := sorted({*self.detectors} - {_ALL, *BUILT_IN_PATTERNS}):
+            known = ", ".join((_ALL, *BUILT_IN_PATTERNS))
+            raise ValueError(f"{unknown[0]!r} is not a known secret ({known})")
 
     @property
-    def named(self) -> dict[str, str]:
-        """The patterns by name."""
-        names = BUILT_IN if _ALL in self.detectors else self.detectors
-        own = {each.name: each.pattern for each in self.patterns}
-        return {name: BUILT_IN[name] for name in names} | own
+    def patterns_by_name(self) -> dict[str, str]:
+        """The selected built-in patterns and the operator's patterns, by name."""
+        names = BUILT_IN_PATTERNS if _ALL in self.detectors else self.detectors
+        own = {secret.name: secret.pattern for secret in self.patterns}
+        return {name: BUILT_IN_PATTERNS[name] for name in names} | own
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    whole: Span
+class _Match:
+    span: Span
     secret: Span
+    """The span of the pattern's group, or of the match if it has none."""
     name: str
 
 
-class Secrets:
-    """A Redaction with its patterns compiled."""
+class SecretFinder:
+    """Finds and replaces the secrets that a Redaction selects."""
 
     def __init__(self, redaction: Redaction) -> None:
-        self._patterns = {name: pattern(written) for name, written in redaction.named.items()}
+        self._patterns = {
+            name: compile_pattern(written) for name, written in redaction.patterns_by_name.items()
+        }
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
-    def without(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return the text with its secrets replaced."""
-        return _replaced(text, self.found(text)) if self._patterns else text
+        return _replaced(text, self.find(text)) if self._patterns else text
 
-    def found(self, text: str) -> list[_Found]:
-        """Return the secrets in a text, in the order in which they begin."""
-        found = [
-            _Found(whole, secret, name)
-            for name, each in self._patterns.items()
-            for whole, secret in each.spans(text)
+    def find(self, text: str) -> list[_Match]:
+        """Return the secrets in a text, in the order of their positions."""
+        matches = [
+            _Match(span, secret, name)
+            for name, pattern in self._patterns.items()
+            for span, secret in pattern.spans(text)
         ]
-        return sorted(found, key=lambda each: (each.secret, each.whole))
+        return sorted(matches, key=lambda match: (match.secret, match.span))
 
 
-class SecretStream:
-    """Replaces secrets in a text that comes in pieces. The last characters are held back, because
-    they may begin a secret."""
+class StreamRedactor:
+    """Replaces secrets in a text that arrives in pieces. The end of the text is held back, because
+    it may contain the beginning of a secret."""
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return the text that is certain by now."""
+        """Add a piece; return the redacted text that no further piece can change."""
         self._held += piece
         cut = len(self._held) - HELD_CHARS
         if cut <= 0:
             return ""
-        found = self._secrets.found(self._held)
-        while crossing := [each.whole[0] for each in found if each.whole[0] < cut < each.whole[1]]:
+        matches = self._secrets.find(self._held)
+        while crossing := [m.span[0] for m in matches if m.span[0] < cut < m.span[1]]:
             cut = min(crossing)
-        certain = _replaced(self._held[:cut], [each for each in found if each.whole[1] <= cut])
+        released = _replaced(self._held[:cut], [m for m in matches if m.span[1] <= cut])
         self._held = self._held[cut:]
-        if len(self._held) > MAX_HELD_CHARS:  # a secret, so its middle is never shown
+        if len(self._held) > MAX_HELD_CHARS:  # a secret, so its middle will not be shown
             half = MAX_HELD_CHARS // 2
             self._held = self._held[:half] + self._held[-half:]
-        return certain
+        return released
 
     def finish(self) -> str:
-        """Return the rest of the text."""
+        """Return the rest of the redacted text."""
         rest, self._held = self._held, ""
-        return self._secrets.without(rest)
+        return self._secrets.redact(rest)
 
 
-def _replaced(text: str, found: list[_Found]) -> str:
-    parts, done = [], 0
-    for each in found:
-        start, end = each.secret
-        if start >= done:
-            parts += [text[done:start], f"[redacted {each.name}]"]
-        done = max(done, end)
-    return "".join([*parts, text[done:]])
+def _replaced(text: str, matches: list[_Match]) -> str:
+    parts, position = [], 0
+    for match in matches:
+        start, end = match.secret
+        if start >= position:
+            parts += [text[position:start], f"[redacted {match.name}]"]
+        position = max(position, end)
+    return "".join([*parts, text[position:]])

@@ -1,7 +1,7 @@
-"""The paper's manner: the prompts, observations and file edits of the reference implementation.
+"""The paper's style: the prompts, observations and file edits of the reference implementation.
 
-Observations and edits are the reference's texts, byte for byte. The prompts are in our own words,
-laid out as the reference's are, unless the reference's own file is supplied.
+Observations and edits are those of the reference, byte for byte. The prompts have the reference's
+structure in other words, unless the operator supplies the reference's own file.
 """
 
 import re
@@ -74,29 +74,31 @@ NO_CALL = (
 
 @dataclass(frozen=True, slots=True)
 class ReferencePrompts:
-    """The prompts, with the reference's placeholders in `system` and `instance`."""
+    """The prompts of the reference style."""
 
     system: str = _SYSTEM
+    """The system prompt, a template with the reference's placeholders."""
     instance: str = _INSTANCE
+    """The template for the first user message."""
     no_call: str = NO_CALL
-    """The answer to a reply that calls no tool."""
+    """The message after a turn without a tool call."""
     output_dir: str = OUTPUT_DIR
-    """The directory that the prompts name for results."""
+    """The directory for results in the prompts."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """The tools' descriptions for the model; none: our own."""
+    """The tools' descriptions for the model. Empty: those of this project."""
 
     def system_prompt(self) -> str:
         """Return the system prompt. Raises KeyError, IndexError or ValueError for an unknown
         placeholder."""
-        return self._placed(self.system).format(command_docs="", demo="")
+        return self._with_paths(self.system).format(command_docs="", demo="")
 
     def problem(self, text: str) -> str:
-        """Return the user's message as a problem. Raises what `system_prompt` does."""
-        return self._placed(self.instance).format(problem_statement=text)
+        """Return the first user message for a problem. Raises the same errors."""
+        return self._with_paths(self.instance).format(problem_statement=text)
 
-    def _placed(self, template: str) -> str:
-        places = {"working_dir": WORKING_DIR, "input_dir": INPUT_DIR, "output_dir": self.output_dir}
-        for name, path in places.items():
+    def _with_paths(self, template: str) -> str:
+        paths = {"working_dir": WORKING_DIR, "input_dir": INPUT_DIR, "output_dir": self.output_dir}
+        for name, path in paths.items():
             template = template.replace(f"{{{name}}}", path)
         return template
 
@@ -106,47 +108,47 @@ class ReferencePrompts:
 FINISHED = "<<< Finished >>>"
 NO_COMMAND = "Error: No command provided."
 _TIMED_OUT = 124
-"""The exit code of a command that was stopped. A command that exits so by itself is treated as
-stopped."""
+"""The exit code of a command that reached its timeout. As in the reference, any command with this
+exit code counts as timed out."""
 _NOT_SHOWN = re.compile(r"\x1b\[[0-9;]*m|\r")
 _RULE = "-" * 50
-_CUT = f"{_RULE}\n<Observation truncated in middle for saving context>\n{_RULE}"
+_TRUNCATION_MARKER = f"{_RULE}\n<Observation truncated in middle for saving context>\n{_RULE}"
 
 
-def bash_words(outcome: CommandOutcome, limits: ObservationLimits) -> str:
-    """Return the observation of a command: how it ended and what it printed."""
+def command_observation(outcome: CommandOutcome, limits: ObservationLimits) -> str:
+    """Return the observation of a command: its exit code and its output."""
     if outcome.timed_out or outcome.exit_code == _TIMED_OUT:
-        late = f"The command took too long to execute (>{outcome.timeout_s:g}s)"
-        return _bash_words("-1", late, "")
-    ended = f"Error: Exit code {outcome.exit_code}" if outcome.exit_code else "0"
-    shown = (_cut(_as_terminal(text), limits) for text in (outcome.stdout, outcome.stderr))
-    return _bash_words(ended, *shown)
+        message = f"The command took too long to execute (>{outcome.timeout_s:g}s)"
+        return _bash_observation("-1", message, "")
+    status = f"Error: Exit code {outcome.exit_code}" if outcome.exit_code else "0"
+    shown = (_truncated(_as_terminal(text), limits) for text in (outcome.stdout, outcome.stderr))
+    return _bash_observation(status, *shown)
 
 
-def _bash_words(ended: str, stdout: str, stderr: str) -> str:
-    printed = f"\\[STDOUT]\n{stdout if stdout.strip() else ''}"
+def _bash_observation(status: str, stdout: str, stderr: str) -> str:
+    output = f"\\[STDOUT]\n{stdout if stdout.strip() else ''}"
     if stderr.strip():
-        printed = f"{printed}\n\\[STDERR]\n{stderr}"
-    return f"Exit code: {ended}\n{tool_words('execute_bash', printed)}"
+        output = f"{output}\n\\[STDERR]\n{stderr}"
+    return f"Exit code: {status}\n{tool_observation('execute_bash', output)}"
 
 
-def nothing_run_words() -> str:
-    """Return the observation of a command whose arguments are no object."""
-    return f"Exit code: 0\n{tool_words('execute_bash', '')}"
+def invalid_arguments_observation() -> str:
+    """Return the observation of a bash call whose arguments are not a JSON object."""
+    return f"Exit code: 0\n{tool_observation('execute_bash', '')}"
 
 
-def tool_words(name: str, text: str) -> str:
+def tool_observation(name: str, text: str) -> str:
     """Return a tool's observation. The reference escapes the bracket for its own console."""
     return f"Execution output of \\[{name}]:\n{text}"
 
 
-def unknown_words(name: str) -> str:
+def unknown_tool_observation(name: str) -> str:
     """Return the observation of a call of an unknown tool."""
     return f"Unknown action: {name}"
 
 
-def steps_words(left: int) -> str:
-    """Return the line that ends the last message before each model call."""
+def steps_remaining_line(left: int) -> str:
+    """Return the line that is appended to the last message before each model call."""
     return f"\nSteps Remaining: {left}"
 
 
@@ -155,17 +157,17 @@ def _as_terminal(text: str) -> str:
     return _NOT_SHOWN.sub("", text)
 
 
-def _cut(text: str, limits: ObservationLimits) -> str:
-    """Return the text, or its first and last lines if it has too many; no line is cut."""
+def _truncated(text: str, limits: ObservationLimits) -> str:
+    """Return the text, or its first and last lines if it has too many. Lines are not cut."""
     lines, half = text.splitlines(), max(1, limits.max_lines // 2)
     if len(lines) <= 2 * half:
         return text
-    return "\n".join([*lines[:half], _CUT, *lines[-half:]])
+    return "\n".join([*lines[:half], _TRUNCATION_MARKER, *lines[-half:]])
 
 
-# Views and edits. A file is read as a terminal shows it, so that an edit turns its tabs into
-# spaces, and each write ends in one more newline. Bytes that are not UTF-8 (surrogate escapes here)
-# pass through unchanged.
+# Views and edits. As in the reference, files are read in the form that a terminal shows, so an edit
+# turns tabs into spaces, and every write appends a newline. Bytes that are not UTF-8 are surrogate
+# escapes here and stay unchanged.
 
 _CLIP_CHARS = 10_000
 _CLIPPED = (
@@ -173,21 +175,22 @@ _CLIPPED = (
     " should retry this tool after you have searched inside the file with `grep -n` in order to"
     " find the line numbers of what you are looking for.</NOTE>"
 )
-_AROUND = 4
-"""Lines shown before and after an edit."""
+_CONTEXT_LINES = 4
+"""Number of lines shown before and after an edit."""
 NEEDS_COMMAND_AND_PATH = "Error: command and path are required."
 
 
 @dataclass(frozen=True, slots=True)
-class Edited:
-    """The file's new text, and the observation for the model."""
+class EditResult:
+    """A file's text after an edit, and the observation for the model."""
 
     text: str
-    words: str
+    observation: str
 
 
-def viewed(path: str, content: str, view_range: Sequence[int] | None) -> str:
-    """Return a file's lines with their numbers, or those of the range."""
+def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
+    """Return the observation of a view of a file: its lines, or those of the range, with
+    numbers."""
     if not content:
         return f"(empty file: {path})"
     lines = _tabless(content).split("\n")
@@ -206,16 +209,16 @@ def viewed(path: str, content: str, view_range: Sequence[int] | None) -> str:
     return _clipped(_numbered(path, lines[first - 1 : last], first))
 
 
-def listed(path: str, names: str) -> str:
-    """Return the observation of a directory."""
+def list_directory(path: str, names: str) -> str:
+    """Return the observation of a view of a directory."""
     if not names:
         return f"(empty directory: {path})"
     heading = f"Here's the files and directories up to 2 levels deep in {path}, excluding hidden"
     return f"{heading}:\n{names}"
 
 
-def not_viewed(path: str) -> str:
-    """Return the observation of a file that is neither Python nor reStructuredText."""
+def not_viewable(path: str) -> str:
+    """Return the observation of a view of a file that is neither .py nor .rst."""
     return (
         "ERROR: Viewing non-Python files is disallowed for saving context. File"
         f" '{path}' is not a .py or .rst file."
@@ -223,22 +226,24 @@ def not_viewed(path: str) -> str:
 
 
 def not_found(path: str) -> str:
-    """Return the observation of a path where nothing is."""
+    """Return the observation of a path that does not exist."""
     return f"Error: Path not found: {path}"
 
 
-def created(path: str, text: str) -> Edited:
-    """Return a file with the given text, new or in the place of another."""
-    return Edited(
+def create_file(path: str, text: str) -> EditResult:
+    """Return the result of creating or overwriting a file with a text."""
+    return EditResult(
         f"{text}\n",
         f"File created at {path}. {_snippet(path, text, 1)}"
         "Review the file and make sure that it is as expected. Edit the file if necessary.",
     )
 
 
-def replaced(path: str, content: str | None, old: str, new: str) -> Edited | str:
-    """Return the file with `new` in the one place of `old`, or why that cannot be; `content` is
-    None if there is no file."""
+def replace_text(path: str, content: str | None, old: str, new: str) -> EditResult | str:
+    """Return the file with its only occurrence of `old` replaced by `new`, or an error message.
+
+    `content` is None if the file does not exist.
+    """
     if not old:
         return "Error: old_str is required for str_replace."
     if content == "":
@@ -254,18 +259,20 @@ def replaced(path: str, content: str | None, old: str, new: str) -> Edited | str
         )
     text = before + new + after[0]
     line = before.count("\n")
-    first = max(0, line - _AROUND)
-    shown = "\n".join(text.split("\n")[first : line + _AROUND + new.count("\n") + 1])
-    return Edited(
+    first = max(0, line - _CONTEXT_LINES)
+    shown = "\n".join(text.split("\n")[first : line + _CONTEXT_LINES + new.count("\n") + 1])
+    return EditResult(
         f"{text}\n",
         f"The file {path} has been edited. {_snippet(f'a snippet of {path}', shown, first + 1)}"
         "Review the changes and make sure they are as expected. Edit the file again if necessary.",
     )
 
 
-def inserted(path: str, content: str | None, line: int, new: str) -> Edited | str:
-    """Return the file with `new` after that line, or why that cannot be; `content` is None if
-    there is no file."""
+def insert_text(path: str, content: str | None, line: int, new: str) -> EditResult | str:
+    """Return the file with `new` inserted after the line, or an error message.
+
+    `content` is None if the file does not exist.
+    """
     if not new:
         return "Error: new_str is required for insert."
     if content is None:
@@ -273,12 +280,12 @@ def inserted(path: str, content: str | None, line: int, new: str) -> Edited | st
     lines = _tabless(content).split("\n") if content else []
     if not 0 <= line <= len(lines):
         return f"Error: Invalid insert_line {line}. Must be in [0, {len(lines)}]."
-    put_in = new.expandtabs().split("\n")
+    added = new.expandtabs().split("\n")
     before, after = lines[:line], lines[line:]
-    shown = "\n".join([*before[-_AROUND:], *put_in, *after[:_AROUND]])
-    first = max(1, line - _AROUND + 1)
-    return Edited(
-        "\n".join([*before, *put_in, *after, ""]),
+    shown = "\n".join([*before[-_CONTEXT_LINES:], *added, *after[:_CONTEXT_LINES]])
+    first = max(1, line - _CONTEXT_LINES + 1)
+    return EditResult(
+        "\n".join([*before, *added, *after, ""]),
         f"The file {path} has been edited. {_snippet('a snippet of the edited file', shown, first)}"
         "Review the changes and make sure they are as expected (correct indentation, no duplicate"
         " lines, etc). Edit the file again if necessary.",
@@ -289,13 +296,13 @@ def _tabless(content: str) -> str:
     return _as_terminal(content).expandtabs()
 
 
-def _snippet(what: str, text: str, first: int) -> str:
-    return _numbered(what, _clipped(text).expandtabs().split("\n"), first) + "\n"
+def _snippet(subject: str, text: str, first: int) -> str:
+    return _numbered(subject, _clipped(text).expandtabs().split("\n"), first) + "\n"
 
 
-def _numbered(what: str, lines: Sequence[str], first: int) -> str:
+def _numbered(subject: str, lines: Sequence[str], first: int) -> str:
     shown = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first))
-    return f"Here's the result of running `cat -n` on {what}:\n{shown}"
+    return f"Here's the result of running `cat -n` on {subject}:\n{shown}"
 
 
 def _clipped(text: str) -> str:

@@ -1,5 +1,5 @@
-"""Checks on texts that come from a backend: replies that repeat the proxy's own texts, replies that
-repeat themselves, and passages of an error that quote the request."""
+"""Checks of texts from a backend: replies that quote the proxy's own texts, replies that repeat one
+passage without end, and errors that quote the request."""
 
 import re
 from collections import deque
@@ -10,15 +10,15 @@ from typing import Any
 # Quotations of the proxy's own texts
 
 _RUN_WORDS = 10
-"""A run of so many words in the same order counts as a quotation."""
+"""Number of consecutive words of a proxy text that count as a quotation."""
 _MIN_SENTENCE_WORDS = 5
-"""A whole sentence of an instruction counts as a quotation from this length on."""
+"""Minimum length of a complete sentence of an instruction that counts as a quotation."""
 _HELD_WORDS = 3
-"""Text is suspect once so many of its last words agree with one of the proxy's texts."""
+"""A text is suspect while so many of its last words occur in a proxy text."""
 _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
-"""So much of the client's text is searched for what a reply quotes, half of it from each end: a
-megabyte takes a third of a second."""
+"""Maximum length of the client's text that is searched for a quotation, half of it at each end.
+Searching a megabyte takes a third of a second."""
 _IN_WORDS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
 """Matches a word (group `word`) or the end of a sentence."""
@@ -27,18 +27,18 @@ _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
 Words = tuple[str, ...]
 
 
-class OwnTexts:
+class ProxyTexts:
     """The texts that the proxy sends to the model, indexed for finding quotations of them."""
 
     def __init__(self, prompts: Iterable[str], instructions: Iterable[str] = ()) -> None:
-        """`prompts` are recognised by ten words in a row; of `instructions` (the nudge, the last
-        question, the request for a summary) a whole sentence is enough."""
+        """Ten consecutive words of `prompts` or `instructions` are a quotation; for `instructions`
+        (such as the request for a summary) a complete sentence is enough."""
         instructions = list(instructions)
         texts = [_words_of(text) for text in (*prompts, *instructions)]
         self._runs = {run for words in texts for run in _runs(words, _RUN_WORDS)}
-        self._begun = {begun for words in texts for begun in _runs(words, _HELD_WORDS)}
-        sentences = (_words_of(each) for text in instructions for each in _SENTENCE.split(text))
-        self._sentences = {each for each in sentences if len(each) >= _MIN_SENTENCE_WORDS}
+        self._beginnings = {run for words in texts for run in _runs(words, _HELD_WORDS)}
+        sentences = (_words_of(part) for text in instructions for part in _SENTENCE.split(text))
+        self._sentences = {words for words in sentences if len(words) >= _MIN_SENTENCE_WORDS}
         self._lengths = sorted({_RUN_WORDS, *map(len, self._sentences)})
 
     def run_at_end(self, words: Sequence[str]) -> Words | None:
@@ -47,59 +47,59 @@ class OwnTexts:
         return run if run in self._runs else None
 
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
-        """Return the sentence of an instruction that `words` end with, where a sentence ends after
-        them, or None."""
+        """Return the sentence of an instruction that `words`, at the end of a sentence, end with,
+        or None."""
         ends = (tuple(words[-length:]) for length in self._lengths if length <= len(words))
         return next((end for end in ends if end in self._sentences), None)
 
     def may_be_quoted(self, words: Sequence[str]) -> bool:
         """Return True if the last of `words` may be the beginning of a quotation."""
-        return tuple(words[-_HELD_WORDS:]) in self._begun
+        return tuple(words[-_HELD_WORDS:]) in self._beginnings
 
 
 class EchoCheck:
-    """Checks one growing text for quotations of the proxy's own texts."""
+    """Checks a streamed text for quotations of the proxy's own texts."""
 
-    def __init__(self, own: OwnTexts, client_text: Sequence[str]) -> None:
-        """`client_text` are the texts of the client's messages; quoting those is allowed."""
-        self._own = own
-        self._client_text = client_text
+    def __init__(self, proxy_texts: ProxyTexts, client_texts: Sequence[str]) -> None:
+        """A model may quote `client_texts`, the texts of the client's messages."""
+        self._proxy_texts = proxy_texts
+        self._client_texts = client_texts
         self._client_words: str | None = None
         self._words: deque[str] = deque(maxlen=64)
         self._unfinished = ""
         self.is_suspect = False
-        """True while the text so far may be the beginning of a quotation."""
+        """True while the end of the text may be the beginning of a quotation."""
 
     def is_echo(self, piece: str, *, at_end: bool = False) -> bool:
-        """Add a piece of the text; return True once it quotes the proxy. `at_end` says that
-        nothing follows."""
+        """Add a piece of the text; return True if the text quotes the proxy. `at_end` is True for
+        the last piece."""
         self._unfinished += piece
         end = len(self._unfinished) if at_end else _last_boundary(self._unfinished)
-        whole, self._unfinished = self._unfinished[:end], self._unfinished[end:]
-        for found in self._quotations(f"{whole}." if at_end else whole):
-            if not self._is_the_clients(found):
+        complete, self._unfinished = self._unfinished[:end], self._unfinished[end:]
+        for quotation in self._quotations(f"{complete}." if at_end else complete):
+            if not self._is_from_client(quotation):
                 return True
-        self.is_suspect = not at_end and self._own.may_be_quoted(tuple(self._words))
+        self.is_suspect = not at_end and self._proxy_texts.may_be_quoted(tuple(self._words))
         return False
 
     def _quotations(self, text: str) -> Iterator[Words]:
         """Yield the quotations that the words of `text` complete."""
         for match in _WORD_OR_END.finditer(text):
             if match["word"] is None:
-                found = self._own.sentence_at_end(tuple(self._words))
+                quotation = self._proxy_texts.sentence_at_end(tuple(self._words))
             else:
                 self._words.append(_plain(match["word"]))
-                found = self._own.run_at_end(tuple(self._words))
-            if found:
-                yield found
+                quotation = self._proxy_texts.run_at_end(tuple(self._words))
+            if quotation:
+                yield quotation
 
-    def _is_the_clients(self, run: Words) -> bool:
+    def _is_from_client(self, quotation: Words) -> bool:
         if self._client_words is None:
-            text = "\n\n".join(self._client_text)
+            text = "\n\n".join(self._client_texts)
             half = _MAX_CLIENT_CHARS // 2
             parts = (text,) if len(text) <= 2 * half else (text[:half], text[-half:])
             self._client_words = "\n".join(f" {' '.join(_words_of(part))} " for part in parts)
-        return f" {' '.join(run)} " in self._client_words
+        return f" {' '.join(quotation)} " in self._client_words
 
 
 def _words_of(text: str) -> Words:
@@ -116,34 +116,33 @@ def _runs(words: Words, length: int) -> Iterable[Words]:
 
 
 def _last_boundary(text: str) -> int:
-    """Return where the last word of `text` begins, which the next piece may continue; the end
-    where that word is longer than any of the proxy's."""
-    at = len(text)
-    while at > 0 and (text[at - 1].isalnum() or text[at - 1] in _IN_WORDS):
-        at -= 1
-        if len(text) - at > _MAX_WORD_CHARS:
+    """Return the start of the last word of `text`, which the next piece may continue, or the end of
+    the text if that word is longer than any word of a proxy text."""
+    start = len(text)
+    while start > 0 and (text[start - 1].isalnum() or text[start - 1] in _IN_WORDS):
+        start -= 1
+        if len(text) - start > _MAX_WORD_CHARS:
             return len(text)
-    return at
+    return start
 
 
-# Runaway repetition: a model writes the same passage until something stops it
+# Runaway repetition: a model repeats a passage until its output limit
 
 _MIN_REPEATS = 8
 _MIN_CHARS = 4_000
-"""A runaway repeats at least so much text. Songs and lists of equal lines stay below it."""
+"""Minimum length of runaway repetition. Songs and lists of equal lines are shorter."""
 _MIN_DATA_CHARS = 16_000
-"""The same bound for data, which has no two different letters in a row: zeros, tables of
-numbers, hex."""
+"""The minimum for data without two consecutive different letters: zeros, tables of numbers, hex."""
 CHECK_EVERY_CHARS = 500
-"""The text is checked after every so many characters."""
+"""Number of new characters after which a text is checked again."""
 _PROBE_CHARS = 64
 _MAX_CANDIDATES = 4
 _WINDOW_CHARS = 2 * _MIN_DATA_CHARS
 
 
 def repeated_suffix(text: str) -> int:
-    """Return the length of the end of `text` that repeats one passage, 0 where it is too short to
-    be a runaway."""
+    """Return the length of the end of `text` that repeats one passage; 0 if it is too short for
+    runaway repetition."""
     tail = text[-_WINDOW_CHARS:]
     for period in _periods(tail):
         length = _periodic_length(tail, period)
@@ -154,7 +153,7 @@ def repeated_suffix(text: str) -> int:
 
 
 class RepetitionCheck:
-    """Checks one growing text for runaway repetition."""
+    """Checks a streamed text for runaway repetition."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -162,7 +161,7 @@ class RepetitionCheck:
         self._next_check = _MIN_CHARS
 
     def is_runaway(self, piece: str) -> bool:
-        """Add a piece of the text; return True once the text has run away."""
+        """Add a piece of the text; return True if the text ends in runaway repetition."""
         self._pieces.append(piece)
         self._chars += len(piece)
         if self._chars < self._next_check:
@@ -208,25 +207,27 @@ def _has_words(passage: str) -> bool:
 # Quotations of the request in an error
 
 MAX_SEARCHED_CHARS = 16 << 20
-"""So much prose of a request is searched, which takes about 20 ms. In a longer request every
-passage counts as quoted."""
+"""Maximum length of a request's texts that are searched, which takes about 20 ms. In a longer
+request every passage counts as quoted."""
 
 
-def is_quoted(words: str, body: Any) -> bool:
-    """Return True if the whole passage occurs in a string of a request's body, in capitals or not.
-    False does not prove that the backend wrote it. An empty passage occurs nowhere."""
-    wanted, left = words.lower(), [body] if words else []
-    has_blank, chars_left = " " in words, MAX_SEARCHED_CHARS
-    while left:
-        value = left.pop()
+def is_quoted(passage: str, body: Any) -> bool:
+    """Return True if the passage occurs in a string of a request's body, ignoring case.
+
+    False does not prove that the backend wrote the passage. An empty passage occurs nowhere.
+    """
+    lower_passage, pending = passage.lower(), [body] if passage else []
+    has_space, chars_left = " " in passage, MAX_SEARCHED_CHARS
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
-            if has_blank and " " not in value:
-                continue  # as in base64: this is seen in a tenth of the time
+            if has_space and " " not in value:
+                continue  # skips base64, in a tenth of the time of a search
             chars_left -= len(value)
-            if chars_left < 0 or wanted in value.lower():
+            if chars_left < 0 or lower_passage in value.lower():
                 return True
         elif isinstance(value, dict):
-            left += [*value, *value.values()]
+            pending += [*value, *value.values()]
         elif isinstance(value, list | tuple):
-            left += value
+            pending += value
     return False

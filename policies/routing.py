@@ -22,9 +22,9 @@ RouteReason = Literal[
     "utility",
     "skip_models",
 ]
-"""Why a request has a run, or none. Clients may compare these words."""
+"""Why a request gets a sandbox or none. These words are part of the API."""
 ROUTE_REASONS: tuple[RouteReason, ...] = get_args(RouteReason)
-SENTENCES: Mapping[RouteReason, str] = {
+REASON_SENTENCES: Mapping[RouteReason, str] = {
     "auto": "enabled: auto",
     "always": "enabled: always",
     "never": "enabled: never",
@@ -40,59 +40,58 @@ SENTENCES: Mapping[RouteReason, str] = {
     "tools_refused": "the backend refuses tools for the model",
     "tools_failed": "the model failed at tools in a run of this key in the last hour",
 }
-"""The reasons in words for people."""
+"""Explanations of the reasons, for error messages and headers."""
 
 PLAIN_SUFFIX = ":plain"
-ONE_CALL = (
+ONE_CALL_FIELDS = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
-"""Fields of vLLM and SGLang that speak of the state of one certain prompt."""
+"""Fields of vLLM and SGLang that refer to the backend's state of one prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes, and why."""
+    """The route of a request, with the reason."""
 
     kind: Literal["sandbox", "plain", "refused"]
     model: str
-    """The backend's own name for the model."""
+    """The backend's name for the model."""
     reason: RouteReason
 
     @property
-    def sentence(self) -> str:
-        """The reason in words for people."""
-        return SENTENCES[self.reason]
+    def explanation(self) -> str:
+        """The explanation of the reason."""
+        return REASON_SENTENCES[self.reason]
 
 
-def plain_name(model: str) -> str:
-    """Return the backend's own name for a model."""
+def backend_model_name(model: str) -> str:
+    """Return the backend's name for a model: the name without the suffix `:plain`."""
     return model.removesuffix(PLAIN_SUFFIX)
 
 
-def route(
+def choose_route(
     body: Mapping[str, Any],
     headers: Mapping[str, str],
     profile: Profile = Profile(),
     no_tools: NoToolsReason | None = None,
 ) -> Route:
-    """Return the route of a request whose client is allowed `profile`.
+    """Return the route of a request under a profile.
 
-    `<model>:plain` never gets a sandbox. `no_tools` says why the model is given no tools, if so;
-    tool calls that failed in earlier runs of the key do not count if every request must have a
-    sandbox. `headers` are in lower case.
+    `<model>:plain` never gets a sandbox. `no_tools` is the reason why the model gets no tools, if
+    any. In mode always, tool calls that failed in earlier runs of the key are no reason. `headers`
+    are in lower case.
     """
-    written = str(body.get("model", ""))
-    model = plain_name(written)
-    asked: RouteReason | None = "plain_suffix" if written != model else _one_call(body)
+    requested_model = str(body.get("model", ""))
+    model = backend_model_name(requested_model)
+    plain: RouteReason | None = "plain_suffix" if requested_model != model else _one_call(body)
     if profile.enabled == "never":
         return Route("plain", model, "never")
     if profile.enabled == "always":
-        asked = asked or (no_tools if no_tools != "tools_failed" else None)
-        kind: Literal["refused", "sandbox"] = "refused" if asked else "sandbox"
-        return Route(kind, model, asked or "always")
-    if asked := asked or ("tool_choice_none" if forbids_tools(body) else None):
-        return Route("plain", model, asked)
+        plain = plain or (no_tools if no_tools != "tools_failed" else None)
+        return Route("refused", model, plain) if plain else Route("sandbox", model, "always")
+    if plain := plain or ("tool_choice_none" if forbids_tools(body) else None):
+        return Route("plain", model, plain)
     if is_utility_request(body, headers):
         return Route("plain", model, "utility")
     if any(fnmatchcase(model, pattern) for pattern in profile.skip_models):
@@ -108,12 +107,12 @@ def forbids_tools(body: Mapping[str, Any]) -> bool:
 
 
 def _one_call(body: Mapping[str, Any]) -> RouteReason | None:
-    """Return why one model call alone can answer a request, or None if a run can."""
+    """Return why only a single model call can answer a request, or None if a run can."""
     modalities = body.get("modalities")
-    if isinstance(modalities, list) and any(each != "text" for each in modalities):
+    if isinstance(modalities, list) and any(modality != "text" for modality in modalities):
         return "not_text"
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
         return "continued_message"
-    if any(body.get(name) is not None for name in ONE_CALL):
+    if any(body.get(name) is not None for name in ONE_CALL_FIELDS):
         return "backend_state"
     return None

@@ -1,5 +1,5 @@
-"""An operator's rules over what a run does (its commands, its files, the hosts that it reaches) and
-the regular expressions that operators write."""
+"""An operator's rules for the actions of a run (its commands, its files, its connections), and the
+regular expressions in settings."""
 
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -17,80 +17,83 @@ Span = tuple[int, int]
 
 
 class Pattern:
-    """A regular expression in RE2's syntax, without look-around and back references. A search takes
-    time linear in the text."""
+    """A regular expression in RE2's syntax, without look-around and back references, so that a
+    search takes time linear in the text."""
 
-    def __init__(self, written: str) -> None:
+    def __init__(self, expression: str) -> None:
         """Raises ValueError."""
         options = re2.Options()
         options.log_errors = False
         try:
-            self._compiled: Any = re2.compile(written, options=options)
+            self._compiled: Any = re2.compile(expression, options=options)
         except re2.error as error:
-            (told,) = error.args
-            words = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
-            raise ValueError(f"{written!r} is no pattern: {words}") from error
+            (cause,) = error.args
+            message = cause.decode(errors="replace") if isinstance(cause, bytes) else str(cause)
+            raise ValueError(f"{expression!r} is not a valid pattern: {message}") from error
         if self._compiled.search("") is not None:
-            raise ValueError(f"{written!r} is no pattern: it is found in any text")
+            raise ValueError(f"{expression!r} is not a valid pattern: it matches every text")
 
-    def is_in(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
         """Return True if the pattern matches anywhere in the text."""
         return self._compiled.search(_encodable(text)) is not None
 
     def spans(self, text: str) -> list[tuple[Span, Span]]:
-        """Return the spans of each match: the whole, and its first group, if it has one."""
-        found = self._compiled.finditer(_encodable(text))
-        return [(match.span(), _meant(match)) for match in found]
+        """Return the span of each match and of its first group; without a group the match's span
+        twice."""
+        matches = self._compiled.finditer(_encodable(text))
+        return [(match.span(), _group_span(match)) for match in matches]
 
 
 @lru_cache(maxsize=1024)
-def pattern(written: str) -> Pattern:
-    """Compile a pattern, or return it from the cache. Raises ValueError."""
-    return Pattern(written)
+def compile_pattern(expression: str) -> Pattern:
+    """Return the compiled pattern, from a cache if possible. Raises ValueError."""
+    return Pattern(expression)
 
 
-def _meant(match: Any) -> Span:
+def _group_span(match: Any) -> Span:
     span: Span = match.span(1) if match.re.groups else match.span()
     return match.span() if span == (-1, -1) else span
 
 
 def _encodable(text: str) -> str:
-    """Return the text, of the same length, with `?` for halves of surrogate pairs."""
+    """Return the text with `?` for lone surrogates, so that it has the same length."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 # Rules
 
-Act = Literal["command", "file", "egress"]
+RuleTarget = Literal["command", "file", "egress"]
 Action = Literal["deny", "log"]
 MAX_SUBJECT_CHARS = 1000
-"""How much is told of the subject that a rule has matched."""
+"""Maximum length of a matched subject in events and logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An act that is denied or recorded. Raises ValueError for a malformed name or pattern."""
+    """A rule that denies or records an action. Raises ValueError for an invalid name or pattern."""
 
     name: str
-    target: Act  # not `on`, which YAML 1.1 takes for a boolean
-    """What the pattern is searched in. command: the text that bash or a job is given; file: the
-    path that the editor views or writes, or that of a produced file; egress: `host:port`."""
+    """Letters, digits, - and _."""
+    target: RuleTarget  # not `on`, which YAML 1.1 takes for a boolean
+    """The subject of the rule. command: a bash command, or the input of a job. file: the path of a
+    file that the editor views or writes, or of an artifact. egress: the `host:port` of a
+    connection."""
     pattern: str
-    """In RE2's syntax, found anywhere in the subject: `^` and `$` are its two ends, `(?i)` ignores
-    case."""
+    """A regular expression in RE2's syntax that is searched anywhere in the subject. `^` and `$`
+    match its start and end, `(?i)` ignores case."""
     action: Action
-    """deny: the act is refused; log: the act is done and recorded."""
+    """deny: refuse the action. log: allow the action and record it."""
     reason: str = ""
-    """What the model is told of it."""
+    """The reason of a refusal, for the model."""
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "").replace("_", "").isalnum() or not self.name.isascii():
             raise ValueError(f"a rule's name has letters, digits, - and _, not {self.name!r}")
-        pattern(self.pattern)
+        compile_pattern(self.pattern)
 
     @property
     def refusal(self) -> str | None:
-        """Why the act is refused, in words for the model, or None if it is done."""
+        """The refusal for the model, or None if the action is allowed."""
         if self.action == "log":
             return None
         reason = f": {self.reason}" if self.reason else ""
@@ -99,24 +102,26 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All of a run's rules."""
+    """The rules of a run."""
 
     rules: tuple[Rule, ...] = ()
-    """Only the first that matches holds."""
+    """The rules in order; only the first match of an action applies."""
 
-    def met(self, over: Act, subject: str) -> Rule | None:
-        """Return the rule that holds for an act, or None."""
-        of_kind = (rule for rule in self.rules if rule.target == over)
-        return next((rule for rule in of_kind if pattern(rule.pattern).is_in(subject)), None)
+    def first_match(self, target: RuleTarget, subject: str) -> Rule | None:
+        """Return the first rule that matches the subject of an action, or None."""
+        for rule in self.rules:
+            if rule.target == target and compile_pattern(rule.pattern).matches(subject):
+                return rule
+        return None
 
-    def withheld(self, paths: Iterable[str]) -> dict[str, Rule]:
-        """Return the files that are not returned to the client, each with its rule."""
-        met = {path: self.met("file", path) for path in paths} if self.rules else {}
-        return {path: rule for path, rule in met.items() if rule and rule.refusal}
+    def withheld_files(self, paths: Iterable[str]) -> dict[str, Rule]:
+        """Return the paths of artifacts that a rule refuses, each with its rule."""
+        rules = {path: self.first_match("file", path) for path in paths} if self.rules else {}
+        return {path: rule for path, rule in rules.items() if rule and rule.refusal}
 
 
-def subject(tool: str, arguments: Mapping[str, Any]) -> tuple[Act, str] | None:
-    """Return what rules see of a call of one of our tools, or None for nothing."""
+def rule_subject(tool: str, arguments: Mapping[str, Any]) -> tuple[RuleTarget, str] | None:
+    """Return the target and the subject of rules for a call of a sandbox tool, or None."""
     match tool, arguments:
         case "execute_bash", {"command": str(text)}:
             return "command", text

@@ -1,5 +1,5 @@
-"""How a request is assigned to a session (a conversation), which saved state of it the run resumes
-from, and how much clients may keep in the server and how long."""
+"""Sessions: the assignment of requests to sessions and to saved states of their workspaces, and the
+settings for data that the server stores for clients."""
 
 import hashlib
 import json
@@ -18,37 +18,38 @@ CHAT_HEADERS = (
     "x-claude-code-session-id",
     "thread-id",  # Codex
 )
-"""Headers in which chat UIs and coding agents name the chat."""
-MAX_PARENTS = 200
-_UNIQUE = re.compile(r"[0-9a-f]{32}")
+"""Headers in which chat UIs and coding agents send the id of the chat."""
+_MAX_PARENTS = 200
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How long, and how many, workspaces of sessions are kept."""
+    """Limits on the workspaces of sessions that are kept between requests."""
 
     idle_s: float = 120.0
-    """How long a sandbox stays leased to its session after a run."""
+    """Seconds that a sandbox stays leased to its session after a run."""
     max_kept: int = 8
-    """How many stay leased so at one time, and never more than half of the sandboxes there may be;
-    beyond that the oldest goes."""
+    """Maximum number of sandboxes that stay leased to idle sessions, but at most half of all
+    sandboxes. Above it, the sandbox that has been idle for longest ends."""
     retention_hours: float = 168.0
-    """How long the files are kept after that."""
+    """Hours that the files of a session are stored after its sandbox has ended."""
     quota_mib: int = 4096
-    """The files of all of a key's sessions; beyond that the oldest go."""
+    """Maximum size of the stored files of all sessions of one key, in MiB. Above it, the oldest
+    files are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation: its owner, and the client's name for it."""
+    """A session: its owner, and the client's name for it."""
 
     owner: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A version of a session's files, as one of its runs left them."""
+class SessionState:
+    """A version of a session's files: the files after one of its runs."""
 
     session: Session
     name: str
@@ -56,32 +57,34 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The state that a run resumes from: the first of `parents` (names of states) that exists, else
-    the session's newest, or, if `anew`, none."""
+    """The state that a run resumes from: the first of `parents` that exists, else the newest state
+    of the session."""
 
     session: Session
     parents: Sequence[str] = ()
-    anew: bool = False
+    """Names of states."""
+    starts_empty: bool = False
+    """True if the run starts with an empty workspace when no parent exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSession:
-    """The name by which a request speaks of its session."""
+    """The name of a request's session."""
 
     name: str
     by_messages: bool
-    """True if the messages show the state to resume from; else it is the session's newest."""
+    """True if the messages determine the state to resume from; otherwise it is the newest state."""
 
 
-def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:
-    """Return the session that a request names, or None. What our own API has comes before the
-    headers and fields of others.
+def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:
+    """Return the session that a request names, or None. This project's own fields and header take
+    precedence over those of clients.
 
     `headers` are in lower case.
     """
-    ours = body.get("sandbox")
-    ours = ours if isinstance(ours, dict) else {}
-    explicit = (ours.get("container_id"), ours.get("session"), headers.get("x-sandbox-session"))
+    own = body.get("sandbox")
+    own = own if isinstance(own, dict) else {}
+    explicit = (own.get("container_id"), own.get("session"), headers.get("x-sandbox-session"))
     if name := _first(explicit):
         return NamedSession(name, by_messages=False)
     metadata = body.get("metadata")
@@ -92,50 +95,53 @@ def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession |
     return None
 
 
-def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """Return the name of a session's state after these messages, and of the states that it may
-    resume from, latest first.
+def session_states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """Return the name of a session's state after these messages, and the names of the states that
+    it may resume from, newest first.
 
-    Only the user's words and the results of the client's tools count: clients change what the
-    assistant said, and system prompts tell the time.
+    Names depend only on user messages and on results of the client's tools, because clients edit
+    assistant messages, and system prompts contain the time.
     """
-    chain = [state for state, _ in groupby(states_between(messages))]
-    state, *before = reversed(chain[1:]) if chain[1:] else ("",)
-    return state, before[:MAX_PARENTS]
+    chain = [state for state, _ in groupby(state_names(messages))]
+    state, *parents = reversed(chain[1:]) if chain[1:] else ("",)
+    return state, parents[:_MAX_PARENTS]
 
 
-def states_between(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the name of the state before each of these messages, and after the last one."""
+def state_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the name of the state before each message, and after the last message."""
     state = ""
     for message in messages:
         yield state
         if message.get("role") in ("user", "tool", "function"):
-            said = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
-            state = _digest(f"{state}{said}")[:32]
+            content = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
+            state = _digest(f"{state}{content}")[:32]
     yield state
 
 
 def function_call_id(state: str, name: object, arguments: object) -> str:
-    """Return the id of a call that the client says was made in that state, where its API has no ids
-    of calls. It is the same each time the call is sent."""
+    """Return an id for a tool call in a client's messages, for APIs without call ids. The same call
+    in the same state always gets the same id."""
     return f"call_{_digest(json.dumps([state, name, arguments]))[:32]}_1"
 
 
 def container_id(owner: str, unique: str) -> str:
-    """Return the id of an owner's container; `unique` is 32 hexadecimal digits."""
+    """Return the id of an owner's container. `unique` has 32 hexadecimal digits."""
     return f"cntr_{_digest(owner)[:16]}{unique}"
 
 
-def container_of(owner: str, run_id: str) -> str | None:
-    """Return the container of a run without a session, or None if no run can have this id."""
-    return container_id(owner, run_id) if _UNIQUE.fullmatch(run_id) else None
+def run_container_id(owner: str, run_id: str) -> str | None:
+    """Return the container id of a run without a session, or None if the run id is malformed."""
+    return container_id(owner, run_id) if _HEX_ID.fullmatch(run_id) else None
 
 
-def container_named(owner: str, name: str) -> str:
-    """Return the container of a session, by the client's name for it or by the container's own id.
-    Another owner's id is taken for a name, so it leads to none of that owner's containers."""
+def session_container_id(owner: str, name: str) -> str:
+    """Return the container id of a session. `name` is the client's name for the session or the
+    container id itself.
+
+    The id of another owner's container counts as a name, so it gives no access to that container.
+    """
     prefix = container_id(owner, "")
-    if name.startswith(prefix) and _UNIQUE.fullmatch(name.removeprefix(prefix)):
+    if name.startswith(prefix) and _HEX_ID.fullmatch(name.removeprefix(prefix)):
         return name
     return container_id(owner, _digest(f"{owner}/{name}")[:32])
 
@@ -145,39 +151,41 @@ def _digest(text: str) -> str:
 
 
 def _first(names: Sequence[object]) -> str | None:
-    """Return the first that can be a name, or None."""
+    """Return the first valid name, or None."""
     return next((name.strip() for name in names if isinstance(name, str) and name.strip()), None)
 
 
-# What clients store
+# Stored data of clients
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """What one key may store, as uploads and as files of containers."""
+    """Limits on the files that one key stores, as uploads and in containers."""
 
     max_file_mib: int = 512
-    """The largest single file."""
+    """Maximum size of one file, in MiB; a larger file is refused."""
     quota_mib: int = 10240
-    """All of a key's files together; what runs produce does not count."""
+    """Maximum size of all files of one key, in MiB; above it, uploads are refused. Artifacts do not
+    count."""
     retention_hours: float = 720.0
-    """How long an upload lives, unless its client asked for less."""
+    """Hours until an upload expires, unless its client has asked for less."""
 
-    def expiry(self, created_at: int, asked_s: int | None) -> int:
+    def expiry(self, created_at: int, requested_s: int | None) -> int:
         """Return when an upload expires, in seconds since 1970."""
-        longest_s = int(self.retention_hours * 3600)
-        return created_at + (longest_s if asked_s is None else min(asked_s, longest_s))
+        max_s = int(self.retention_hours * 3600)
+        return created_at + (max_s if requested_s is None else min(requested_s, max_s))
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseSettings:
-    """How long responses and conversations are kept."""
+    """Limits on stored responses and conversations."""
 
     retention_hours: float = 720.0
-    """How long after they were created or last continued."""
+    """Hours until a response or a conversation expires after it was created or last continued."""
     quota_mib: int = 1024
-    """All of a key's together; beyond that the least recently used go."""
+    """Maximum size of all stored responses and conversations of one key, in MiB. Above it, the
+    least recently used ones are deleted."""
 
     def expiry(self, used_at: int) -> int:
-        """Return when one expires that is not used again, in seconds since 1970."""
+        """Return when an item that was last used at `used_at` expires, in seconds since 1970."""
         return used_at + int(self.retention_hours * 3600)

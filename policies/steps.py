@@ -1,24 +1,24 @@
-"""The default for what a client is shown of a run's steps and of its usage, and the words that
-stand for steps in a model's thinking."""
+"""The modes in which a client sees the steps and the usage of a run, and the format of steps in
+reasoning."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, get_args
 
-Steps = Literal["off", "reasoning", "items", "events"]
-"""off: not at all; reasoning: as text among the model's thinking; items: as Open WebUI's tool
-cards; events: as server-sent events of their own."""
+StepsMode = Literal["off", "reasoning", "items", "events"]
+"""off: steps are not shown. reasoning: as text in the model's reasoning. items: as tool cards of
+Open WebUI. events: as separate server-sent events."""
 StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
-"""The server's setting. auto: as suits the client."""
+"""The server's setting. auto: depends on the client."""
 NarrationSetting = Literal["content", "reasoning"]
-"""Where a stream puts what the model says before a tool call. content: as it comes, set apart from
-the answer by an empty line; reasoning: apart from all content, which then waits until it is known
-to be the answer."""
-PROFILES: tuple[Steps, ...] = get_args(Steps)
-UsageOf = Literal["all_calls", "last_call"]
-"""The model calls whose usage a client is told. all_calls: their sum, what the answer cost;
-last_call: how full the context is."""
-CHOICES: tuple[UsageOf, ...] = get_args(UsageOf)
+"""The field of a stream for text that precedes a tool call. content: the text is streamed as
+content, followed by an empty line. reasoning: the text is streamed as reasoning, so that content is
+delayed until it is known to be the answer."""
+STEPS_MODES: tuple[StepsMode, ...] = get_args(StepsMode)
+UsageScope = Literal["all_calls", "last_call"]
+"""The model calls in the usage of an answer. all_calls: the sum of all calls, which is the cost.
+last_call: the last call, which shows how full the context window is."""
+USAGE_SCOPES: tuple[UsageScope, ...] = get_args(UsageScope)
 
 _OPEN_WEBUI = "x-openwebui-"
 NOT_FINISHED = "[not finished]"
@@ -29,28 +29,32 @@ _OUTCOME = re.compile(
 )
 
 
-def is_profile(word: object) -> TypeGuard[Steps]:
-    """Return True if a client may ask for steps to be shown this way."""
-    return word in PROFILES
+def is_steps_mode(word: object) -> TypeGuard[StepsMode]:
+    """Return True if a word is a mode that a client may ask for."""
+    return word in STEPS_MODES
 
 
 def is_shown(tool: str) -> bool:
-    """Return True if a tool's calls are shown as steps. What is submitted is the answer."""
+    """Return True if calls of a tool are shown as steps. The argument of submit is the answer."""
     return tool != "submit"
 
 
-def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
-    """Return how steps are shown to a client that did not ask; `headers` are the names of those it
-    sent."""
+def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
+    """Return the mode for a client that asked for none, by the names of its headers."""
     if setting != "auto":
         return setting
     is_open_webui = any(name.lower().startswith(_OPEN_WEBUI) for name in headers)
     return "items" if is_open_webui else "reasoning"
 
 
-def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking: bool) -> Steps:
-    """Return the same for Anthropic's API. Many of its clients take the first block of an answer
-    for its text, so that only what they have asked for stands before it."""
+def default_mode_for_messages(
+    setting: StepsSetting, *, code_execution: bool, thinking: bool
+) -> StepsMode:
+    """Return the mode for a client of Anthropic's API that asked for none.
+
+    Many of these clients take the first block of an answer for its text, so no other block may
+    precede it unless the client has asked for such blocks.
+    """
     if setting != "auto":
         return setting
     if code_execution:
@@ -58,15 +62,18 @@ def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking:
     return "reasoning" if thinking else "off"
 
 
-def suited_to_responses(setting: StepsSetting, *, shows_items: bool) -> Steps:
-    """Return the same for OpenAI's Responses API. Only clients that asked for a tool which makes
-    items get items: others take such an item for a call of one of their own tools."""
+def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> StepsMode:
+    """Return the mode for a client of OpenAI's Responses API that asked for none.
+
+    Only clients that asked for a tool with items of its own get items. Other clients would take
+    such an item for a call of their own tools.
+    """
     if setting in ("off", "reasoning", "events"):
         return setting
     return "items" if shows_items else "reasoning"
 
 
-def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
+def outcome_line(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
     """Return the line that ends a step."""
     parts = [] if exit_code is None else [f"exit {exit_code}"]
     parts.append(f"{duration_s:.1f} s")
@@ -75,22 +82,21 @@ def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) 
     return f"[{', '.join(parts)}]"
 
 
-def tells_steps(thinking: str) -> bool:
-    """Return True if the thinking contains steps: the proxy's words, which the model did not
-    think."""
-    return _OUTCOME.search(thinking) is not None
+def contains_steps(reasoning: str) -> bool:
+    """Return True if reasoning contains steps that the proxy has added."""
+    return _OUTCOME.search(reasoning) is not None
 
 
-def is_choice(word: object) -> TypeGuard[UsageOf]:
-    """Return True if a client may ask for the usage of these model calls."""
-    return word in CHOICES
+def is_usage_scope(word: object) -> TypeGuard[UsageScope]:
+    """Return True if a word is a usage scope that a client may ask for."""
+    return word in USAGE_SCOPES
 
 
-def suited_usage(headers: Mapping[str, str]) -> UsageOf:
-    """Return whose usage is told to a client that did not ask; `headers` are found in lower case.
+def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:
+    """Return the usage scope for a client that asked for none. `headers` are in lower case.
 
-    Coding agents shorten a conversation by it, which a sum over several calls would have them do
-    too early.
+    Coding agents compact a conversation according to the usage, so a sum over several calls would
+    make them compact too early.
     """
     is_codex = headers.get("originator", "").startswith("codex")
     is_opencode = headers.get("user-agent", "").startswith("opencode/")

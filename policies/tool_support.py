@@ -1,4 +1,4 @@
-"""Whether a model is given tools: what decides it, how long that holds, what is said of it."""
+"""Verdicts on the tool support of models: reasons, validity and error messages."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,18 +9,21 @@ from urllib.parse import urlsplit
 from policies.hosts import is_public
 
 ToolSupport = Literal["probe", "always", "never"]
-"""probe: find out and remember; always: every model is given tools; never: none is."""
+"""probe: test each model and store the verdict. always: every model gets tools. never: no model
+gets tools."""
 NoToolsReason = Literal["no_tool_support", "tools_ignored", "tools_refused", "tools_failed"]
-"""Why a model is given no tools: the operator says so; the chat template leaves tools out of the
-prompt; the backend refuses requests with tools; tool calls failed in runs of the same key."""
+"""Why a model gets no tools. no_tool_support: the operator's setting. tools_ignored: the chat
+template leaves tools out of the prompt. tools_refused: the backend refuses requests with tools.
+tools_failed: tool calls failed in runs of the same key."""
 
 CHECK_EVERY_S = 600.0
-"""How long a verdict is taken for granted; then the engine's version is asked for again."""
+"""Seconds after which the engine's version is checked again for a verdict."""
 HOLDS_WITHOUT_VERSION_S = 24 * 3600.0
+"""Seconds until a verdict expires if the engine reports no version."""
 EVIDENCE_HOLDS_S = 3600.0
-"""How long tool calls that failed in runs of a key keep tools from that key."""
-MAX_SAID_CHARS = 300
-"""How much of a backend's refusal a verdict quotes."""
+"""Seconds that a key gets no tools after tool calls failed in one of its runs."""
+_MAX_QUOTED_CHARS = 300
+"""Maximum length of the quotation of a backend's refusal."""
 _LOCAL_ENDINGS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".svc")
 
 _NEVER = "backend.tool_support is never for the model {model!r}."
@@ -30,7 +33,7 @@ _IGNORED = (
     " --chat-template-file FILE), or set backend.tool_support: always."
 )
 _REFUSED = (
-    "The backend refuses tools for the model {model!r} ({said}). {change}, or set"
+    "The backend refuses tools for the model {model!r} ({error}). {change}, or set"
     " backend.tool_support: always."
 )
 _CHANGES = (
@@ -42,7 +45,7 @@ _CHANGES = (
     ("--jinja", "Start llama.cpp's server with --jinja"),
     ("", "Serve a model, or a template, that supports tools"),
 )
-"""What to change, by what the refusal has in it."""
+"""Instructions for the operator, by a word in the backend's refusal."""
 _FAILED = (
     "The model {model!r} failed at tools in a run of this key in the last hour ({trouble}). Use a"
     " larger model, see whether the server's tool call parser fits the model, or set"
@@ -52,15 +55,17 @@ _FAILED = (
 
 @dataclass(frozen=True, slots=True)
 class ToolVerdict:
-    """Whether a model is given tools, and if not, why, and what to change."""
+    """A verdict on the tool support of a model."""
 
     reason: NoToolsReason | None = None
-    words: str = ""
+    """None if the model gets tools."""
+    message: str = ""
+    """Why the model gets no tools, and what the operator can change."""
 
     @property
-    def header_words(self) -> str:
-        """The words as an HTTP header can carry them."""
-        return " ".join(self.words.encode("ascii", "replace").decode().split())
+    def header_value(self) -> str:
+        """The message in ASCII on one line, for an HTTP header."""
+        return " ".join(self.message.encode("ascii", "replace").decode().split())
 
 
 SUPPORTED = ToolVerdict()
@@ -68,41 +73,41 @@ SUPPORTED = ToolVerdict()
 
 @dataclass(frozen=True, slots=True)
 class KnownVerdict:
-    """A verdict that holds for everybody."""
+    """A stored verdict that applies to all keys."""
 
     verdict: ToolVerdict
     version: str | None
-    """The engine's, where it tells one."""
+    """The engine's version, if the engine reports it."""
     found_at: float
-    """In seconds since 1970."""
+    """Time of the verdict, in seconds since 1970."""
 
     def is_outdated(self, version: str | None, now: float) -> bool:
-        """Return True if the engine's version has changed, or if none is known and the verdict is a
+        """Return True if the engine's version has changed, or if it is unknown and the verdict is a
         day old."""
         if version is None or self.version is None:
             return version != self.version or now - self.found_at >= HOLDS_WITHOUT_VERSION_S
         return version != self.version
 
 
-def never(model: str) -> ToolVerdict:
-    """The verdict of `tool_support: never`."""
+def disabled_verdict(model: str) -> ToolVerdict:
+    """Return the verdict of the setting `tool_support: never`."""
     return ToolVerdict("no_tool_support", _NEVER.format(model=model))
 
 
-def ignored(model: str) -> ToolVerdict:
-    """The verdict on a model whose chat template renders no tools."""
+def ignored_verdict(model: str) -> ToolVerdict:
+    """Return the verdict on a model whose chat template leaves tools out."""
     return ToolVerdict("tools_ignored", _IGNORED.format(model=model))
 
 
-def refused(model: str, said: str) -> ToolVerdict:
-    """The verdict on a model whose backend refuses tools in these words."""
-    change = next(change for word, change in _CHANGES if word in said)
-    said = " ".join(said[:MAX_SAID_CHARS].split()).rstrip(".")
-    return ToolVerdict("tools_refused", _REFUSED.format(model=model, said=said, change=change))
+def refused_verdict(model: str, error: str) -> ToolVerdict:
+    """Return the verdict on a model whose backend refuses tools with this error message."""
+    change = next(change for word, change in _CHANGES if word in error)
+    error = " ".join(error[:_MAX_QUOTED_CHARS].split()).rstrip(".")
+    return ToolVerdict("tools_refused", _REFUSED.format(model=model, error=error, change=change))
 
 
-def failed(model: str, trouble: Collection[str]) -> ToolVerdict:
-    """The verdict on a model that was in trouble with tools."""
+def failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
+    """Return the verdict on a model with such trouble in its tool calls."""
     words = ", ".join(sorted(trouble)).replace("_", " ")
     return ToolVerdict("tools_failed", _FAILED.format(model=model, trouble=words))
 
@@ -115,8 +120,8 @@ def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Whether a server is one of the operator's own, as far as its address tells: what a hosted
-    provider counts as prompt need not be what the model is given."""
+    """Return True if the address of a server shows that the operator runs it. Only then the prompt
+    tokens that the server counts are known to be those that the model gets."""
     host = urlsplit(url).hostname or ""
     try:
         return not is_public(ip_address(host))

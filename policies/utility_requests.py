@@ -1,8 +1,9 @@
-"""Recognize the requests that chat clients make for themselves: titles, tags, suggestions, probes.
+"""Recognizes utility requests, which chat clients send for their own use: titles, tags,
+suggestions, probes.
 
-Such a request is made from a fixed template of its client. It is recognized by a header, or by the
-template: how the text begins, and what stands further down in it or at its end. A question of a
-user that speaks of titles, or that quotes a template, has neither.
+A utility request has a header of its client, or its text is made from a template of its client. A
+template is recognized by the beginning of the text and by passages further down or at the end, so
+that a user's question about titles, or a quotation of a template, does not match.
 """
 
 import re
@@ -12,34 +13,34 @@ from functools import cache
 from typing import Any, Literal
 
 TASK_HEADER = "x-openwebui-task"
-"""Open WebUI's header that names the purpose of its own requests; empty in those of its users."""
+"""Open WebUI's header with the purpose of a utility request; empty in other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A prompt that a client fills in and sends for itself."""
+    """A prompt template of a client's utility requests."""
 
     client: str
     role: Literal["system", "last"]
-    """The message that has the prompt: a system message, or the last one, if its role is user,
+    """The message with the prompt: a system message, or the last message if its role is user,
     system or developer."""
     opening: str
-    """A regular expression that matches the beginning of the text; compiled when first used."""
-    holds: tuple[str, ...] = ()
+    """A regular expression for the beginning of the text."""
+    contains: tuple[str, ...] = ()
     """Further passages of the text."""
     end: str = ""
-    """How the text ends."""
+    """The end of the text."""
     ends_a_chat: bool = False
-    """True if the chat's messages come before it; else no message of the model does."""
+    """True if the request contains the chat; otherwise it contains no message of the model."""
     beside_tools: bool = False
-    """True if the client sends its tools along."""
+    """True if the client sends its tools too."""
 
     def fits(self, text: str) -> bool:
         """Return True if a text is made from the template."""
         return (
             re.match(self.opening, text) is not None
             and text.rstrip().endswith(self.end)
-            and all(part in text for part in self.holds)
+            and all(part in text for part in self.contains)
         )
 
 
@@ -47,7 +48,7 @@ _PREAMBLE = re.compile(
     r"\s*(?:x-anthropic-billing-header:[^\n]*\s+)?"
     r"(?:You are (?:Claude Code|a Claude agent),[^\n]*\s+)?"
 )
-"""What Claude Code and its SDK put before every system prompt."""
+"""The lines that Claude Code and its SDK put before every system prompt."""
 _CHAT = ("### Guidelines:", "### Output:", "<chat_history>")
 _CHAT_END = "</chat_history>"
 _MESSAGE_TITLE = (
@@ -312,21 +313,21 @@ TEMPLATES = (
     ),
 )
 _PROBES = frozenset({"quota", "test"})
-"""The whole message by which Claude Code checks a key and what is left of its quota."""
+"""The messages by which Claude Code checks a key and its quota."""
 
 
 def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Return True if a client made the request for itself; `headers` are in lower case."""
+    """Return True for a utility request. `headers` are in lower case."""
     task = headers.get(TASK_HEADER, "").strip()
-    if task and not task.startswith("{{"):  # a version that does not fill the name in
+    if task and not task.startswith("{{"):  # some versions send the placeholder itself
         return True
-    messages = [each for each in body.get("messages") or [] if isinstance(each, Mapping)]
+    messages = [message for message in body.get("messages") or [] if isinstance(message, Mapping)]
     return _is_probe(body, messages) or _is_from_template(messages, tools=_offers_tools(body))
 
 
 def _offers_tools(body: Mapping[str, Any]) -> bool:
-    """Return True if the model may choose among tools. A title's form may be a tool that is forced
-    (LangChain's `withStructuredOutput` in LibreChat)."""
+    """Return True if the model may choose among tools. LibreChat forces a single tool to get a
+    title in a certain form (LangChain's `withStructuredOutput`)."""
     tools = body.get("tools")
     forced = isinstance(body.get("tool_choice"), Mapping)
     return bool(tools) and not (forced and isinstance(tools, list) and len(tools) == 1)
@@ -341,11 +342,11 @@ def _is_probe(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) ->
 def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> bool:
     if not messages:
         return False
-    has_begun = any(each.get("role") in ("assistant", "tool") for each in messages)
+    has_begun = any(message.get("role") in ("assistant", "tool") for message in messages)
     return any(
         template.fits(text)
         for role, text in _candidates(messages)
-        if _openings().match(text)  # of most texts no template need be looked at
+        if _openings().match(text)  # excludes most texts at once
         for template in TEMPLATES
         if template.role == role
         and (template.ends_a_chat or not has_begun)
@@ -355,31 +356,27 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> 
 
 @cache
 def _openings() -> re.Pattern[str]:
-    """Return the openings of all templates."""
+    """Return a pattern that matches the opening of any template, compiled at the first use."""
     return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 
 
 def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that may be a template, each with the role that templates have there."""
+    """Yield the texts that may match a template, each with the value of `Template.role`."""
     for message in messages:
         if message.get("role") in ("system", "developer"):
             text = _text(message.get("content"))
-            yield "system", text[_preamble_length(text) :]
+            preamble = _PREAMBLE.match(text)
+            yield "system", text[preamble.end() if preamble else 0 :]
     if messages[-1].get("role") in ("user", "system", "developer"):
         yield "last", _text(messages[-1].get("content")).lstrip()
 
 
-def _preamble_length(text: str) -> int:
-    preamble = _PREAMBLE.match(text)
-    return preamble.end() if preamble else 0
-
-
 def _text(content: Any) -> str:
-    """Return the text of a message, or an empty string if it has more than text."""
+    """Return the text of a message, or an empty string if it has other parts than text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    texts = [each.get("text") for each in parts if isinstance(each, Mapping)]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
         return ""
     return "\n\n".join(str(text) for text in texts)

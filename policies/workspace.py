@@ -1,32 +1,32 @@
-"""The workspace of a request: paths inside the sandbox (the paper's directories), the parts of a
-request that become files there, and the names of files that clients put in or download."""
+"""The workspace of a request: paths inside the sandbox (the paper's directories), the conversion of
+parts of a request into files, and the names of files that clients upload or download."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from policies.context import estimate, is_near
-from policies.documents import LARGE_CHARS, stand_in, start_and_end
-from policies.file_names import UniqueNames, UniqueShownNames, shown_name
+from policies.context import estimate_tokens, is_near_threshold
+from policies.documents import LARGE_CHARS, offload_as_one_file, offload_documents
+from policies.file_names import UniqueDisplayNames, UniqueNames, display_name
 
 WORKING_DIR = "/testbed"
 INPUT_DIR = "/testbed/documents"
 OUTPUT_DIR = "/testbed/output"
 SHARED_DIR = "/testbed/shared"
 OBSERVATION_DIR = "/testbed/.observations"
-"""Where observations lie that do not fit into the model's context."""
+"""The directory for observations that do not fit into the model's context window."""
 ANSWER_FILES = ("/testbed/output/answer.txt", "/testbed/answer.txt")
-"""Where a submitted answer may be written; the first that exists counts."""
+"""The files in which the model may write its answer; the first that exists counts."""
 MAX_ANSWER_BYTES = 1 << 20
 
 _MAX_FILES = 1000
-"""Once a conversation has so many files, long texts are no longer divided into documents."""
-_MUCH_CHARS = 200_000
-_GATHERED = object()
-"""Stands for a part that was joined to the one before it."""
-_SHOWN_FAULT_CHARS = 300
+"""Number of files of a conversation above which long texts are not split into documents."""
+_SLOW_CHARS = 200_000
+_MERGED = object()
+"""Replaces a part that was merged into the part before it."""
+_MAX_ERROR_CHARS = 300
 
 Modality = Literal["image", "audio", "video"]
 Kind = Modality | Literal["file"]
@@ -38,223 +38,226 @@ class InputLimits:
     """Limits on the files and long texts of a request."""
 
     fetch_urls: bool = True
-    """Whether files that are named by http(s) URL are fetched, from public addresses only."""
+    """True if files with an http(s) URL are fetched, from public addresses only."""
     max_file_mib: int = 64
-    """The largest file that may come inside a request or from a URL."""
+    """Maximum size of one file in a request or from a URL, in MiB."""
     max_total_mib: int = 128
-    """All of them together."""
+    """Maximum size of all files of a request together, in MiB."""
     offload_text_over_tokens: int | None = 12_000
-    """The documents in a user's message with more text than this become files; without documents,
-    all of it does but its start and end. Half of the model's context window, if known to be
-    smaller, takes its place. null: never."""
+    """Size of the text of a user message, in tokens, above which its documents become files. A text
+    without documents becomes one file, except for its start and end. The limit is at most half of
+    the model's context window, if the window is known. null: texts never become files."""
 
 
 @dataclass(frozen=True, slots=True)
-class GivenFile:
-    """A file that came with a request."""
+class ReceivedFile:
+    """A file that a client has sent with a request."""
 
-    at: tuple[int, int] | None
-    """The indexes of the message and of its part that hold the file; None: it was named beside the
-    messages."""
+    position: tuple[int, int] | None
+    """The indexes of the message and of its part with the file. None: the request names the file
+    outside the messages."""
     kind: Kind
     identity: str
-    """The same for the same file, however often it is sent."""
+    """An id that is the same whenever the same file is sent."""
     filename: str
-    """The client's name for it; may be empty."""
+    """The client's name for the file; may be empty."""
     mime_type: str
     bytes: int
-    shown: Mapping[str, Any] | None = None
-    """The part of a message that shows it to the model, beside the note that tells its path."""
-    fault: str = ""
-    """Why its content is missing, if it is."""
+    content_part: Mapping[str, Any] | None = None
+    """The message part that shows the file itself to the model, in addition to the note with its
+    path."""
+    error: str = ""
+    """Why the file's content is missing; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedFile:
-    """A file that is to be written to the sandbox."""
+class FileToWrite:
+    """A file that will be written to the sandbox."""
 
     path: str
     source: int | str
-    """The index of the given file, or the text."""
+    """The index of a received file, or the text of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A request, split into files and prompt."""
+    """The messages of a request for the model, and the files that were taken out of them."""
 
     messages: Sequence[Message]
-    files: tuple[PlacedFile, ...]
-    tokens_kept_out: int = 0
-    """The estimated size of the moved texts in the prompt, less that of what stands for them."""
+    files: tuple[FileToWrite, ...]
+    tokens_saved: int = 0
+    """An estimate of the tokens by which offloading texts made the prompt shorter."""
     notes: tuple[str, ...] = ()
-    """The notes on the files of the message `without_notes` (see `plan`)."""
+    """The notes on the files of the message `without_notes` (see `plan_workspace`)."""
 
 
-def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
-    """Return the texts of the user of which an estimate cannot tell whether they are over the
-    limit. Where a tokenizer is at hand, their counts are given to `plan`."""
+def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
+    """Return the user's texts whose estimated size is too near the limit to decide. A caller with a
+    tokenizer counts them and passes the counts to `plan_workspace`."""
     if over_tokens is None:
         return []
-    said = (_said(message.get("content")) for message in messages if _is_users(message))
-    return [text for text in said if is_near(estimate(text), over_tokens)]
+    texts = _user_texts(messages)
+    return [text for text in texts if is_near_threshold(estimate_tokens(text), over_tokens)]
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
-    """Return True if a message of the user is long enough to be moved, whatever the limit."""
-    said = (_said(message.get("content")) for message in messages if _is_users(message))
-    return any(len(text) > LARGE_CHARS for text in said)
+    """Return True if a user message is long enough to be offloaded under any limit."""
+    return any(len(text) > LARGE_CHARS for text in _user_texts(messages))
 
 
-def is_much(messages: Sequence[Message]) -> bool:
-    """Return True if `plan` takes so long that it would hold up the event loop."""
-    said = (_said(message.get("content")) for message in messages if _is_users(message))
-    return sum(map(len, said)) > _MUCH_CHARS
+def is_slow_to_plan(messages: Sequence[Message]) -> bool:
+    """Return True if `plan_workspace` would block the event loop for long."""
+    return sum(map(len, _user_texts(messages))) > _SLOW_CHARS
 
 
-def plan(
+def _user_texts(messages: Sequence[Message]) -> Iterator[str]:
+    return (_text_of_content(message.get("content")) for message in messages if _is_users(message))
+
+
+def plan_workspace(
     messages: Sequence[Message],
-    given: Sequence[GivenFile],
+    received: Sequence[ReceivedFile],
     *,
     over_tokens: int | None,
     counted: Mapping[str, int] = MappingProxyType({}),
     without_notes: int | None = None,
 ) -> Workspace:
-    """Give every file a path, and replace it in the messages by a note that tells the path.
+    """Assign a path to every file, and replace the file in the messages by a note with the path.
 
-    A note depends on nothing that follows it: a conversation that grows keeps its beginning, so
-    prefix caches hit. `counted` are the tokens of texts that `long_texts` returned; the others are
-    estimated. The notes on the files of the message with the index `without_notes` go into
-    `Workspace.notes` instead.
+    A note depends only on the messages before it, so that a growing conversation keeps its prefix
+    in the backend's cache. `counted` are the tokens of texts from `texts_to_count`; the tokens of
+    other texts are estimated. The notes on the files of the message with the index `without_notes`
+    are in `Workspace.notes` instead.
     """
-    planner = _Planner(given, over_tokens, counted, without_notes)
-    planned = tuple(planner.message(index, message) for index, message in enumerate(messages))
-    first_user = next((i for i, each in enumerate(planned) if each.get("role") == "user"), 0)
-    notes, beside = tuple(planner.notes), planner.beside
-    if beside and first_user == without_notes:
-        notes, beside = (*notes, beside), ""
-    told = [
-        _with_note(message, beside) if index == first_user and beside else message
-        for index, message in enumerate(planned)
-    ]
-    return Workspace(told, tuple(planner.files), planner.tokens_kept_out, notes)
+    planner = _Planner(received, over_tokens, counted, without_notes)
+    planned = [planner.message(index, message) for index, message in enumerate(messages)]
+    roles = [message.get("role") for message in planned]
+    first_user = roles.index("user") if "user" in roles else 0
+    notes, request_note = tuple(planner.notes), planner.request_note
+    if request_note and first_user == without_notes:
+        notes = (*notes, request_note)
+    elif request_note and planned:
+        planned[first_user] = _append_note(planned[first_user], request_note)
+    return Workspace(planned, tuple(planner.files), planner.tokens_saved, notes)
 
 
-def last_of_user(messages: Sequence[Message]) -> int | None:
-    """Return the index of the user's last message, or None."""
+def last_user_index(messages: Sequence[Message]) -> int | None:
+    """Return the index of the last user message, or None."""
     return next((n for n in reversed(range(len(messages))) if _is_users(messages[n])), None)
 
 
 class _Planner:
-    """Names files in the order of the conversation."""
+    """Assigns paths to files in the order of the conversation."""
 
     def __init__(
         self,
-        given: Sequence[GivenFile],
+        received: Sequence[ReceivedFile],
         over_tokens: int | None,
         counted: Mapping[str, int],
         without_notes: int | None,
     ) -> None:
         self._without_notes = without_notes
         self.notes: list[str] = []
-        self._given = given
-        self._at = {each.at: index for index, each in enumerate(given) if each.at}
+        self._received = received
+        self._positions = {file.position: n for n, file in enumerate(received) if file.position}
         self._over_tokens = over_tokens
         self._counted = counted
-        self.tokens_kept_out = 0
+        self.tokens_saved = 0
         self._names = UniqueNames()
         self._paths: dict[tuple[str, str], str] = {}
-        self.files: list[PlacedFile] = []
-        beside = [index for index, each in enumerate(given) if each.at is None]
-        self.beside = "\n".join(self._note(index) for index in beside)
-        """The notes on files that were named beside the messages."""
+        self.files: list[FileToWrite] = []
+        in_request = [n for n, file in enumerate(received) if file.position is None]
+        self.request_note = "\n".join(map(self._note, in_request))
+        """The notes on files that the request names outside the messages."""
 
     def message(self, index: int, message: Message) -> Message:
-        """Return the message as the model gets it."""
+        """Return the message for the model."""
         content = message.get("content")
         is_long = self._is_long(message)
         if isinstance(content, str) and is_long:
-            return {**message, "content": self._moved(content)}
+            return {**message, "content": self._offload(content)}
         if not isinstance(content, list):
             return message
         parts: list[Any] = []
-        for place, part in enumerate(self._gathered(content) if is_long else content):
-            if part is _GATHERED:
+        for position, part in enumerate(self._merge_short(content) if is_long else content):
+            if part is _MERGED:
                 continue
-            if (number := self._at.get((index, place))) is not None:
-                parts += self._stand_in(number, index)
+            if (number := self._positions.get((index, position))) is not None:
+                parts += self._parts_for_file(number, index)
             elif is_long and (text := _text(part)):
-                parts.append({**part, "text": self._moved(text)})
+                parts.append({**part, "text": self._offload(text)})
             else:
                 parts.append(part)
         return message if parts == content else {**message, "content": parts}
 
-    def _gathered(self, content: Sequence[Any]) -> list[Any]:
-        """Return the parts, with neighbours joined to one text if short texts are long together."""
-        words = "".join(_text(part) for part in content if _is_short(part))
-        if self._over_tokens is None or estimate(words) <= self._over_tokens:
+    def _merge_short(self, content: Sequence[Any]) -> list[Any]:
+        """Return the parts with neighbouring short texts merged if all short texts together are
+        over the limit."""
+        short_text = "".join(_text(part) for part in content if _is_short(part))
+        if self._over_tokens is None or estimate_tokens(short_text) <= self._over_tokens:
             return list(content)
-        gathered: list[Any] = []
+        merged: list[Any] = []
         for are_short, group in groupby(content, key=_is_short):
             first, *others = group
             if are_short:
                 text = "\n\n".join(map(_text, [first, *others]))
-                first, others = {**first, "text": text}, [_GATHERED] * len(others)
-            gathered += [first, *others]
-        return gathered
+                first, others = {**first, "text": text}, [_MERGED] * len(others)
+            merged += [first, *others]
+        return merged
 
     def _is_long(self, message: Message) -> bool:
         if self._over_tokens is None or not _is_users(message):
             return False
-        said = _said(message.get("content"))
-        tokens = self._counted.get(said)
-        return (estimate(said) if tokens is None else tokens) > self._over_tokens
+        text = _text_of_content(message.get("content"))
+        tokens = self._counted.get(text)
+        return (estimate_tokens(text) if tokens is None else tokens) > self._over_tokens
 
-    def _stand_in(self, number: int, index: int) -> list[Any]:
-        """Return the parts that replace a given file in the message with that index."""
-        shown = self._given[number].shown
-        parts: list[Any] = [] if shown is None else [shown]
+    def _parts_for_file(self, number: int, index: int) -> list[Any]:
+        """Return the parts that replace a received file in the message with that index."""
+        content_part = self._received[number].content_part
+        parts: list[Any] = [] if content_part is None else [content_part]
         if index == self._without_notes:
             self.notes.append(self._note(number))
             return parts
-        is_above = shown is not None and self._given[number].kind == "image"
+        is_above = content_part is not None and self._received[number].kind == "image"
         return [*parts, {"type": "text", "text": self._note(number, is_above=is_above)}]
 
     def _note(self, number: int, *, is_above: bool = False) -> str:
-        given = self._given[number]
-        known = (given.identity, given.filename) in self._paths
-        path = self._path(given.identity, given.filename, given.kind, given.mime_type)
-        if given.fault:
-            return f"[{_printable(given.fault)}]"
-        if not known:
-            self.files.append(PlacedFile(path, number))
-        what = "The image above is the file" if is_above else "Given file:"
-        return f"[{what} {path} ({given.mime_type}, {given.bytes:,} bytes)]"
+        file = self._received[number]
+        is_known = (file.identity, file.filename) in self._paths
+        path = self._path(file.identity, file.filename, file.kind, file.mime_type)
+        if file.error:
+            return f"[{_printable(file.error)}]"
+        if not is_known:
+            self.files.append(FileToWrite(path, number))
+        subject = "The image above is the file" if is_above else "Given file:"
+        return f"[{subject} {path} ({file.mime_type}, {file.bytes:,} bytes)]"
 
     def _path(self, identity: str, filename: str, kind: str, mime_type: str) -> str:
         key = (identity, filename)
         if key not in self._paths:
-            name = self._names.give(filename, kind=kind, mime_type=mime_type)
+            name = self._names.assign(filename, kind=kind, mime_type=mime_type)
             self._paths[key] = f"{INPUT_DIR}/{name}"
         return self._paths[key]
 
-    def _moved(self, text: str) -> str:
-        """Return what stands in the prompt for a text that becomes files."""
+    def _offload(self, text: str) -> str:
+        """Return the text for the prompt that replaces an offloaded text."""
         if len(text) <= LARGE_CHARS:
             return text
-        is_full = len(self.files) >= _MAX_FILES
-        told = start_and_end(text, self._place) if is_full else stand_in(text, self._place)
-        self.tokens_kept_out += max(0, estimate(text) - estimate(told))
-        return told
+        offload = offload_as_one_file if len(self.files) >= _MAX_FILES else offload_documents
+        replacement = offload(text, self._save_text)
+        self.tokens_saved += max(0, estimate_tokens(text) - estimate_tokens(replacement))
+        return replacement
 
-    def _place(self, text: str, title: str) -> str:
-        known = (text, title) in self._paths
+    def _save_text(self, text: str, title: str) -> str:
+        is_known = (text, title) in self._paths
         path = self._path(text, title, "document" if title else "message", "text/plain")
-        if not known:
-            self.files.append(PlacedFile(path, text))
+        if not is_known:
+            self.files.append(FileToWrite(path, text))
         return path
 
 
-def _with_note(message: Message, note: str) -> Message:
+def _append_note(message: Message, note: str) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": note}]}
@@ -265,7 +268,7 @@ def _is_users(message: Message) -> bool:
     return message.get("role") == "user"
 
 
-def _said(content: Any) -> str:
+def _text_of_content(content: Any) -> str:
     """Return the text of a message's content."""
     if isinstance(content, list):
         return "\n".join(map(_text, content))
@@ -282,21 +285,21 @@ def _text(part: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text on one line, without brackets, which would end the note."""
-    words = "".join(character if character.isprintable() else " " for character in text)
-    return words[:_SHOWN_FAULT_CHARS].replace("[", "(").replace("]", ")")
+    """Return the text on one line and without brackets, because a bracket would end the note."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return line[:_MAX_ERROR_CHARS].replace("[", "(").replace("]", ")")
 
 
-# Files that clients put into a container, and those of a zip
+# The files of a container, and those of a zip archive
 
 MAX_NAME_BYTES = 200
-"""Less than the 255 of file systems, so that a number fits behind the name."""
+"""Less than the 255 bytes of file systems, so that a number can be added to the name."""
 
 
 def input_path(filename: str, taken: Collection[str]) -> str:
-    """Return a path for a file that a client has named, other than the taken ones."""
+    """Return a path that is not in `taken` for a file that a client has named."""
     bare = filename.replace("\\", "/").rpartition("/")[2]
-    clean = "".join(each if each.isprintable() else "_" for each in bare)
+    clean = "".join(character if character.isprintable() else "_" for character in bare)
     name = "file" if clean.strip(". ") == "" else clean
     stem, dot, extension = name.rpartition(".")
     if not stem:
@@ -310,13 +313,14 @@ def input_path(filename: str, taken: Collection[str]) -> str:
     return path
 
 
-class ArchiveNames(UniqueShownNames):
-    """Names for the files of one zip: relative, and never outside of where it is unpacked."""
+class ArchiveNames(UniqueDisplayNames):
+    """Assigns names to the files of one zip archive. The names are relative paths that never leave
+    the directory in which the archive is unpacked."""
 
-    def first_choice(self, path: str) -> str:
-        inside = path.removeprefix(f"{WORKING_DIR}/")
-        parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
-        return "/".join(map(shown_name, parts)) or "file"
+    def base_name(self, path: str) -> str:
+        relative = path.removeprefix(f"{WORKING_DIR}/")
+        parts = [part for part in relative.split("/") if part not in ("", "..", ".")]
+        return "/".join(map(display_name, parts)) or "file"
 
 
 def _cut(text: str, max_bytes: int) -> str:

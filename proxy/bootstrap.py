@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from policies.isolation import Isolation
 from policies.pool import capacity
-from policies.prompts import Equipment
+from policies.prompts import SandboxContents
 from policies.tool_support import is_local
 from proxy.agent.agent import Agent
 from proxy.agent.context_windows import ContextWindows
@@ -279,7 +279,7 @@ def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) 
 def _agent(
     config: Config, model: Model, workspaces: Workspaces, software: tuple[str, ...]
 ) -> Agent:
-    equipment = Equipment(software, has_shared=config.sandbox.inputs is not None)
+    equipment = SandboxContents(software, has_shared_files=config.sandbox.inputs is not None)
     windows = ContextWindows(config.backend.max_model_len)
     return Agent(model, workspaces, make_tools, equipment, windows)
 

@@ -69,7 +69,7 @@ async def _check_tools(
         return Check(title, False, f"unknown: {error or 'no answer in time'}")
     if verdict is None:
         return Check(title, True, "unknown, so the model gets tools")
-    return Check(title, not verdict.reason, verdict.words or "supported")
+    return Check(title, not verdict.reason, verdict.message or "supported")
 
 
 def announce(listener: socket, backend: str, model: Check) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 from weakref import WeakValueDictionary
 
-from policies.egress import Egress, Rules
+from policies.egress import Egress, EgressRules
 from policies.hosts import Target, parse_authority
 from proxy.body_memory import HeldBody
 from proxy.errors import BadRequestError, BodyTooLargeError, BusyError
@@ -142,7 +142,7 @@ class Fetcher:
 
     def _new_dialer(self) -> Dialer:
         """Each owner has a dialer, so that slow names of one delay no other."""
-        rules = Rules(Egress(mode="open"))
+        rules = EgressRules(Egress(mode="open"))
         return Dialer(rules, self._forbidden, self._resolve, self._connect, self._connect_timeout_s)
 
     async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: ByteBudget) -> Fetched:

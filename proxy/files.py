@@ -19,8 +19,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from policies.artifacts import ArtifactLimits, ProducedFile, links_in, naming_files, without_links
-from policies.file_names import type_of
+from policies.artifacts import (
+    ArtifactLimits,
+    ProducedFile,
+    linked_files,
+    links_to_file_ids,
+    strip_links,
+)
+from policies.file_names import guess_mime_type
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
 from proxy.agent.result import Artifact
@@ -115,14 +121,14 @@ class FileStore:
         """Return messages whose links to the owner's files are replaced by the files' paths. A part
         that is such a file names it by its id instead (see NamedFiles). A link to any other file
         loses its signature."""
-        links = list(islice(dict.fromkeys(links_in(list(messages))), MAX_LINKED_FILES))
+        links = list(islice(dict.fromkeys(linked_files(list(messages))), MAX_LINKED_FILES))
         paths = {}
         for container, file_id in links:
             file = await self.store.container_files.get(container, file_id, owner)
             if file is not None:
                 paths[container, file_id] = file.path
-        named = [naming_files(message, paths) for message in messages] if paths else messages
-        changed: Sequence[Message] = without_links(list(named), paths.get)
+        named = [links_to_file_ids(message, paths) for message in messages] if paths else messages
+        changed: Sequence[Message] = strip_links(list(named), paths.get)
         return changed
 
     async def find(
@@ -192,7 +198,7 @@ class RunArtifactStore:
             await sandbox.get(file.path, write, max_bytes=file.bytes, timeout_s=timeout_s)
             blob = await writer.commit()
         path = os.fsencode(file.path).decode(errors="replace")
-        mime_type = type_of(path)
+        mime_type = guess_mime_type(path)
         await self._open()
         await store.container_files.produce(
             self._owner,

@@ -21,20 +21,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from policies.context import moved_over
-from policies.file_names import clean_type
+from policies.context import offload_threshold
+from policies.file_names import normalize_mime_type
 from policies.passthrough import is_url, remote_urls
 from policies.workspace import (
-    GivenFile,
+    FileToWrite,
     InputLimits,
     Kind,
     Modality,
-    PlacedFile,
+    ReceivedFile,
     has_long_text,
-    is_much,
-    last_of_user,
-    long_texts,
-    plan,
+    is_slow_to_plan,
+    last_user_index,
+    plan_workspace,
+    texts_to_count,
 )
 from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
@@ -197,19 +197,19 @@ class Inputs:
         """Return the messages with a path in the sandbox for each file and for each long text."""
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
         over = await self._text_limit(messages, context)
-        near = long_texts(messages, over) if self._lengths else ()
+        near = texts_to_count(messages, over) if self._lengths else ()
         counted: Mapping[str, int] = {}
         if self._lengths and near:
             counted = await self._lengths.counted(context.model, near, context.credentials)
         work = partial(
-            plan,
+            plan_workspace,
             messages,
             given,
             over_tokens=over,
             counted=counted,
-            without_notes=last_of_user(messages) if context.notes_follow else None,
+            without_notes=last_user_index(messages) if context.notes_follow else None,
         )
-        workspace = await asyncio.to_thread(work) if is_much(messages) else work()
+        workspace = await asyncio.to_thread(work) if is_slow_to_plan(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
         if inputs:
             inputs = await asyncio.to_thread(_digested, inputs)
@@ -217,7 +217,7 @@ class Inputs:
             messages=workspace.messages,
             files=[*context.present, *inputs],
             notes=workspace.notes,
-            documents_tokens=workspace.tokens_kept_out,
+            documents_tokens=workspace.tokens_saved,
         )
 
     async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
@@ -227,7 +227,7 @@ class Inputs:
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
         window = await self._window(context.model, context.owner, context.credentials)
-        return moved_over(limit, window)
+        return offload_threshold(limit, window)
 
     async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
         """Return those ids that are not, or no longer, uploads of the owner."""
@@ -246,16 +246,16 @@ class Inputs:
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
-    def _given(self, part: FilePart, content: _FileContent) -> GivenFile:
-        return GivenFile(
-            at=part.at,
+    def _given(self, part: FilePart, content: _FileContent) -> ReceivedFile:
+        return ReceivedFile(
+            position=part.at,
             kind=part.kind,
             identity=part.identity,
             filename=part.filename or content.filename,
             mime_type=content.mime_type,
             bytes=content.bytes,
-            shown=content.shown if part.kind in self._modalities else None,
-            fault=content.fault,
+            content_part=content.shown if part.kind in self._modalities else None,
+            error=content.fault,
         )
 
     @property
@@ -313,7 +313,7 @@ class Inputs:
         except FetchError as error:
             return _FileContent(fault=f"{url[:200]} was not fetched: {error}")
         read = partial(_pieces, file.data)
-        return _FileContent(clean_type(file.mime_type), len(file.data), read, fetched=file)
+        return _FileContent(normalize_mime_type(file.mime_type), len(file.data), read, fetched=file)
 
     # Uploads
 
@@ -327,7 +327,7 @@ class Inputs:
                 param=part.param,
                 code="file_not_found",
             )
-        mime_type = clean_type(upload.mime_type)
+        mime_type = normalize_mime_type(upload.mime_type)
         picture = None
         if part.kind == "image" and "image" in self._modalities:
             picture = await media.uploaded(part, upload, mime_type)
@@ -336,7 +336,7 @@ class Inputs:
 
 
 def _input_file(
-    placed: PlacedFile, parts: Sequence[FilePart], contents: Sequence[_FileContent]
+    placed: FileToWrite, parts: Sequence[FilePart], contents: Sequence[_FileContent]
 ) -> InputFile:
     if isinstance(placed.source, str):
         text = placed.source.encode(errors="replace")  # half a surrogate pair is no text

@@ -18,16 +18,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from policies.egress import Egress
-from policies.isolation import LEAST
+from policies.isolation import MIN_LIMITS
 from policies.profile import (
-    SETTLED,
+    FIXED_FIELDS,
     AgentSettings,
-    Audit,
+    AuditSettings,
     EffectivePolicy,
     Profile,
-    get,
-    in_words,
-    settings,
+    describe_stricter,
+    get_setting,
+    setting_paths,
 )
 from policies.prompts import TOOL_NAMES
 from policies.reference_style import NO_CALL, ReferencePrompts
@@ -97,7 +97,7 @@ class Profiles:
                 code="invalid_value",
             ) from error
         if refusal := allowed.refusal(asked, _set_by(tree)):
-            raise ForbiddenError(refusal.words(), param=f"sandbox.{refusal.path}")
+            raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return asked
 
     def open_to(self, key: Key) -> list[str]:
@@ -115,7 +115,7 @@ class Profiles:
         policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
         usual = self._usual(key, policy)
         if name is None or name == usual:
-            return self._narrowed(key, policy, usual)
+            return self._restricted(key, policy, usual)
         if name not in self.named:
             names = ", ".join(map(repr, self.open_to(key)))
             raise BadRequestError(
@@ -123,18 +123,18 @@ class Profiles:
                 param="sandbox.profile",
                 code="invalid_value",
             )
-        allowed = self._narrowed(key, policy, name)
+        allowed = self._restricted(key, policy, name)
         if name not in key.profiles:
-            self._require_within(self._narrowed(key, policy, usual), allowed.profile)
+            self._require_within(self._restricted(key, policy, usual), allowed.profile)
         return allowed
 
     def _require_within(self, usual: EffectivePolicy, asked: Profile) -> None:
         """Raise ForbiddenError if a profile that the key does not list allows more than the key's
         default one."""
-        if refusal := usual.refusal(asked, settings(asked)):
+        if refusal := usual.refusal(asked, setting_paths(asked)):
             raise ForbiddenError(
                 f"Profile {asked.name!r} needs a key that lists it, because it allows more than"
-                f" {usual.profile.name!r}: {refusal.words()}",
+                f" {usual.profile.name!r}: {refusal.message()}",
                 param="sandbox.profile",
             )
 
@@ -143,18 +143,18 @@ class Profiles:
             return model.profile
         return key.profiles[0] if key.profiles else self._default
 
-    def _narrowed(self, key: Key, model: ModelPolicy | None, name: str) -> EffectivePolicy:
+    def _restricted(self, key: Key, model: ModelPolicy | None, name: str) -> EffectivePolicy:
         known = key.name, model.pattern if model else None, name
         if known not in self._known:
             allowed = EffectivePolicy(self.named[name])
             if model:
-                allowed = _narrowed(allowed, model.policy, f"model {model.pattern!r}")
-            self._known[known] = _narrowed(allowed, key.policy, f"key {key.name!r}")
+                allowed = _restricted(allowed, model.policy, f"model {model.pattern!r}")
+            self._known[known] = _restricted(allowed, key.policy, f"key {key.name!r}")
         return self._known[known]
 
 
-def _narrowed(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
-    return allowed.narrowed(overlaid(allowed.profile, tree), _set_by(tree), by)
+def _restricted(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
+    return allowed.restricted(overlaid(allowed.profile, tree), _set_by(tree), by)
 
 
 def build_profiles(config: Config) -> Profiles:
@@ -174,7 +174,7 @@ def build_profiles(config: Config) -> Profiles:
         ),
         budgets=config.budgets,
         watch=config.watch,
-        audit=Audit(config.audit.enabled, config.audit.required),
+        audit=AuditSettings(config.audit.enabled, config.audit.required),
         redaction=config.redaction,
     )
     named = {name: _bundle(base, name, tree) for name, tree in shipped().items()}
@@ -222,7 +222,7 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
             overlaid(profile, tree)
         except SettingError as error:
             raise ConfigError(f"{place}.{error.path}: {error.why}") from error
-    if settled := SETTLED & tree.keys():
+    if settled := FIXED_FIELDS & tree.keys():
         raise ConfigError(f"{place}.{min(settled)}: this can only be set in profiles")
 
 
@@ -290,7 +290,7 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         raise SettingError(path, first["msg"]) from error
     if below := next(invalid_amounts(asdict(profile)), None):
         raise SettingError(below, NOT_FINITE)
-    for name, least in LEAST.items():
+    for name, least in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < least:
             raise SettingError(f"isolation.{name}", f"is at least {least:g}")
@@ -407,14 +407,14 @@ def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[s
     """Yield the lines of a Markdown table: each setting with its usual value, the profiles with
     another, and the values to which a model, a key or a request may restrict it."""
     yield from _TABLE_HEAD
-    for path in settings(usual):
-        value = get(usual, path)
+    for path in setting_paths(usual):
+        value = get_setting(usual, path)
         others = [
-            f"{name} {_shown(get(each, path))}"
+            f"{name} {_shown(get_setting(each, path))}"
             for name, each in profiles.items()
-            if get(each, path) != value
+            if get_setting(each, path) != value
         ]
-        narrower = in_words(path, value)
+        narrower = describe_stricter(path, value)
         yield f"| `{path}` | {_shown(value)} | {', '.join(others)} | {narrower} |"
 
 

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from policies.hosts import Target
 from policies.isolation import Isolation
-from policies.sessions import ResumePoint, Session, State
+from policies.sessions import ResumePoint, Session, SessionState
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import ConfirmTarget, Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
@@ -41,10 +41,10 @@ MAX_SNAPSHOT_MIB = 1024
 class SnapshotStore(Protocol):
     """Stores the snapshots of workspace states."""
 
-    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+    async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         """Store the bytes that `write` sends, all or none of them. Raises the errors of `write`."""
 
-    async def alias(self, state: State, of: State) -> None:
+    async def alias(self, state: SessionState, of: SessionState) -> None:
         """Make `state` an alias of the state `of`, if that is stored."""
 
     async def newest(self, session: Session) -> str | None:
@@ -53,7 +53,7 @@ class SnapshotStore(Protocol):
     async def known(self, session: Session, names: Sequence[str]) -> set[str]:
         """Return the names of the states that are stored."""
 
-    def read(self, state: State) -> AsyncIterable[bytes]:
+    def read(self, state: SessionState) -> AsyncIterable[bytes]:
         """Return the bytes of a snapshot. Raises SandboxFileError if it is no longer stored."""
 
     async def discard(self, session: Session) -> None:
@@ -72,7 +72,7 @@ class WorkspaceLease:
         """Callback that allows or denies a host; after the end of a run, still that of the run."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """Copies the files of the state that the run resumes from into a new sandbox."""
-        self.save_as: State | None = None
+        self.save_as: SessionState | None = None
         """The state to save the workspace as when the lease ends; None: do not save it."""
         self.current_sandbox: Sandbox | None = None
         """The sandbox that was leased last, or None."""
@@ -154,8 +154,8 @@ class Workspaces:
         self._keep_s = keep_s
         self._max_kept = max_kept
         self._clock = clock or SystemClock()
-        self._idle: dict[State, _IdleWorkspace] = {}
-        self._saving: dict[State, asyncio.Task[None]] = {}
+        self._idle: dict[SessionState, _IdleWorkspace] = {}
+        self._saving: dict[SessionState, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
@@ -214,10 +214,10 @@ class Workspaces:
         for state in list(self._idle):
             await self._end(state)
 
-    async def _parent(self, resume_from: ResumePoint) -> State | None:
+    async def _parent(self, resume_from: ResumePoint) -> SessionState | None:
         """Return the state to start from: the first known parent, else the newest state."""
         session = resume_from.session
-        states = [State(session, name) for name in resume_from.parents]
+        states = [SessionState(session, name) for name in resume_from.parents]
         for state in states:
             if saving := self._saving.get(state):
                 await asyncio.wait([saving])
@@ -225,11 +225,11 @@ class Workspaces:
         available = (state for state in states if state.name in known or state in self._idle)
         if found := next(available, None):
             return found
-        if resume_from.anew:
+        if resume_from.starts_empty:
             return None
         await self._wait_until_saved(session)
         newest = await self._snapshots.newest(session)
-        return State(session, newest) if newest else None
+        return SessionState(session, newest) if newest else None
 
     async def _wait_until_saved(self, session: Session) -> None:
         if saving := self._saving_of(session):
@@ -238,13 +238,13 @@ class Workspaces:
     def _saving_of(self, session: Session) -> list[asyncio.Task[None]]:
         return [task for state, task in self._saving.items() if state.session == session]
 
-    def _take_idle(self, state: State | None, isolation: Isolation) -> WorkspaceLease | None:
+    def _take_idle(self, state: SessionState | None, isolation: Isolation) -> WorkspaceLease | None:
         idle = self._idle.get(state) if state else None
         if state is None or idle is None or idle.lease.isolation != isolation:
             return None
         return self._take(state)
 
-    async def _reset(self, lease: WorkspaceLease, parent: State | None) -> None:
+    async def _reset(self, lease: WorkspaceLease, parent: SessionState | None) -> None:
         lease.save_as, lease.is_used = None, False
         if lease.current_sandbox:
             lease.origin = "kept"
@@ -253,18 +253,18 @@ class Workspaces:
             # Also for an idle sandbox: if it is lost, the next sandbox gets the files.
             lease.restore = lambda sandbox: sandbox.restore(self._snapshots.read(parent))
 
-    def _take(self, state: State) -> WorkspaceLease:
+    def _take(self, state: SessionState) -> WorkspaceLease:
         idle = self._idle.pop(state)
         idle.expiration.cancel()
         return idle.lease
 
-    async def _end(self, state: State) -> None:
+    async def _end(self, state: SessionState) -> None:
         """End an idle sandbox, unless it was taken or ended meanwhile."""
         if state in self._idle:
             await self._take(state).release()
 
     def _save_in_background(
-        self, parent: State | None, state: State, lease: WorkspaceLease
+        self, parent: SessionState | None, state: SessionState, lease: WorkspaceLease
     ) -> None:
         before = self._saving_of(state.session)
         saving = asyncio.create_task(self._save(parent, state, lease, before))
@@ -273,14 +273,14 @@ class Workspaces:
         saving.add_done_callback(self._tasks.discard)
         saving.add_done_callback(partial(self._forget_saving, state))
 
-    def _forget_saving(self, state: State, saving: "asyncio.Task[None]") -> None:
+    def _forget_saving(self, state: SessionState, saving: "asyncio.Task[None]") -> None:
         if self._saving.get(state) is saving:  # another run may save the same state meanwhile
             del self._saving[state]
 
     async def _save(
         self,
-        parent: State | None,
-        state: State,
+        parent: SessionState | None,
+        state: SessionState,
         lease: WorkspaceLease,
         before: Collection[asyncio.Task[None]],
     ) -> None:
@@ -300,7 +300,7 @@ class Workspaces:
         else:
             await lease.release()
 
-    async def _save_snapshot(self, state: State, lease: WorkspaceLease) -> bool:
+    async def _save_snapshot(self, state: SessionState, lease: WorkspaceLease) -> bool:
         """Save a snapshot. Return False if the sandbox is lost."""
         assert lease.current_sandbox
         try:
@@ -313,7 +313,7 @@ class Workspaces:
             logger.warning("the workspace of %s cannot be saved: %s", state.session.name, error)
         return True
 
-    async def _keep_idle(self, state: State, lease: WorkspaceLease) -> None:
+    async def _keep_idle(self, state: SessionState, lease: WorkspaceLease) -> None:
         while state in self._idle:  # a loop, for another run may save the same state meanwhile
             await self._end(state)
         self._idle[state] = _IdleWorkspace(lease, asyncio.create_task(self._expire(state)))
@@ -338,7 +338,7 @@ class Workspaces:
         self._eviction = None
         self._tasks.discard(eviction)
 
-    async def _expire(self, state: State) -> None:
+    async def _expire(self, state: SessionState) -> None:
         await self._clock.sleep(self._keep_s)
         await self._idle.pop(state).lease.release()
 

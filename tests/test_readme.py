@@ -13,7 +13,7 @@ import yaml
 
 from policies.budgets import DailyBudget
 from policies.limits import Limits, StopReason
-from policies.redaction import BUILT_IN
+from policies.redaction import BUILT_IN_PATTERNS
 from proxy.agent.events import (
     EgressDecided,
     Event,
@@ -114,13 +114,13 @@ def test_example_rules_are_valid() -> None:
     (block,) = re.findall(r"```yaml\n(watch:.*?)```", README, re.DOTALL)
     watch = parse(yaml.safe_load(block), "README").watch
     assert [rule.name for rule in watch.rules] == ["no-force", "keys", "uploads"]
-    assert watch.met("command", "git push -f") == watch.rules[0]
-    assert watch.met("egress", "files.example.com:443") == watch.rules[2]
+    assert watch.first_match("command", "git push -f") == watch.rules[0]
+    assert watch.first_match("egress", "files.example.com:443") == watch.rules[2]
 
 
 def test_built_in_detectors_are_named() -> None:
     (line,) = re.findall(r"\*\*Secrets\*\*.*?;", README, re.DOTALL)
-    assert set(BUILT_IN) <= set(re.findall(r"`(\w+)`", line))
+    assert set(BUILT_IN_PATTERNS) <= set(re.findall(r"`(\w+)`", line))
 
 
 def test_named_make_targets_exist() -> None:

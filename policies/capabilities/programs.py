@@ -1,4 +1,4 @@
-"""Which meta-capabilities a shell command uses, by its program and by what the program is given."""
+"""Finds the meta-capabilities that a shell command uses, by its program and its arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,51 +15,51 @@ class Capability(StrEnum):
     """A meta-capability that a sandbox gives a model (the paper's section 4)."""
 
     EXTERNAL_RESOURCES = "external_resources"
-    """Packages, pages, data and repositories are fetched."""
+    """Downloads of packages, web pages, data and repositories."""
     FILE_MANAGEMENT = "file_management"
     """Files are searched, read, written or moved."""
     COMPUTATION = "computation"
-    """Numbers are computed, or programs run that do so."""
+    """Numbers are computed, or a program is run that computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """A piece of code, often inside another."""
+class CodeFragment:
+    """A piece of code, often inside another piece."""
 
     language: Language
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """The capabilities that a piece of code uses by itself, and the code in it that is still to be
-    read."""
+class CapabilityUse:
+    """The capabilities that a piece of code uses by itself, and the nested code in it that is not
+    analysed yet."""
 
     capabilities: frozenset[Capability] = frozenset()
-    code: tuple[Code, ...] = ()
+    nested_code: tuple[CodeFragment, ...] = ()
 
 
-NOTHING = Use()
-EXTERNAL = Use(frozenset({Capability.EXTERNAL_RESOURCES}))
-FILES = Use(frozenset({Capability.FILE_MANAGEMENT}))
-COMPUTATION = Use(frozenset({Capability.COMPUTATION}))
+NOTHING = CapabilityUse()
+EXTERNAL = CapabilityUse(frozenset({Capability.EXTERNAL_RESOURCES}))
+FILES = CapabilityUse(frozenset({Capability.FILE_MANAGEMENT}))
+COMPUTATION = CapabilityUse(frozenset({Capability.COMPUTATION}))
 
 
-def together(uses: "list[Use]") -> Use:
-    """Return the use of several pieces together."""
+def merge_uses(uses: list[CapabilityUse]) -> CapabilityUse:
+    """Return the combined use of several pieces of code."""
     if len(uses) == 1:
         return uses[0]
     capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))
-    return Use(capabilities, tuple(code for use in uses for code in use.code))
+    return CapabilityUse(capabilities, tuple(code for use in uses for code in use.nested_code))
 
 
-def code_in(path: str, text: str) -> tuple[Code, ...]:
-    """Return the text of a file as code, if its name says that it is code."""
+def code_of_file(path: str, text: str) -> tuple[CodeFragment, ...]:
+    """Return the text of a file as code if the file has the extension of a script."""
     if not text:
         return ()
     if path.endswith(".py"):
-        return (Code("python", text),)
-    return (Code("shell", text),) if path.endswith((".sh", ".bash")) else ()
+        return (CodeFragment("python", text),)
+    return (CodeFragment("shell", text),) if path.endswith((".sh", ".bash")) else ()
 
 
 # Programs by name
@@ -115,7 +115,7 @@ _COMPUTING_PARTS = {
     **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), name_set("run test start")),
 }
 _GROUPS = name_set("pip tool env global")
-"""Words between a program and the part of it that is meant: `uv pip install`."""
+"""Words between a program and its subcommand, such as `pip` in `uv pip install`."""
 _VALUED = {
     "git": name_set("-C -c"),
     "curl": name_set("-o -H -d -X -A -u"),
@@ -126,16 +126,16 @@ _LOCAL = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """A program that reads files if it is given any, else what comes through a pipe."""
+    """A program that reads the files in its arguments, or its standard input if there are none."""
 
     leading: int = 0
-    """The number of words before the files, such as a script."""
+    """Number of operands before the files, such as a pattern or a script."""
     valued: frozenset[str] = frozenset()
     """Options that are followed by a value."""
     script: frozenset[str] = frozenset()
-    """Options whose value takes the place of the leading word."""
+    """Options whose value replaces the leading operand."""
     searches_tree: bool = False
-    """True if an option has it read files that are not named."""
+    """True if an option makes the program search directories."""
 
 
 _RECURSIVE = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
@@ -186,13 +186,14 @@ _WRAPPERS: Mapping[str, frozenset[str]] = {
         name_set("command exec builtin nohup setsid unbuffer nocache chronic"), name_set("")
     ),
 }
-"""Programs that run another one, with their options that are followed by a value."""
+"""Programs that run another program, with their options that are followed by a value."""
 _GIVE_WORDS = frozenset({"xargs", "parallel"})
 _RUNNERS: Mapping[str, frozenset[str]] = dict.fromkeys(
     name_set("uv poetry pipenv pdm conda mamba micromamba"),
     name_set("-n -p --name --prefix --with"),
 )
-"""Programs that run another one by the word `run`, with such options."""
+"""Programs that run another program by the subcommand `run`, with their options that are followed
+by a value."""
 _SCRIPTED = frozenset({"perl", "ruby"})
 _LINE_BY_LINE = ("-n", "-p", "-i", "-0", "-an", "-lan", "-lne", "-lpe")
 
@@ -203,24 +204,24 @@ _PYTHONS = frozenset({"python", "pypy", "ipython", ""})
 _ASSIGNMENT = re.compile(r"\w+\+?=")
 
 
-def use_of(command: Command) -> Use:
-    """Return what a command uses."""
-    found = [_redirections(command)]
+def use_of_command(command: Command) -> CapabilityUse:
+    """Return the capabilities that a command uses."""
+    uses = [_redirections(command)]
     words, gets_words = _program(command.words)
     if words:
-        found.append(_use(_Invocation(_plain_name(words[0]), words, command, gets_words)))
-    return together(found)
+        uses.append(_use(_Invocation(_plain_name(words[0]), words, command, gets_words)))
+    return merge_uses(uses)
 
 
 @dataclass(frozen=True, slots=True)
 class _Invocation:
-    """A program, its arguments and the command that it is part of."""
+    """A program with its arguments, and the command that runs it."""
 
     name: str
     words: Sequence[str]
     command: Command
     gets_words: bool
-    """True if a wrapper (xargs) adds arguments."""
+    """True if a wrapper such as xargs adds arguments."""
 
     @property
     def args(self) -> Sequence[str]:
@@ -244,14 +245,14 @@ class _Invocation:
 
 
 def _program(words: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return the words from the program on, and whether a wrapper before it adds arguments."""
+    """Return the words from the program's name on, and True if a wrapper adds arguments to them."""
     at, gets_words = 0, False
     while at < len(words):
         word, following = words[at].rpartition("/")[2], words[at + 1 : at + 2]
         if word in _RESERVED or _ASSIGNMENT.match(words[at]):
             at += 1
         elif word == "command" and "-v" in following:
-            break  # it only looks for one
+            break  # `command -v` only searches for a program
         elif word in _RUNNERS and "run" in following:
             at = _past(words, at + 2, _RUNNERS[word], 0)
         elif word in _WRAPPERS:
@@ -279,7 +280,7 @@ def _plain_name(word: str) -> str:
 # The program
 
 
-def _use(run: _Invocation) -> Use:
+def _use(run: _Invocation) -> CapabilityUse:
     if run.args and all(word in _PROBES for word in run.args):
         return NOTHING
     if run.name in _PYTHONS:
@@ -287,7 +288,7 @@ def _use(run: _Invocation) -> Use:
     if run.name in _SHELLS:
         return _shell(run)
     if run.name == "eval":
-        return Use(code=(Code("shell", " ".join(run.args)),))
+        return CapabilityUse(nested_code=(CodeFragment("shell", " ".join(run.args)),))
     if run.name in _FILTERS:
         return _filter(run, _FILTERS[run.name])
     if run.name in _SCRIPTED and run.args and run.args[0].startswith(_LINE_BY_LINE):
@@ -295,7 +296,7 @@ def _use(run: _Invocation) -> Use:
     return _by_name(run)
 
 
-def _by_name(run: _Invocation) -> Use:
+def _by_name(run: _Invocation) -> CapabilityUse:
     if run.name in _FETCHERS:
         return _fetcher(run)
     if part := _part(run):
@@ -304,96 +305,99 @@ def _by_name(run: _Invocation) -> Use:
         return FILES
     if run.name in _COMPUTERS or run.words[0] == SUM:
         is_install = any("install.packages" in word for word in run.args)
-        return together([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
+        return merge_uses([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
     if "/" in run.words[0] and not run.words[0].startswith(_OF_THE_SYSTEM):
-        return COMPUTATION  # a program that was written or built here
+        return COMPUTATION  # a program that was written or built in the sandbox
     return NOTHING
 
 
-def _part(run: _Invocation) -> Use | None:
-    """Return the use of a program's subcommand, such as `install`, or None if it has none that
-    counts."""
+def _part(run: _Invocation) -> CapabilityUse | None:
+    """Return the use of a program's subcommand, such as `install`; None if it uses nothing."""
     fetching = _FETCHING_PARTS.get(run.name, frozenset())
     computing = _COMPUTING_PARTS.get(run.name, frozenset())
     if not fetching and not computing:
         return None
     operands = run.operands(_VALUED.get(run.name, frozenset()))
-    meant = next((word for word in operands if word not in _GROUPS), "")
-    if meant in fetching or not fetching.isdisjoint(run.args[:1]):
+    subcommand = next((word for word in operands if word not in _GROUPS), "")
+    if subcommand in fetching or not fetching.isdisjoint(run.args[:1]):
         return EXTERNAL
-    return COMPUTATION if meant in computing else None
+    return COMPUTATION if subcommand in computing else None
 
 
-def _fetcher(run: _Invocation) -> Use:
-    places = run.operands(_VALUED.get(run.name, frozenset()))
-    is_far = run.gets_words or any(not _LOCAL.match(place) for place in places)
-    return EXTERNAL if is_far else NOTHING
+def _fetcher(run: _Invocation) -> CapabilityUse:
+    hosts = run.operands(_VALUED.get(run.name, frozenset()))
+    is_remote = run.gets_words or any(not _LOCAL.match(host) for host in hosts)
+    return EXTERNAL if is_remote else NOTHING
 
 
-def _filter(run: _Invocation, known: _Filter) -> Use:
-    operands = run.operands(known.valued)
-    has_script = any(word in known.script for word in run.args)
-    leading = 0 if has_script else known.leading
+def _filter(run: _Invocation, program: _Filter) -> CapabilityUse:
+    operands = run.operands(program.valued)
+    has_script = any(word in program.script for word in run.args)
+    leading = 0 if has_script else program.leading
     has_files = run.gets_words or len(operands) > leading
-    if known.searches_tree:
+    if program.searches_tree:
         has_files = has_files or any(map(_RECURSIVE.fullmatch, run.args))
     if run.name in _TREE_SEARCHERS:
-        has_files = has_files or not run.command.is_fed
+        has_files = has_files or not run.command.is_piped
     used = [FILES] if has_files else []
     if run.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
         used.append(COMPUTATION)
-    return together(used)
+    return merge_uses(used)
 
 
-# Code that a program is given
+# Code in the arguments or the input of an interpreter
 
 
-def _python(run: _Invocation) -> Use:
+def _python(run: _Invocation) -> CapabilityUse:
     args, at = run.args, 0
     while at < len(args) and args[at].startswith("-") and args[at] != "-":
         option = args[at]
         if option.startswith("-c") and len(option) > 2:
-            return Use(code=(Code("python", option[2:]),))
+            return CapabilityUse(nested_code=(CodeFragment("python", option[2:]),))
         if not option.startswith("--") and option.endswith("c"):
-            return Use(code=(Code("python", "".join(args[at + 1 : at + 2])),))
+            return CapabilityUse(
+                nested_code=(CodeFragment("python", "".join(args[at + 1 : at + 2])),)
+            )
         if not option.startswith("--") and option.endswith("m"):
             return _module(run, args[at + 1 :])
         at += 2 if option in ("-W", "-X") else 1
     if at < len(args) and args[at] not in ("-", "/dev/stdin"):
-        return COMPUTATION  # a script that was written before
+        return COMPUTATION  # a script that exists already
     return _from_input(run.command, "python")
 
 
-def _module(run: _Invocation, words: Sequence[str]) -> Use:
+def _module(run: _Invocation, words: Sequence[str]) -> CapabilityUse:
     name = _plain_name("".join(words[:1]))
     return NOTHING if name in _PYTHONS else _use(replace(run, name=name, words=words))
 
 
-def _shell(run: _Invocation) -> Use:
+def _shell(run: _Invocation) -> CapabilityUse:
     for at, word in enumerate(run.args):
         if not word.startswith("-"):
             return COMPUTATION if word != "/dev/stdin" else _from_input(run.command, "shell")
         if word.endswith("c") and not word.startswith("--"):
-            return Use(code=(Code("shell", "".join(run.args[at + 1 : at + 2])),))
+            return CapabilityUse(
+                nested_code=(CodeFragment("shell", "".join(run.args[at + 1 : at + 2])),)
+            )
     return _from_input(run.command, "shell")
 
 
-def _from_input(command: Command, language: Language) -> Use:
-    """Return the use of what an interpreter without a script reads from its input."""
-    if command.given:
-        return Use(code=(Code(language, command.given),))
-    return COMPUTATION if command.reads else NOTHING
+def _from_input(command: Command, language: Language) -> CapabilityUse:
+    """Return the use of the code that an interpreter reads from its standard input."""
+    if command.stdin:
+        return CapabilityUse(nested_code=(CodeFragment(language, command.stdin),))
+    return COMPUTATION if command.reads_file else NOTHING
 
 
 # Redirections
 
 
-def _redirections(command: Command) -> Use:
-    """Return the use of the files that a command reads and writes, and the code it writes there."""
-    written = [path for path in command.writes if not path.startswith("/dev/")]
+def _redirections(command: Command) -> CapabilityUse:
+    """Return the use of the files that a command reads and writes, with the code that it writes."""
+    paths = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
-        written += command.words[1:]
-    text = command.given or command.said
-    code = {each.language: each for path in written for each in code_in(path, text)}
-    used = FILES if written or command.reads else NOTHING
-    return Use(used.capabilities, tuple(code.values()))
+        paths += command.words[1:]
+    text = command.stdin or command.stdout
+    code = {found.language: found for path in paths for found in code_of_file(path, text)}
+    use = FILES if paths or command.reads_file else NOTHING
+    return CapabilityUse(use.capabilities, tuple(code.values()))

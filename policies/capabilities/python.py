@@ -1,7 +1,7 @@
-"""Reads Python as far as is needed to know which meta-capabilities it uses.
+"""Finds the meta-capabilities that Python code uses.
 
-It is read by its tokens, not by its grammar: much of it is cut off, wrong, or for another version.
-A library counts where it is used, not where it is only imported to see whether it is there.
+The code is tokenized, not parsed, because much of it is truncated, wrong or for another version of
+Python. A library counts if the code uses it, not if the code only imports it.
 """
 
 import re
@@ -15,10 +15,10 @@ from policies.capabilities.programs import (
     COMPUTATION,
     EXTERNAL,
     FILES,
-    Code,
-    Use,
+    CapabilityUse,
+    CodeFragment,
+    merge_uses,
     name_set,
-    together,
 )
 
 # Libraries by name
@@ -78,19 +78,19 @@ _COMPUTING_WORDS = re.compile(
     r"|gcd|lcm|is_prime|prime_factors|brute_?force|backtrack|dfs|bfs|calculate|compute)"
 )
 _NUMBER_CALLS = name_set("int float abs complex round Fraction Decimal Rational Integer")
-"""A script that calls these computes with numbers, so its plus and minus signs are sums."""
+"""A script that calls one of these handles numbers, so its plus and minus signs are arithmetic."""
 _SHELL_CALLS = name_set("""
     os.system os.popen subprocess.run subprocess.call subprocess.check_call
     subprocess.check_output subprocess.Popen subprocess.getoutput subprocess.getstatusoutput
 """)
-_PLACE_CALLS = name_set("range slice max min find rfind seek read islice enumerate join")
-"""A sum inside their brackets is most often an index into a text."""
+_INDEX_CALLS = name_set("range slice max min find rfind seek read islice enumerate join")
+"""Arithmetic inside their brackets is most often an index into a text."""
 
 
 # Scripts
 
-# No group is repeated possessively: Python before 3.11.4 loses its place in those. What stands in
-# the groups here never matches in two ways, so there is nothing to go back to either.
+# No group is repeated possessively because Python before 3.11.4 has a bug there. The alternatives
+# inside the groups are disjoint, so no text makes them backtrack.
 _TOKEN = re.compile(
     r'''(?P<blank>[ \t\r\f]++|\\\n|\#[^\n]*+)
     | (?P<string>[rRbBuUfFtT]{0,2}(?:
@@ -108,11 +108,12 @@ _TOKEN = re.compile(
 _STRING = re.compile(r"[a-zA-Z]{0,2}(\"\"\"|'''|\"|')", re.DOTALL)
 _KEYWORDS = frozenset(kwlist)
 _STRONG_SIGNS = frozenset({"*", "/", "%", "//", "**"})
-"""The other signs join texts and lists as often as they add numbers."""
+"""Signs that are arithmetic; plus and minus join texts and lists just as often."""
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _MAX_ARGUMENTS = 64
-"""How many tokens of a call are searched for the command that it runs."""
+"""Maximum number of a call's tokens that are searched for the command that the call runs."""
 _MAX_PARTS = 4
+"""Maximum number of a dotted name's parts that are looked up."""
 
 
 class _Token(NamedTuple):
@@ -121,53 +122,54 @@ class _Token(NamedTuple):
 
     @property
     def begins_value(self) -> bool:
-        """True if an operand of a sum may begin here; texts are none."""
+        """True if the operand of an arithmetic expression may begin here; strings are none."""
         if self.kind == "name":
             return self.text not in _KEYWORDS
         return self.kind == "number" or self.text == "("
 
     @property
     def ends_value(self) -> bool:
-        """True if an operand may end here."""
+        """True if the operand of an arithmetic expression may end here."""
         return self.text in (")", "]") or (self.text != "(" and self.begins_value)
 
 
 _END = _Token("newline", "\n")
 
 
-def use_of_python(text: str) -> Use:
-    """Return what a script uses."""
+def use_of_python(text: str) -> CapabilityUse:
+    """Return the capabilities that a script uses."""
     return _Script(text).use()
 
 
 class _Imports:
-    """The modules that the names of a script come from."""
+    """The imports of a script."""
 
     def __init__(self) -> None:
-        self.meaning: dict[str, str] = {}
-        self.wholly: set[str] = set()
+        self.origins: dict[str, str] = {}
+        """The full name of each imported name."""
+        self.star_modules: set[str] = set()
         """Modules that are imported with `*`."""
 
     def read(self, statement: str) -> None:
         """Add an import statement."""
         origin, _, names = statement.partition("import ")
         module = origin.removeprefix("from ").strip()
-        for each in names.split(","):
-            name, _, alias = (part.strip() for part in each.partition(" as "))
+        for item in names.split(","):
+            name, _, alias = (part.strip() for part in item.partition(" as "))
             if name == "*":
-                self.wholly.add(module)
+                self.star_modules.add(module)
             elif module:
-                self.meaning[alias or name] = f"{module}.{name}"
+                self.origins[alias or name] = f"{module}.{name}"
             elif alias:
-                self.meaning[alias] = name
+                self.origins[alias] = name
             else:
                 root = name.partition(".")[0]
-                self.meaning[root] = root
+                self.origins[root] = root
 
-    def resolved(self, name: str) -> str:
-        """Return an imported name with its module; empty for any other name."""
+    def full_name(self, name: str) -> str:
+        """Return the full name of an imported name; empty for a name that is not imported."""
         first, dot, rest = name.partition(".")
-        return self.meaning[first] + dot + rest if first in self.meaning else ""
+        return self.origins[first] + dot + rest if first in self.origins else ""
 
 
 class _Script:
@@ -175,25 +177,25 @@ class _Script:
         self._imports = _Imports()
         self._body = self._without_imports(_tokens(text))
         names = {token.text for token in self._body if token.kind == "name"}
-        # A script that asks for a version only checks that the library is there.
+        # A script that reads a library's version only checks that the library is installed.
         names = {name for name in names if not name.endswith("__version__")}
-        resolved = {self._imports.resolved(name) for name in names} | self._imports.wholly
-        self._used = [_beginnings(name) for name in resolved]
+        full_names = {self._imports.full_name(name) for name in names} | self._imports.star_modules
+        self._used = [_prefixes(name) for name in full_names]
         self._called = {
             token.text.rpartition(".")[2]
             for token, after in pairwise([*self._body, _END])
             if token.kind == "name" and after.text == "("
         }
 
-    def use(self) -> Use:
-        used = [Use(code=tuple(self._commands()))]
+    def use(self) -> CapabilityUse:
+        uses = [CapabilityUse(nested_code=tuple(self._commands()))]
         if any(name & _EXTERNAL_NAMES for name in self._used):
-            used.append(EXTERNAL)
+            uses.append(EXTERNAL)
         if self._called & _FILE_CALLS or any(name & _FILE_NAMES for name in self._used):
-            used.append(FILES)
+            uses.append(FILES)
         if self._computes():
-            used.append(COMPUTATION)
-        return together(used)
+            uses.append(COMPUTATION)
+        return merge_uses(uses)
 
     def _without_imports(self, tokens: Sequence[_Token]) -> list[_Token]:
         body: list[_Token] = []
@@ -222,9 +224,9 @@ class _Script:
             return True
         if any(name & _COMPUTING_NAMES and not name & _NO_COMPUTING_NAMES for name in self._used):
             return True
-        return any(self._is_sum(*each) for each in _signs(self._body))
+        return any(self._is_arithmetic(*sign) for sign in _signs(self._body))
 
-    def _is_sum(self, before: _Token, sign: _Token, after: _Token) -> bool:
+    def _is_arithmetic(self, before: _Token, sign: _Token, after: _Token) -> bool:
         if not (before.ends_value and after.begins_value):
             return False
         operation = sign.text.removesuffix("=")
@@ -239,12 +241,12 @@ class _Script:
 
     # Commands
 
-    def _commands(self) -> Iterator[Code]:
+    def _commands(self) -> Iterator[CodeFragment]:
         for at, token in enumerate(self._body):
-            if token.kind == "name" and self._imports.resolved(token.text) in _SHELL_CALLS:
+            if token.kind == "name" and self._imports.full_name(token.text) in _SHELL_CALLS:
                 words = _first_argument(self._body[at + 1 : at + _MAX_ARGUMENTS])
                 text = words[0] if len(words) == 1 else shlex.join(words)
-                yield Code("shell", text)
+                yield CodeFragment("shell", text)
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -252,7 +254,7 @@ def _tokens(text: str) -> list[_Token]:
     return [token for token in found if token.kind != "blank"]
 
 
-def _beginnings(name: str) -> frozenset[str]:
+def _prefixes(name: str) -> frozenset[str]:
     """Return `a`, `a.b` and so on of `a.b.c.d`."""
     parts = name.split(".", _MAX_PARTS)[:_MAX_PARTS]
     return frozenset(".".join(parts[:count]) for count in range(1, len(parts) + 1))
@@ -261,22 +263,25 @@ def _beginnings(name: str) -> frozenset[str]:
 def _signs(body: Sequence[_Token]) -> Iterator[tuple[_Token, _Token, _Token]]:
     """Yield each sign with its neighbours, except in an index into a text or a list, such as
     `text[at - 9 :]`."""
-    in_place = [False]
+    in_index = [False]
     before = _END
     for token, after in pairwise([*body, _END]):
         if token.text in _OPENING:
             is_index = token.text == "[" and (before.ends_value or before.kind == "string")
-            is_place = token.text == "(" and before.text.rpartition(".")[2] in _PLACE_CALLS
-            in_place.append(in_place[-1] or is_index or is_place)
-        elif token.text in _CLOSING and len(in_place) > 1:
-            in_place.pop()
-        elif token.kind == "sign" and not in_place[-1]:
+            is_index_call = token.text == "(" and before.text.rpartition(".")[2] in _INDEX_CALLS
+            in_index.append(in_index[-1] or is_index or is_index_call)
+        elif token.text in _CLOSING and len(in_index) > 1:
+            in_index.pop()
+        elif token.kind == "sign" and not in_index[-1]:
             yield before, token, after
         before = token
 
 
 def _first_argument(tokens: Sequence[_Token]) -> list[str]:
-    """Return the command in a call's first argument: one text, or a list of words."""
+    """Return the words of the command in a call's first argument, a string or a list of strings.
+
+    A command in one string is one word.
+    """
     words: list[str] = []
     depth = 0
     for token in tokens:

@@ -1,7 +1,7 @@
-"""Reads Bash as far as is needed to know which programs it runs, and with what arguments.
+"""Parses Bash scripts into the commands that they run, with their arguments.
 
-One pass, no recursion, no backtracking: the time is linear in the text, whatever it is. Text that
-bash would refuse is read as far as it makes sense.
+The parser takes one pass, without recursion or backtracking, so its time is linear in any text. It
+accepts scripts that bash would refuse.
 """
 
 import re
@@ -41,11 +41,11 @@ _QUOTED = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MAX_FRAMES = 64
-"""How deep brackets in brackets are read: no real script nests so deep."""
+"""Maximum depth of nested brackets; parsing ends there. No real script nests so deep."""
 _INNER_WORD = "$()"
-"""Stands in a word for the output of a command in it."""
+"""Replaces a command substitution inside a word."""
 SUM = "$(("
-"""Stands for a sum that the shell computes."""
+"""The program of a command that stands for an arithmetic expansion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,72 +53,73 @@ class Command:
     """One simple command."""
 
     words: tuple[str, ...]
-    """Without quotes and redirections."""
-    given: str = ""
-    """Its input, if the script contains it: a here-document, or what is echoed into its pipe."""
-    said: str = ""
-    """Its output, if the script contains it."""
-    reads: bool = False
-    """True if its input is a file."""
-    writes: tuple[str, ...] = ()
-    """The files that its output goes to."""
-    is_fed: bool = False
-    """True if its input is a pipe."""
+    """The command's words without quotes and redirections."""
+    stdin: str = ""
+    """The standard input, if the script contains it in a here-document or a piped echo."""
+    stdout: str = ""
+    """The standard output, if the script contains it: that of echo, printf and cat."""
+    reads_file: bool = False
+    """True if the standard input is a file."""
+    written_files: tuple[str, ...] = ()
+    """The files that the output is redirected to."""
+    is_piped: bool = False
+    """True if the standard input is a pipe."""
 
 
-def commands_in(text: str) -> list[Command]:
-    """Return every simple command of a script, also those inside others."""
-    return _Reader(text).read()
+def parse_commands(text: str) -> list[Command]:
+    """Return every simple command of a script, including commands nested in others."""
+    return _Parser(text).parse()
 
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """A command that is being read."""
+    """A command that is being parsed."""
 
     words: list[str] = field(default_factory=list)
-    given: list[str] = field(default_factory=list)
-    reads: bool = False
-    writes: list[str] = field(default_factory=list)
-    fed_by: "_Draft | None" = None
+    stdin: list[str] = field(default_factory=list)
+    reads_file: bool = False
+    written_files: list[str] = field(default_factory=list)
+    piped_from: "_Draft | None" = None
 
-    def said(self) -> str:
+    def stdout(self) -> str:
         match self.words:
             case ["echo" | "printf", *words]:
                 return " ".join(word for word in words if not word.startswith("-"))
             case ["cat"]:
-                return "".join(self.given)
+                return "".join(self.stdin)
         return ""
 
-    def finished(self) -> Command:
-        given = "".join(self.given) or (self.fed_by.said() if self.fed_by else "")
+    def command(self) -> Command:
         return Command(
             tuple(self.words),
-            given,
-            self.said(),
-            self.reads,
-            tuple(self.writes),
-            self.fed_by is not None,
+            "".join(self.stdin) or (self.piped_from.stdout() if self.piped_from else ""),
+            self.stdout(),
+            self.reads_file,
+            tuple(self.written_files),
+            self.piped_from is not None,
         )
 
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    """A place with commands: the script, or brackets in it."""
+    """The script, or one level of brackets in it."""
 
     kind: str = ""
+    """The opening bracket; empty for the script."""
     is_silent: bool = False
-    """True for brackets without commands: a sum, an array."""
+    """True for brackets without commands: an arithmetic expansion or an array."""
     in_word: bool = False
-    """True if it began inside a word."""
+    """True if the bracket is inside a word."""
     draft: _Draft = field(default_factory=_Draft)
     pieces: list[str] | None = None
-    """The pieces of the word that is being read."""
+    """The pieces of the word that is being parsed; None between words."""
     is_quoted: bool = False
-    awaits: str = ""
-    """The redirection whose target comes next."""
+    """True inside double quotes."""
+    redirection: str = ""
+    """The redirection whose target is the next word."""
 
 
-class _Reader:
+class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
@@ -126,17 +127,17 @@ class _Reader:
         self._drafts: list[_Draft] = []
         self._heredocs: list[tuple[_Draft, str]] = []
 
-    def read(self) -> list[Command]:
+    def parse(self) -> list[Command]:
         while self._at < len(self._text) and len(self._frames) < _MAX_FRAMES:
             pattern = _QUOTED if self._frames[-1].is_quoted else _BARE
             token = pattern.match(self._text, self._at)
             assert token is not None
             self._at = token.end()
-            self._takers[token.lastgroup](self, token.group())
+            self._handlers[token.lastgroup](self, token.group())
         while self._frames:
             self._end_command()
             self._frames.pop()
-        return [draft.finished() for draft in self._drafts]
+        return [draft.command() for draft in self._drafts]
 
     # Words
 
@@ -163,8 +164,8 @@ class _Reader:
         self._add(value[1:])
 
     def _quoted_escape(self, value: str) -> None:
-        is_taken = value[1:] in ('"', "\\", "$", "`")
-        self._add(value[1:] if is_taken else value.removesuffix("\\\n"))
+        is_escape = value[1:] in ('"', "\\", "$", "`")
+        self._add(value[1:] if is_escape else value.removesuffix("\\\n"))
 
     def _comment(self, value: str) -> None:
         if self._frames[-1].pieces is not None:  # `a#b` is one word
@@ -176,16 +177,16 @@ class _Reader:
         if frame.pieces is None:
             return
         word, frame.pieces = "".join(frame.pieces), None
-        awaits, frame.awaits = frame.awaits, ""
-        match awaits:
+        redirection, frame.redirection = frame.redirection, ""
+        match redirection:
             case "":
                 frame.draft.words.append(word)
             case "<":
-                frame.draft.reads = True
+                frame.draft.reads_file = True
             case "<<<":
-                frame.draft.given.append(word)
+                frame.draft.stdin.append(word)
             case _:
-                frame.draft.writes.append(word)
+                frame.draft.written_files.append(word)
 
     # Redirections
 
@@ -194,11 +195,11 @@ class _Reader:
         self._blank("")
         if frame.draft.words[:1] == ["[["] or value[-1].isdigit() or value.endswith("-"):
             return
-        self._await("<" if "<" in value and ">" not in value else ">")
+        self._expect_target("<" if "<" in value and ">" not in value else ">")
 
-    def _await(self, redirection: str) -> None:
+    def _expect_target(self, redirection: str) -> None:
         self._blank("")
-        self._frames[-1].awaits = redirection
+        self._frames[-1].redirection = redirection
 
     def _heredoc(self, value: str) -> None:
         self._blank("")
@@ -210,7 +211,7 @@ class _Reader:
         self._end_command()
         heredocs, self._heredocs = self._heredocs, []
         for draft, end in heredocs:
-            draft.given.append(self._body(end))
+            draft.stdin.append(self._body(end))
 
     def _body(self, end: str) -> str:
         lines = []
@@ -229,8 +230,8 @@ class _Reader:
     def _end_command(self) -> _Draft:
         self._blank("")
         frame = self._frames[-1]
-        ended, frame.draft, frame.awaits = frame.draft, _Draft(), ""
-        if not frame.is_silent and (ended.words or ended.reads or ended.writes):
+        ended, frame.draft, frame.redirection = frame.draft, _Draft(), ""
+        if not frame.is_silent and (ended.words or ended.reads_file or ended.written_files):
             self._drafts.append(ended)
         return ended
 
@@ -239,7 +240,7 @@ class _Reader:
 
     def _pipe(self, _: str) -> None:
         ended = self._end_command()
-        self._frames[-1].draft.fed_by = ended
+        self._frames[-1].draft.piped_from = ended
 
     # Brackets
 
@@ -280,7 +281,7 @@ class _Reader:
 
     # Tokens
 
-    _takers: ClassVar[Mapping[str | None, Callable[["_Reader", str], None]]] = {
+    _handlers: ClassVar[Mapping[str | None, Callable[["_Parser", str], None]]] = {
         "blank": _blank,
         "newline": _newline,
         "comment": _comment,
@@ -293,7 +294,7 @@ class _Reader:
         "sum": _sum,
         "inner": _inner,
         "tick": _tick,
-        "herestring": _await,
+        "herestring": _expect_target,
         "heredoc": _heredoc,
         "redirect": _redirect,
         "pipe": _pipe,
@@ -303,4 +304,4 @@ class _Reader:
         "plain": _add,
         "dollar": _add,
     }
-    """The method for each kind of token."""
+    """The method that handles each kind of token."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from policies.limits import StopReason
 from policies.profile import Profile
-from policies.prompts import Equipment
+from policies.prompts import SandboxContents
 from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
@@ -55,7 +55,7 @@ class Agent:
     model: Model
     workspaces: Workspaces
     make_tools: Callable[[Profile], Sequence[Tool]]
-    equipment: Equipment = Equipment()
+    equipment: SandboxContents = SandboxContents()
     windows: ContextWindows = field(default_factory=ContextWindows)
 
     async def window(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from policies.artifacts import select
-from policies.file_names import shown_name
+from policies.artifacts import select_files
+from policies.file_names import display_name
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES, OUTPUT_DIR, WORKING_DIR
 from proxy.agent.artifacts import list_output_files
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
@@ -123,9 +123,9 @@ class AnswerWriter:
             files = await list_output_files(sandbox)
         except SandboxLostError:
             return []  # the answer is still valid without links
-        withheld = self._profile.watch.withheld(file.path for file in files)
+        withheld = self._profile.watch.withheld_files(file.path for file in files)
         allowed = (file for file in files if file.path not in withheld)
-        return [file.path for file in select(allowed, self._profile.artifacts).chosen]
+        return [file.path for file in select_files(allowed, self._profile.artifacts).chosen]
 
     def _url(self, path: str) -> str:
         self._linked_paths.add(path)
@@ -165,7 +165,7 @@ class _Part:
 
 def _listed(artifact: Artifact) -> str:
     """Return the Markdown list item that links to a file."""
-    name = artifact.filename or shown_name(artifact.path)
+    name = artifact.filename or display_name(artifact.path)
     image = "!" if artifact.mime_type.startswith("image/") else ""
     return f"- {image}[{name}]({artifact.url})"
 

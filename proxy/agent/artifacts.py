@@ -8,8 +8,15 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from policies.artifacts import ProducedFile, SavedFile, SkippedFile, changed, output_path, select
-from policies.file_names import UniqueShownNames
+from policies.artifacts import (
+    ProducedFile,
+    SavedFile,
+    SkippedFile,
+    is_changed,
+    output_path,
+    select_files,
+)
+from policies.file_names import UniqueDisplayNames
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
 from proxy.agent.events import Emit, FileProduced
 from proxy.agent.guard import Guard
@@ -90,7 +97,7 @@ class ArtifactCollector:
             path = output_path(entry.path)
             is_unknown = path not in before and not self._is_before_known
             has_changed = path in linked or (
-                None if is_unknown else changed(before.get(path), _contents(entry))
+                None if is_unknown else is_changed(before.get(path), _contents(entry))
             )
             if has_changed:
                 found.produced.append(ProducedFile(path, entry.bytes))
@@ -132,12 +139,12 @@ async def collect_artifacts(
     found = await outputs.produced(sandbox, linked, seconds)
     withheld = await guard.withheld_files(found.produced)
     allowed = [file for file in found.produced if file.path not in withheld]
-    selection = select(allowed, task.profile.artifacts)
+    selection = select_files(allowed, task.profile.artifacts)
     saved = await _save(sandbox, selection.chosen, task.artifact_store, emit, end)
     ruled_out = [SkippedFile(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
     return CollectedArtifacts(
         saved.artifacts,
-        [*selection.skipped_files, *ruled_out, *saved.skipped_files, *found.skipped_files],
+        [*selection.skipped, *ruled_out, *saved.skipped_files, *found.skipped_files],
         [*withheld.values(), *saved.warnings, *(() if found.is_complete else (NOT_ALL_LISTED,))],
     )
 
@@ -150,7 +157,7 @@ async def _save(
     end: float,
 ) -> CollectedArtifacts:
     """Save files until `end`, by the event loop's clock."""
-    artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueShownNames()
+    artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueDisplayNames()
     for n, file in enumerate(chosen):
         try:
             left_s = max(0.0, end - asyncio.get_running_loop().time())
@@ -165,7 +172,7 @@ async def _save(
         except SandboxLostError:
             skipped_files += [SkippedFile(rest.path, rest.bytes, "lost") for rest in chosen[n:]]
             return CollectedArtifacts(artifacts, skipped_files, (SANDBOX_LOST,))
-        artifacts.append(replace(artifact, filename=names.give(artifact.path)))
+        artifacts.append(replace(artifact, filename=names.assign(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
     return CollectedArtifacts(artifacts, skipped_files)
 

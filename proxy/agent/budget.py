@@ -10,18 +10,31 @@ from typing import Any
 import anyio
 
 from policies.budgets import (
-    STOPS,
+    STOP_REASONS,
     Expense,
-    Receipt,
-    RemainingBudget,
-    little_left,
-    little_left_today,
+    LowBudgetHint,
+    Reservation,
+    exhausted,
+    low_budget_hints,
+    low_daily_budget_hints,
     reminder,
-    used_up,
 )
-from policies.limits import Limits, Spent, StopReason, exceeded, no_more_commands, paid_out
-from policies.limits import egress_bytes as in_bytes
-from policies.prices import CHARS_PER_TOKEN, Counted, cost_usd, counted, expected_tokens
+from policies.limits import (
+    Limits,
+    Spent,
+    StopReason,
+    exceeded,
+    exceeded_command_limit,
+    exceeded_spending,
+)
+from policies.limits import mib_to_bytes as in_bytes
+from policies.prices import (
+    CHARS_PER_TOKEN,
+    TokenUsage,
+    cost_usd,
+    estimate_prompt_tokens,
+    parse_usage,
+)
 from proxy.agent.events import (
     CallFailed,
     ModelDelta,
@@ -98,7 +111,7 @@ class RunBudget:
             tokens=spent.tokens + spent.next_tokens,
             cost_usd=spent.cost_usd + spent.next_cost_usd,
         )
-        if stop := paid_out(self._limits, with_turn):
+        if stop := exceeded_spending(self._limits, with_turn):
             return stop
         return await self._take_call(messages)
 
@@ -126,7 +139,7 @@ class RunBudget:
         await self._count_call(_counted(reply, body["messages"]), receipt)
         return reply
 
-    async def _count_call(self, tokens: Counted, receipt: Receipt | None) -> None:
+    async def _count_call(self, tokens: TokenUsage, receipt: Reservation | None) -> None:
         cost = cost_usd(self._tariff, tokens)
         is_known = cost is not None and (self.cost_usd is not None or not self._calls)
         self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if is_known else None
@@ -137,23 +150,23 @@ class RunBudget:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
     async def _count_cut_off(
-        self, recorder: "CompletionRecorder", receipt: Receipt | None, *, was_made: bool
+        self, recorder: "CompletionRecorder", receipt: Reservation | None, *, was_made: bool
     ) -> None:
         """Count a reply that was cut off. If `was_made`, the backend worked on the call even if
         nothing arrived, so the expected expense stands."""
         if recorder.has_begun:
             self.partial_completion = recorder.completion()
-            await self._count_call(counted(self.partial_completion.usage), receipt)
+            await self._count_call(parse_usage(self.partial_completion.usage), receipt)
         elif self._day and receipt and not was_made:
             await self._day.settle(receipt, Expense())
 
     def _expected(self, messages: Sequence[Message]) -> Expense:
-        prompt = Counted(prompt=max(self._prompt_tokens, expected_tokens(messages)))
+        prompt = TokenUsage(prompt=max(self._prompt_tokens, estimate_prompt_tokens(messages)))
         return Expense(tokens=prompt.prompt, cost_usd=cost_usd(self._tariff, prompt) or 0.0)
 
     async def before_command(self) -> StopReason | None:
         """Reserve and count a command. Return the limit that rules the command out, or None."""
-        stop = no_more_commands(self._limits, self._spent())
+        stop = exceeded_command_limit(self._limits, self._spent())
         if not stop and self._day:
             stop = await self._day.take_command()
         if not stop:
@@ -193,9 +206,9 @@ class RunBudget:
         is_over = exceeded(self._limits, spent) or (self._day and self._day.is_over)
         if is_over or not self._limits.tell_remaining:
             return ""
-        left = little_left(self._limits, spent)
+        left = low_budget_hints(self._limits, spent)
         if self._day:
-            left |= self._day.little_left()
+            left |= self._day.low_budget_hints()
         line = reminder(left, self._reminded)
         self._reminded |= {
             kind: max(remaining.level, self._reminded.get(kind, 0))
@@ -213,7 +226,7 @@ class RunBudget:
             await self._day.count_egress(self.egress_bytes)
 
     def _spent(self, trajectory_tokens: int = 0) -> Spent:
-        next_prompt = Counted(prompt=self._prompt_tokens, cached=self._prompt_tokens)
+        next_prompt = TokenUsage(prompt=self._prompt_tokens, cached=self._prompt_tokens)
         return Spent(
             turns=self.turns,
             wall_time_s=self.wall_time_s,
@@ -258,16 +271,18 @@ class DailyBudgetUse:
         self._account = account
         self._spent = Expense()
         """Expenses of the key, as of the last receipt."""
-        self._calls: list[Receipt] = []
+        self._calls: list[Reservation] = []
         """Receipts for calls that are still to be made; the last is that of the next call."""
-        self._command: Receipt | None = None
+        self._command: Reservation | None = None
         self._egress_counted = 0
         self._stop: StopReason | None = None
 
     @property
     def is_over(self) -> bool:
         """True if a part of the daily budget is used up, as of the last receipt."""
-        return self._stop is not None or bool(used_up(self._account.budget, self._spent, Expense()))
+        return self._stop is not None or bool(
+            exhausted(self._account.budget, self._spent, Expense())
+        )
 
     @property
     def bounds_egress(self) -> bool:
@@ -278,7 +293,7 @@ class DailyBudgetUse:
         self._calls += [receipt] if receipt else []
         return self._stop
 
-    async def call_receipt(self, expected: Expense) -> Receipt:
+    async def call_receipt(self, expected: Expense) -> Reservation:
         """Return the receipt taken for the call, or else overdraw the account."""
         if self._calls:
             return self._calls.pop()
@@ -309,12 +324,12 @@ class DailyBudgetUse:
             with anyio.CancelScope(shield=True):  # traffic counts even if the client disconnects
                 await self._account.overdraw(Expense(egress_bytes=new))
 
-    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+    async def settle(self, receipt: Reservation, actual: Expense) -> None:
         self._spent += actual - receipt.expected
         await self._account.settle(receipt, actual)
 
     def egress_left(self, usual: int, egress_bytes: int) -> int:
-        """Return how many bytes may still pass, `usual` at most. `egress_bytes` is the run's
+        """Return how many bytes may still pass, `usual` at most. `mib_to_bytes` is the run's
         traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
@@ -322,14 +337,14 @@ class DailyBudgetUse:
         uncounted = egress_bytes - self._egress_counted
         return min(usual, in_bytes(mib) - self._spent.egress_bytes - uncounted)
 
-    def little_left(self) -> dict[str, RemainingBudget]:
-        return little_left_today(self._account.budget, self._spent)
+    def low_budget_hints(self) -> dict[str, LowBudgetHint]:
+        return low_daily_budget_hints(self._account.budget, self._spent)
 
-    async def _taken(self, expected: Expense) -> Receipt | None:
+    async def _taken(self, expected: Expense) -> Reservation | None:
         receipt = await self._account.take(expected)
         self._spent = receipt.spent
-        if receipt.used_up:
-            self._stop = STOPS[receipt.used_up]
+        if receipt.exhausted:
+            self._stop = STOP_REASONS[receipt.exhausted]
             return None
         return receipt
 
@@ -415,7 +430,7 @@ class CompletionRecorder:
             prompt = self._count.prompt
             completion = self._count.completion + self._pieces - self._counted_pieces
         else:
-            prompt = expected_tokens(self._messages)
+            prompt = estimate_prompt_tokens(self._messages)
             completion = estimated_tokens(self._pieces, self._chars)
         usage = {
             "prompt_tokens": prompt,
@@ -435,10 +450,10 @@ class CompletionRecorder:
         return choice
 
 
-def _counted(reply: Completion, messages: list[Message]) -> Counted:
+def _counted(reply: Completion, messages: list[Message]) -> TokenUsage:
     """Return the tokens of a call; an estimate if the backend reports none."""
-    tokens = counted(reply.usage)
+    tokens = parse_usage(reply.usage)
     if tokens.total or tokens.reported_usd is not None:
         return tokens
     completion = len(text_of(reply.message)) // CHARS_PER_TOKEN
-    return Counted(prompt=expected_tokens(messages), completion=completion)
+    return TokenUsage(prompt=estimate_prompt_tokens(messages), completion=completion)

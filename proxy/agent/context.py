@@ -16,11 +16,11 @@ from policies.context import (
     SUMMARY_SHARE,
     TOKENS_PER_BYTE,
     ContextSizes,
-    density,
-    room,
+    reserved_tokens,
+    tokens_per_byte,
 )
-from policies.observation import is_worth_a_stub, stub
-from policies.prompts import sum_up_request, summary_words
+from policies.observation import is_stub_shorter, stub
+from policies.prompts import summary_message, summary_request
 from policies.workspace import OBSERVATION_DIR
 from proxy.agent.context_windows import ContextWindow
 from proxy.agent.history import Entry, History, text_of
@@ -157,7 +157,9 @@ class ContextManager:
 
     def _limit(self, window: int | None, extra: Mapping[str, Any]) -> int | None:
         """Return the maximum prompt tokens, or None if unknown."""
-        limits = [] if window is None else [window - room(window, _token_limit(extra)[1])]
+        limits = (
+            [] if window is None else [window - reserved_tokens(window, _token_limit(extra)[1])]
+        )
         if self._ceiling is not None:
             limits.append(self._ceiling)
         return min(limits, default=None)
@@ -242,7 +244,7 @@ class _Compactor:
             for n, entry in enumerate(self._history.entries)
             if entry.kind == "observed"
             and isinstance(entry.message.get("content"), str)
-            and is_worth_a_stub(entry.message["content"])
+            and is_stub_shorter(entry.message["content"])
         ]
 
     async def _summarize(self, overflow: _Overflow) -> bool:
@@ -257,7 +259,7 @@ class _Compactor:
         if not summary:
             self._gave_up = summary is not None
             return False
-        self._history.replace_with_summary(summary_words(summary), latest)
+        self._history.replace_with_summary(summary_message(summary), latest)
         self._note("summary", overflow, self._counter.tokens(self._history.messages))
         return True
 
@@ -280,7 +282,7 @@ class _Compactor:
         """Return the model's summary of the history, or of a shortened transcript if the history
         does not fit into a prompt. Return "" if no transcript fits; None if a later attempt may
         succeed."""
-        request: Message = {"role": "user", "content": sum_up_request(allowed)}
+        request: Message = {"role": "user", "content": summary_request(allowed)}
         entries = list(self._history.entries)
         if entries[-1].kind == "asked":
             entries.pop()  # the proxy's request follows the summary
@@ -384,7 +386,7 @@ class TokenCounter:
         known = len(self._counted) if _begins_with(messages, self._counted) else 0
         before = self._bytes if known else 0
         self._bytes = before + sum(map(_bytes_of, messages[known:]))
-        self._density = density(prompt, self._tools_bytes + self._bytes)
+        self._density = tokens_per_byte(prompt, self._tools_bytes + self._bytes)
         self._tokens = prompt + answer
         self._counted = messages
 

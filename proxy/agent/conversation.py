@@ -9,9 +9,9 @@ from typing import Any
 
 from policies.context import ContextSizes
 from policies.limits import StopReason
-from policies.prompts import call_request, final_request
+from policies.prompts import final_request, tool_call_request
 from policies.reply_checks import is_quoted
-from policies.steps import UsageOf
+from policies.steps import UsageScope
 from proxy.agent.budget import MeteredModel
 from proxy.agent.context import ContextManager, ObservationFiles, TokenCounter
 from proxy.agent.context_windows import ContextWindow
@@ -101,7 +101,7 @@ class Conversation:
         prompt = self._counter.tokens(self.history.messages)
         return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
 
-    def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
+    def usage_of(self, calls: UsageScope) -> Mapping[str, Any]:
         """Return the usage to report to the client: of the last call, or of all calls."""
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
@@ -157,7 +157,7 @@ class Conversation:
     ) -> Completion:
         """Request a call of one of the client's tools, without offering the proxy's tools."""
         self._is_final = True
-        self.history.append_request(call_request(stop))
+        self.history.append_request(tool_call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
@@ -249,7 +249,7 @@ class Conversation:
         except (BackendError, asyncio.CancelledError) as error:
             if partial_completion := self._model.partial_completion:
                 self._count(partial_completion)
-            if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.words, body):
+            if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.excerpt, body):
                 error.sizes = ContextSizes()
             if isinstance(error, BackendError):
                 offset = self._index_offset if index_offset is None else index_offset

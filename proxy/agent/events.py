@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from policies.limits import StopReason
-from policies.rules import Act, Action
+from policies.rules import Action, RuleTarget
 from sandbox_runtime.egress.decision import Decision
 
 
@@ -157,7 +157,7 @@ class RuleMatched:
 
     rule: str
     action: Action
-    over: Act
+    over: RuleTarget
     subject: str
     """The command, path or `host:port`, possibly cut."""
     reason: str

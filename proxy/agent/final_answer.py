@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import anyio.to_process
 
-from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm, answer_fault, unfenced
+from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm, answer_error, strip_code_fence
 from policies.limits import StopReason
 from policies.prompts import INSTRUCTIONS, WHY_NO_MORE_TOOLS, form_request
 from proxy.agent.answer import AnswerWriter, read_answer_file
@@ -261,7 +261,7 @@ async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHEC
     """Strip the code fence from an answer and validate it against its form. An answer that fails
     gets a warning and the finish reason "length", so that no client takes it for valid.
     """
-    text = unfenced(final.text)
+    text = strip_code_fence(final.text)
     try:
         fault = await _fault(form, text, seconds)
     except (TimeoutError, anyio.BrokenWorkerProcess):
@@ -276,10 +276,10 @@ async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHEC
 
 async def _fault(form: AnswerForm, answer: str, seconds: float) -> str | None:
     if form in (ANY_OBJECT, ANY_JSON):
-        return answer_fault(form, answer)
+        return answer_error(form, answer)
     # In a process: a schema can make validation endless, and a thread cannot be killed.
     with anyio.fail_after(seconds):
-        return await anyio.to_process.run_sync(answer_fault, form, answer, cancellable=True)
+        return await anyio.to_process.run_sync(answer_error, form, answer, cancellable=True)
 
 
 def prose_visibility(task: AgentTask) -> ProseVisibility:

@@ -11,8 +11,8 @@ from typing import Any
 from policies.artifacts import ProducedFile
 from policies.hosts import Target
 from policies.profile import Profile
-from policies.redaction import Secrets
-from policies.rules import MAX_SUBJECT_CHARS, Act, subject
+from policies.redaction import SecretFinder
+from policies.rules import MAX_SUBJECT_CHARS, RuleTarget, rule_subject
 from policies.workspace import ANSWER_FILES
 from proxy.agent.events import EgressDecided, Emit, Event, RuleMatched
 from proxy.agent.result import RunWarning
@@ -31,12 +31,12 @@ class Guard:
 
     def __init__(self, profile: Profile, emit: Emit) -> None:
         self._watch = profile.watch
-        self._secrets = Secrets(profile.redaction)
+        self._secrets = SecretFinder(profile.redaction)
         self._emit = emit
 
     async def refusal(self, tool: str, arguments: object) -> str | None:
         """Return the observation for a call that a rule denies, or None if the call is allowed."""
-        act = subject(tool, arguments) if isinstance(arguments, Mapping) else None
+        act = rule_subject(tool, arguments) if isinstance(arguments, Mapping) else None
         refused = await self._refusal(*act) if act else None
         return f"Nothing was done: {refused}." if refused else None
 
@@ -57,10 +57,10 @@ class Guard:
 
     def redact(self, text: str) -> str:
         """Return a text without secrets."""
-        return self._secrets.without(text)
+        return self._secrets.redact(text)
 
-    async def _refusal(self, over: Act, target: str) -> str | None:
-        rule = self._watch.met(over, target)
+    async def _refusal(self, over: RuleTarget, target: str) -> str | None:
+        rule = self._watch.first_match(over, target)
         if rule is None:
             return None
         shown = target[:MAX_SUBJECT_CHARS]
@@ -68,10 +68,10 @@ class Guard:
         return rule.refusal
 
 
-def redact_json(value: Any, secrets: Secrets) -> Any:
+def redact_json(value: Any, secrets: SecretFinder) -> Any:
     """Return a JSON value without secrets in its strings."""
     if isinstance(value, str):
-        return secrets.without(value)
+        return secrets.redact(value)
     if isinstance(value, Mapping):
         return {key: redact_json(item, secrets) for key, item in value.items()}
     if isinstance(value, list):

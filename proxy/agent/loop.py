@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies.answer_form import is_answer
 from policies.limits import StopReason, time_plan
-from policies.prompts import WHY_NO_MORE_TOOLS, Equipment
+from policies.prompts import WHY_NO_MORE_TOOLS, SandboxContents
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.artifacts import (
     SANDBOX_LOST,
@@ -71,7 +71,7 @@ class AgentLoop:
         model: Model,
         windows: ContextWindows,
         tools: Sequence[Tool],
-        equipment: Equipment,
+        equipment: SandboxContents,
         task: AgentTask,
         agent_input: AgentInput,
         emit: Emit,
@@ -104,7 +104,9 @@ class AgentLoop:
         """True if the next turn is the plain turn."""
         self._failed_turns = 0
 
-    def _create_parts(self, model: Model, windows: ContextWindows, equipment: Equipment) -> None:
+    def _create_parts(
+        self, model: Model, windows: ContextWindows, equipment: SandboxContents
+    ) -> None:
         """Create the objects that call the model and stream to the client."""
         task, emit = self._task, self._emit
         prompt = self._style.system_prompt(task.profile, equipment, self._executor.names)
@@ -459,7 +461,7 @@ class AgentLoop:
             self._guard,
             self._emit,
         )
-        seconds = self._times.hand_back_s(self.budget.wall_time_s)
+        seconds = self._times.collection_time_s(self.budget.wall_time_s)
         try:
             return await collect_artifacts(*parts, seconds)
         except SandboxLostError:

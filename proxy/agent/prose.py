@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from policies.prices import CHARS_PER_TOKEN
-from policies.reply_checks import EchoCheck, OwnTexts, RepetitionCheck
+from policies.reply_checks import EchoCheck, ProxyTexts, RepetitionCheck
 from proxy.agent.events import TextDelta
 from proxy.agent.model import CompletionStopped
 from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
@@ -43,7 +43,7 @@ class ProseRules:
     """The client's token limit for visible prose."""
     stops: tuple[str, ...] = ()
     """The client's stop strings."""
-    own: OwnTexts = field(default_factory=lambda: OwnTexts(()))
+    own: ProxyTexts = field(default_factory=lambda: ProxyTexts(()))
     """The proxy's own texts. A reply that repeats them is ended."""
     client_texts: Sequence[str] = ()
     """The texts of the client's messages, which replies may quote."""
@@ -56,9 +56,9 @@ UNCHECKED = ProseRules(ends_replies=False)
 
 
 @lru_cache(maxsize=16)
-def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> OwnTexts:
+def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> ProxyTexts:
     """Return the OwnTexts of these texts. Cached, for building them takes milliseconds."""
-    return OwnTexts(prompts, instructions)
+    return ProxyTexts(prompts, instructions)
 
 
 class Prose:

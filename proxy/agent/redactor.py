@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from policies.redaction import Secrets, SecretStream
+from policies.redaction import SecretFinder, StreamRedactor
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -29,7 +29,7 @@ ENDS_REASONING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFini
 class Redactor:
     """Redacts one run with all its choices."""
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
         self._first = _ChoiceRedactor(secrets)
         self._others: dict[int, _ChoiceRedactor] = {}
@@ -58,13 +58,13 @@ class Redactor:
 class _ChoiceRedactor:
     """Redacts the events and the result of one choice."""
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: SecretFinder) -> None:
         self._secrets = secrets
-        self._reasoning = SecretStream(secrets)
+        self._reasoning = StreamRedactor(secrets)
         self._last_reasoning = ReasoningDelta("")
         """The last piece of the model's thinking or narration."""
-        self._answer = SecretStream(secrets)
-        self._outputs: dict[str, tuple[ToolOutput, SecretStream]] = {}
+        self._answer = StreamRedactor(secrets)
+        self._outputs: dict[str, tuple[ToolOutput, StreamRedactor]] = {}
         """The last piece of the running command's output, by stream."""
         self._sent_answer = ""
         self._sent_before = 0
@@ -85,7 +85,7 @@ class _ChoiceRedactor:
                 yield from self._send_answer(self._answer.finish())
                 yield event
             case ToolOutput():
-                _, stream = self._outputs.get(event.stream, (event, SecretStream(self._secrets)))
+                _, stream = self._outputs.get(event.stream, (event, StreamRedactor(self._secrets)))
                 self._outputs[event.stream] = (event, stream)
                 yield from _unless_empty(replace(event, text=stream.feed(event.text)))
             case _:
@@ -101,13 +101,13 @@ class _ChoiceRedactor:
                 outputs, self._outputs = self._outputs, {}
                 for last, stream in outputs.values():
                     yield from _unless_empty(replace(last, text=stream.finish()))
-                yield replace(event, observation=self._secrets.without(event.observation))
+                yield replace(event, observation=self._secrets.redact(event.observation))
             case ToolCallStarted():
                 yield replace(event, arguments=redact_json(event.arguments, self._secrets))
             case Refused(text):
-                yield Refused(self._secrets.without(text))
+                yield Refused(self._secrets.redact(text))
             case RuleMatched():
-                yield replace(event, subject=self._secrets.without(event.subject))
+                yield replace(event, subject=self._secrets.redact(event.subject))
             case _:
                 yield event
 
@@ -116,7 +116,7 @@ class _ChoiceRedactor:
             result,
             answer=self._sent_answer,
             answer_offset=self._sent_before,
-            refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
+            refusal=self._secrets.redact(result.refusal) if result.refusal else result.refusal,
             choice=self._without_token_fields(result.choice),
             response=self._without_token_fields(result.response),
         )

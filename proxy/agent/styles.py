@@ -11,9 +11,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from policies.profile import Profile
-from policies.prompts import NUDGE, Equipment, system_prompt
-from policies.reference_style import ReferencePrompts, steps_words, unknown_words
-from policies.workspace import last_of_user
+from policies.prompts import NUDGE, SandboxContents, system_prompt
+from policies.reference_style import (
+    ReferencePrompts,
+    steps_remaining_line,
+    unknown_tool_observation,
+)
+from policies.workspace import last_user_index
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
 from proxy.agent.task import AgentInput, AgentTask, Params
@@ -43,7 +47,9 @@ class AgentStyle(Protocol):
     def params(self, task: AgentTask) -> Params:
         """Return the parameters of the run's model calls."""
 
-    def system_prompt(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def system_prompt(
+        self, profile: Profile, equipment: SandboxContents, names: Sequence[str]
+    ) -> str:
         """Return the system prompt. `names` are those of the proxy's tools."""
 
     def before_turn(self, history: History, turns_left: int) -> None:
@@ -66,7 +72,9 @@ class DefaultStyle:
     def params(self, task: AgentTask) -> Params:
         return task.params
 
-    def system_prompt(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def system_prompt(
+        self, profile: Profile, equipment: SandboxContents, names: Sequence[str]
+    ) -> str:
         return system_prompt(profile, equipment, names)
 
     def before_turn(self, history: History, turns_left: int) -> None:
@@ -89,7 +97,7 @@ class ReferenceStyle:
         """Return the messages. Rephrase the last user message as a problem, unless the run is
         resumed."""
         messages = list(agent_input.messages)
-        index = None if task.session.suspended_run else last_of_user(messages)
+        index = None if task.session.suspended_run else last_user_index(messages)
         if index is not None:
             problem = self._problem(messages[index], agent_input.notes)
             messages[index] = {**messages[index], "content": problem}
@@ -108,12 +116,14 @@ class ReferenceStyle:
             final=own.final,
         )
 
-    def system_prompt(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
+    def system_prompt(
+        self, profile: Profile, equipment: SandboxContents, names: Sequence[str]
+    ) -> str:
         return self._prompts.system_prompt()
 
     def before_turn(self, history: History, turns_left: int) -> None:
         if history.messages[-1].get("role") != "assistant":
-            history.append_to_last(steps_words(turns_left))
+            history.append_to_last(steps_remaining_line(turns_left))
 
     def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
         message = _without_nulls(message)
@@ -126,7 +136,7 @@ class ReferenceStyle:
         if call.mistake is not None:
             return Turn(message, (), as_text=False)
         if call.name not in names:
-            call = replace(call, mistake=unknown_words(call.name))
+            call = replace(call, mistake=unknown_tool_observation(call.name))
         return Turn(message, (call,), as_text=False)
 
     def _problem(self, message: Message, notes: Sequence[str]) -> Any:

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from policies.answer_form import AnswerForm
 from policies.artifacts import ProducedFile
-from policies.budgets import DailyBudget, Expense, Receipt
+from policies.budgets import DailyBudget, Expense, Reservation
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
-from policies.sessions import ResumePoint, Session, State
-from policies.steps import NarrationSetting, UsageOf
+from policies.sessions import ResumePoint, Session, SessionState
+from policies.steps import NarrationSetting, UsageScope
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
@@ -93,14 +93,14 @@ class BudgetAccount(Protocol):
     def budget(self) -> DailyBudget:
         """The limits of a day."""
 
-    async def take(self, expected: Expense) -> Receipt:
+    async def take(self, expected: Expense) -> Reservation:
         """Reserve an expense, unless a part of the budget is used up. The receipt then names that
         part."""
 
-    async def overdraw(self, expected: Expense) -> Receipt:
+    async def overdraw(self, expected: Expense) -> Reservation:
         """Reserve an expense even if the budget is used up."""
 
-    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+    async def settle(self, receipt: Reservation, actual: Expense) -> None:
         """Replace the expected expense of a receipt by the actual expense."""
 
 
@@ -193,9 +193,9 @@ class SessionPlan:
     session: Session
     resume_from: ResumePoint | None = None
     """The state that the run resumes from; None for an empty workspace."""
-    save_as: State | None = None
+    save_as: SessionState | None = None
     """The state to save the workspace as; None to discard it."""
-    suspend_as: State | None = None
+    suspend_as: SessionState | None = None
     """The same if the run is suspended for client tool results."""
     suspended_run: SuspendedRun | None = None
     """The suspended run to resume, if any."""
@@ -216,7 +216,7 @@ class BudgetReservation:
     """The part of a key's daily budget that was reserved for a run."""
 
     account: BudgetAccount
-    receipt: Receipt
+    receipt: Reservation
 
     async def refund(self) -> None:
         """Refund the reservation, because the run does not start."""
@@ -243,7 +243,7 @@ class Delivery:
     narration: NarrationSetting = "content"
     """How prose before a tool call is streamed. `content`: as content after a short hold;
     `reasoning`: as reasoning, for clients that take all content for the answer."""
-    usage_of: UsageOf = "all_calls"
+    usage_of: UsageScope = "all_calls"
     """The model calls that the reported usage includes."""
     status_hold: StatusHold | None = None
     """The held-back status line of a streamed response, if any."""

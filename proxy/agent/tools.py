@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.limits import Limits, StopReason
-from policies.observation import lost_words, not_placed_words
+from policies.observation import file_not_written_text, sandbox_lost_text
 from policies.prompts import (
     CALLS_LEFT_OUT,
     NO_BUDGET,
@@ -172,7 +172,7 @@ class ToolExecutor:
             self.current_sandbox = None
             if self.losses == MAX_LOSSES:
                 raise
-            return Observation(lost_words(str(error)))
+            return Observation(sandbox_lost_text(str(error)))
         finally:
             self._upload_failures.clear()
 
@@ -199,7 +199,7 @@ class ToolExecutor:
                 async with aclosing(file.read()) as pieces:
                     await sandbox.put(file.path, pieces)
             except SandboxFileError as error:
-                self._upload_failures.append(not_placed_words(file.path, str(error)))
+                self._upload_failures.append(file_not_written_text(file.path, str(error)))
             else:
                 uploaded[file.path] = file.identity
         if uploaded != present:

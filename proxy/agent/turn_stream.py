@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, Self
 
-from policies.redaction import Secrets
+from policies.redaction import SecretFinder
 from policies.reply_checks import RepetitionCheck
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.events import (
@@ -349,7 +349,7 @@ def client_call_stream(
 ) -> ClientCallStream | None:
     """Return the stream of one turn's client tool calls, or None if the calls are sent when the run
     ends: because the client uses the legacy `functions`, or because secrets are redacted."""
-    if not names or task.request.legacy_state is not None or Secrets(task.profile.redaction):
+    if not names or task.request.legacy_state is not None or SecretFinder(task.profile.redaction):
         return None
     return ClientCallStream(emit, executor, names, task.request.text_tools, new_id)
 

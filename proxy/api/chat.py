@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.steps import suited
+from policies.steps import default_mode
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import read_model_request, services
 from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
     check_messages(body)
     decision = resolve_route(request, body)
     if decision.is_passthrough:
-        day = decision.profile.budgets.daily.of_model_calls
+        day = decision.profile.budgets.daily.for_model_calls
         await refuse_private_urls(request, body)
         return await relay_chat(
             request, strip_plain_suffix(body, decision.route.model), decision.headers, day
@@ -42,7 +42,7 @@ async def _run(
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_request_options(body, request.headers)
     asked_steps = requested_steps(body, request.headers)
-    steps = asked_steps or suited(services(request).steps, request.headers)
+    steps = asked_steps or default_mode(services(request).steps, request.headers)
     usage = includes_usage(body)
     identity = identify(request, body, terms, written)
     hold = status_hold(request, terms, identity)

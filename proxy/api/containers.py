@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.file_names import type_of
+from policies.file_names import guess_mime_type
 from policies.sessions import Session
 from policies.workspace import ArchiveNames
 from proxy.api import dependencies
@@ -261,7 +261,7 @@ async def _from_form(
             container_id,
             await writer.commit(),
             filename=form.filename,
-            mime_type=type_of(form.filename),
+            mime_type=guess_mime_type(form.filename),
             quota=limits.quota_mib << 20,
         )
 
@@ -301,7 +301,7 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
     buffer, names = _ZipBuffer(), ArchiveNames()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, path in files:
-            info = zipfile.ZipInfo(names.give(file.path), time.gmtime(file.created_at)[:6])
+            info = zipfile.ZipInfo(names.assign(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
             info.file_size = file.bytes  # decides whether it needs the large format
             info.external_attr = 0o644 << 16

@@ -22,8 +22,8 @@ from policies.json_bounds import (
     SMALL_BYTES,
     JSONBounds,
     TooMuchJSONError,
-    decoded,
-    has_infinity,
+    decode_json,
+    has_non_finite,
     is_small,
 )
 from policies.passthrough import PassthroughSetting
@@ -365,7 +365,7 @@ async def _let_others_run(body: bytes) -> None:
 def parsed(body: bytes) -> Any:
     """Decode JSON. Raises BadRequestError."""
     try:
-        if len(body) > LARGE_BYTES and not has_infinity(value := decoded(body)):
+        if len(body) > LARGE_BYTES and not has_non_finite(value := decode_json(body)):
             return value
         return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from policies.steps import CHOICES, PROFILES
+from policies.steps import STEPS_MODES, USAGE_SCOPES
 from proxy.api.parameters import errors
 from proxy.errors import NotFoundError
 from proxy.schemas.resources import (
@@ -300,9 +300,9 @@ _SANDBOX = _or_null(
         "profile": _TEXT,
         "enabled": _words("always", "auto", "never"),
         "prompt": _words("compute_first", "neutral", "none"),
-        "steps": _words(*PROFILES),
+        "steps": _words(*STEPS_MODES),
         "offload_documents": _FLAG,
-        "usage": _words(*CHOICES),
+        "usage": _words(*USAGE_SCOPES),
         "deadline_s": {"type": "number", "exclusiveMinimum": 0},
         "on_disconnect": _words("cancel", "detach"),
         "session": _TEXT,

@@ -12,7 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from policies.file_names import shown_name, type_of
+from policies.file_names import display_name, guess_mime_type
 from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesOf, body_of, content, errors
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
@@ -88,7 +88,7 @@ async def create_file(request: Request, services: ServicesOf, owner: Owner) -> F
             await writer.commit(),
             filename=form.filename or DEFAULT_FILENAME,
             purpose=asked.purpose,
-            mime_type=type_of(form.filename),
+            mime_type=guess_mime_type(form.filename),
             expires_at=lambda created_at: limits.expiry(created_at, asked_s),
             quota=limits.quota_mib << 20,
         )
@@ -170,7 +170,7 @@ def file_response(file: StoredFile) -> FileResponse:
     return FileResponse(
         file.path,
         media_type=file.mime_type,
-        filename=shown_name(file.filename),
+        filename=display_name(file.filename),
         content_disposition_type="inline" if shown else "attachment",
         headers=DOWNLOAD_HEADERS,
     )

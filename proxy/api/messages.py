@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
-from policies.steps import suited_to_messages
+from policies.steps import default_mode_for_messages
 from proxy.agent.model import Upstream, UpstreamRequest
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import (
@@ -55,7 +55,7 @@ async def create_message(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_json(request, body, decision.profile.budgets.daily.of_model_calls)
+        return await forward_json(request, body, decision.profile.budgets.daily.for_model_calls)
     return await _run(request, written, body, as_chat(body))
 
 
@@ -92,7 +92,7 @@ async def _run(
 def _shown(
     request: Request, body: Mapping[str, Any], asked: MessagesAsChat, decision: RoutingDecision
 ) -> MessageContext:
-    steps = requested_steps(body, request.headers) or suited_to_messages(
+    steps = requested_steps(body, request.headers) or default_mode_for_messages(
         services(request).steps,
         code_execution=asked.code_execution,
         thinking=asked.thinking,

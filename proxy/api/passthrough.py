@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
-from policies.json_bounds import decoded, encoded
-from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
-from policies.routing import PLAIN_SUFFIX, plain_name
+from policies.json_bounds import decode_json, encode_json
+from policies.passthrough import PathKind, is_stateless, may_name_responses, path_kind
+from policies.routing import PLAIN_SUFFIX, backend_model_name
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
 from proxy.api.dependencies import (
     JSONResponse,
@@ -71,7 +71,7 @@ def _is_upgrade(scope: Scope) -> bool:
 
 async def _answer(request: Request) -> Response:
     key = authorize(request)
-    where = way(written_path(request))
+    where = path_kind(written_path(request))
     upstream = _upstream(request, where)
     stream = RequestBodyStream(request)
     body = await _body(request, stream)
@@ -93,9 +93,9 @@ async def _answer(request: Request) -> Response:
             " passed on to the backend have no sandbox.",
             param="sandbox.enabled",
         )
-    day = profile.budgets.daily.of_model_calls if asks_a_model else DailyBudget()
+    day = profile.budgets.daily.for_model_calls if asks_a_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
-    written = body if plain is None else encoded(plain)
+    written = body if plain is None else encode_json(plain)
     return await forward(request, upstream, written, stream.wait_for_disconnect, day)
 
 
@@ -105,7 +105,7 @@ def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
     if not body or not isinstance(body, bytes):
         return {}
     try:
-        fields = decoded(body)
+        fields = decode_json(body)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     return fields if isinstance(fields, dict) else {}
@@ -114,10 +114,10 @@ def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
 def _model(fields: Mapping[str, Any]) -> str:
     """Return the model whose policy holds; without one, the key's alone does."""
     model = fields.get("model")
-    return plain_name(model) if isinstance(model, str) else ""
+    return backend_model_name(model) if isinstance(model, str) else ""
 
 
-def _upstream(request: Request, where: Way) -> Upstream:
+def _upstream(request: Request, where: PathKind) -> Upstream:
     """Return the backend's server, if this request may be passed on to it. Raises ProxyError."""
     named = f"{request.method} {request.url.path}"
     if request.method not in METHODS:
@@ -157,7 +157,7 @@ async def _require_owned(
 ) -> None:
     """Raise ProxyError if the request continues what the backend keeps for another client, or if
     the body is too long to tell."""
-    if services(request).passthrough == "all" or not goes_on_from_responses(written_path(request)):
+    if services(request).passthrough == "all" or not may_name_responses(written_path(request)):
         return
     if isinstance(body, RequestBodyStream):
         raise BadRequestError(
@@ -191,7 +191,7 @@ def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     model = fields.get("model")
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
-    return strip_plain_suffix(fields, plain_name(model))
+    return strip_plain_suffix(fields, backend_model_name(model))
 
 
 async def forward_response(

@@ -16,22 +16,22 @@ from typing import Any
 
 from starlette.requests import Request
 
-from policies.artifacts import without_links
+from policies.artifacts import strip_links
 from policies.budgets import Expense
-from policies.history import without_steps
+from policies.history import strip_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import (
     ResumePoint,
     Session,
-    State,
+    SessionState,
     container_id,
-    container_named,
-    container_of,
-    named,
-    states,
+    named_session,
+    run_container_id,
+    session_container_id,
+    session_states,
 )
-from policies.steps import UsageOf
+from policies.steps import UsageScope
 from proxy.agent.suspension import SuspendedRun, answered_run_ids
 from proxy.agent.task import (
     AgentInput,
@@ -120,7 +120,7 @@ def identify(
         work = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
         written = json.dumps(work, sort_keys=True).encode()
     headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
-    head = f"{request.url.path}\n{named(request.headers, body)}\n{headers}\n"
+    head = f"{request.url.path}\n{named_session(request.headers, body)}\n{headers}\n"
     on_disconnect = terms.on_disconnect or services(request).on_disconnect
     return RequestIdentity(
         owner=owner(request),
@@ -203,7 +203,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
     )
     # The profile, and how the client is told
     profile = decision.profile if alone else _profile_of_run(request, asked)
-    usage_of: UsageOf = "all_calls" if alone else requested_usage(asked.body, request.headers)
+    usage_of: UsageScope = "all_calls" if alone else requested_usage(asked.body, request.headers)
     # The files
     given: AgentInput | PendingInput = AgentInput(chat.messages)
     if not alone:
@@ -247,7 +247,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
 def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run is asked for: the messages without the proxy's own steps in them, and no
     tools of the client's if it forbids tools, for the run has its own."""
-    told = {**body, "messages": without_steps(body["messages"])}
+    told = {**body, "messages": strip_steps(body["messages"])}
     if forbids_tools(body):
         told |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
     return told
@@ -255,7 +255,7 @@ def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_tools(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the model is asked for that answers by itself."""
-    messages, _ = extract_files(without_links(body["messages"]))
+    messages, _ = extract_files(strip_links(body["messages"]))
     return {**body, "messages": messages, "tools": None, "tool_choice": None}
 
 
@@ -300,7 +300,7 @@ def resolve_session(
         resume_from = waiting.resume_from
     own = _own_session(whose, run_id)
     session = resume_from.session if resume_from else own.session
-    suspend_as = State(session, run_id)
+    suspend_as = SessionState(session, run_id)
     if save_as is None or save_as.session != session:
         save_as = suspend_as if is_kept else None
     return SessionPlan(session, resume_from, save_as, suspend_as, waiting)
@@ -309,7 +309,7 @@ def resolve_session(
 def _own_session(whose: str, run_id: str) -> SessionPlan:
     """Return the session of a run that belongs to no conversation."""
     session = Session(whose, container_id(whose, run_id))
-    return SessionPlan(session, suspend_as=State(session, run_id))
+    return SessionPlan(session, suspend_as=SessionState(session, run_id))
 
 
 def _of_conversation(
@@ -318,26 +318,28 @@ def _of_conversation(
     headers: Mapping[str, str],
     body: Mapping[str, Any],
     follows: ResumePoint | None,
-) -> tuple[ResumePoint | None, State | None]:
+) -> tuple[ResumePoint | None, SessionState | None]:
     """Return the state that the request's conversation goes on from, and the one it leaves."""
-    chat = named(headers, body)
+    chat = named_session(headers, body)
     if follows and (chat is None or chat.by_messages):
-        return follows, State(follows.session, run_id)
+        return follows, SessionState(follows.session, run_id)
     if chat is None:
         return None, None
-    session = Session(whose, container_named(whose, chat.name))
+    session = Session(whose, session_container_id(whose, chat.name))
     if not chat.by_messages:
-        return ResumePoint(session), State(session, run_id)
-    state, parents = states(body["messages"])
-    return ResumePoint(session, tuple(parents), anew=not parents), State(session, state)
+        return ResumePoint(session), SessionState(session, run_id)
+    state, parents = session_states(body["messages"])
+    return ResumePoint(session, tuple(parents), starts_empty=not parents), SessionState(
+        session, state
+    )
 
 
 def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
     """Return the files of a suspended run that is stored no more, if its calls are answered and it
     had no conversation."""
     for name in answered_run_ids(body["messages"]):
-        if container := container_of(whose, name):
-            return ResumePoint(Session(whose, container), (name,), anew=True)
+        if container := run_container_id(whose, name):
+            return ResumePoint(Session(whose, container), (name,), starts_empty=True)
     return None
 
 
@@ -360,7 +362,7 @@ def _profile_of_run(request: Request, asked: Preparation) -> Profile:
     """Return the profile with what the request changes in it: how files are returned, and whether
     long texts become files. Raises BadRequestError."""
     profile, headers = asked.decision.profile, request.headers
-    profile = replace(profile, artifacts=profile.artifacts.suited(headers))
+    profile = replace(profile, artifacts=profile.artifacts.for_client(headers))
     if may_offload_documents(asked.body, headers):
         return profile
     return replace(profile, inputs=replace(profile.inputs, offload_text_over_tokens=None))
@@ -402,7 +404,7 @@ async def _files_in_container(request: Request, session: SessionPlan) -> Sequenc
     files, whose, container = services(request).files, session.owner, session.container_id
     await files.remember(container, whose)
     put_in = await files.put_in(container, whose)
-    if resume_from.anew or await services(request).store.workspaces.newest(session.session):
+    if resume_from.starts_empty or await services(request).store.workspaces.newest(session.session):
         return put_in
     return [*put_in, *await files.handed_back(container, whose)]
 
@@ -419,7 +421,7 @@ async def _reserve_budget(
     Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
     """
     prices, model = services(request).prices, asked.decision.route.model
-    per_day = profile.budgets.daily if runs else profile.budgets.daily.of_model_calls
+    per_day = profile.budgets.daily if runs else profile.budgets.daily.for_model_calls
     if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
         tariff = prices.configured(model)
     else:

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
-from policies.sessions import State
-from policies.steps import Steps, suited_to_responses
+from policies.sessions import SessionState
+from policies.steps import StepsMode, default_mode_for_responses
 from proxy.agent.task import RunObserver, SessionPlan
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import owner, read_model_request, services
@@ -44,7 +44,7 @@ async def create_response(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_response(request, body, decision.profile.budgets.daily.of_model_calls)
+        return await forward_response(request, body, decision.profile.budgets.daily.for_model_calls)
     before = await previous_context(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolve_references(request, given)}
@@ -99,10 +99,10 @@ async def _run(
     return await streamed(request, subscriber, ResponseStreamEncoder(told), terms, hold)
 
 
-def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:
+def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> StepsMode:
     """Return how steps are shown to the client."""
     setting, shows_items = services(request).steps, asked.tools.step_item_tool is not None
-    return requested_steps(body, request.headers) or suited_to_responses(
+    return requested_steps(body, request.headers) or default_mode_for_responses(
         setting, shows_items=shows_items
     )
 
@@ -153,7 +153,7 @@ async def _begin_recording(
     return recorder
 
 
-def _unchanged_files(run_id: str, session: SessionPlan, before: PreviousContext) -> State:
+def _unchanged_files(run_id: str, session: SessionPlan, before: PreviousContext) -> SessionState:
     """Return the saved state of a run that leaves no files: no state has this name, so a request
     that continues the response finds the state before it."""
-    return State(before.follows.session if before.follows else session.session, run_id)
+    return SessionState(before.follows.session if before.follows else session.session, run_id)

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.profile import Profile
-from policies.routing import Route, plain_name, route
+from policies.routing import Route, backend_model_name, choose_route
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import authorize, owner, services
 from proxy.errors import BadRequestError, ForbiddenError
@@ -43,7 +43,7 @@ class RoutingDecision:
     route: Route
     profile: Profile
     verdict: ToolVerdict = SUPPORTED
-    """On the model's tool support; its words explain a plain route."""
+    """On the model's tool support; its message explains a plain route."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -51,8 +51,8 @@ class RoutingDecision:
         if not self.is_passthrough:
             return {}
         reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
-        words = self.verdict.words and self.verdict.header_words
-        return {**reason, DETAIL_HEADER: words} if words else reason
+        detail = self.verdict.message and self.verdict.header_value
+        return {**reason, DETAIL_HEADER: detail} if detail else reason
 
     @property
     def is_passthrough(self) -> bool:
@@ -65,20 +65,20 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
     ForbiddenError, ToolsRefusedError."""
     requested = _requested_policy(request, body)
     profile = services(request).profiles.of(
-        authorize(request), plain_name(body["model"]), requested.profile, requested.settings
+        authorize(request), backend_model_name(body["model"]), requested.profile, requested.settings
     )
-    decided = route(body, request.headers, profile)
+    decided = choose_route(body, request.headers, profile)
     verdict = SUPPORTED
     if decided.kind == "sandbox":
         verdict = services(request).tool_verdicts.verdict_for(owner(request), decided.model)
         if verdict.reason:
-            decided = route(body, request.headers, profile, verdict.reason)
+            decided = choose_route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":
         if verdict.reason:
             raise no_tools_error(verdict)
         raise ForbiddenError(
             f"enabled: always holds here (profile {profile.name!r}), and this request can only be"
-            f" answered without a sandbox: {decided.sentence}.",
+            f" answered without a sandbox: {decided.explanation}.",
             param="sandbox.enabled",
         )
     return RoutingDecision(decided, profile, verdict)

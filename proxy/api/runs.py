@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.steps import Steps, suited
+from policies.steps import StepsMode, default_mode
 from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.api.dependencies import JSONResponse, Services
@@ -75,7 +75,7 @@ def _shown(
         try:
             result = record.outcome()
             if not record.is_summary:
-                steps = suited(services.steps, request.headers)
+                steps = default_mode(services.steps, request.headers)
                 shown["completion"] = _completion(steps, known, record.events, result)
         except ProxyError as error:
             shown |= error.body()
@@ -83,7 +83,7 @@ def _shown(
 
 
 def _completion(
-    steps: Steps, known: RunMetadata, events: Sequence[Event], result: Result
+    steps: StepsMode, known: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
     names = completion_head(known.id, known.created, known.model)
     document = CompletionBuilder(names, known.id, steps)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from policies.sessions import ResumePoint, Session, container_named
+from policies.sessions import ResumePoint, Session, session_container_id
 from proxy.api.answering import headers, replayed
 from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
 from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
@@ -277,7 +277,7 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
     session = Session(owner(request), latest.session)
     return PreviousContext(
         items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
-        follows=ResumePoint(session, chain.states, anew=True),
+        follows=ResumePoint(session, chain.states, starts_empty=True),
         previous_id=response_id,
         chain=chain.ids,
     )
@@ -304,7 +304,7 @@ async def _conversation(request: Request, conversation_id: str) -> PreviousConte
     if said is None:
         raise no_such_conversation(conversation_id)
     items, seq = said
-    session = Session(whose, container_named(whose, conversation_id))
+    session = Session(whose, session_container_id(whose, conversation_id))
     told = await _without_missing_files(request, items)
     return PreviousContext(
         told, ResumePoint(session), conversation_id=conversation_id, seen_seq=seq

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
-from policies.steps import PROFILES
+from policies.steps import STEPS_MODES
 from proxy.agent.model import Upstream, UpstreamRequest
 from proxy.api.dependencies import JSONResponse, Services, model, while_connected
 from proxy.api.description import DISTRIBUTION
@@ -102,7 +102,7 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
     isolation = asdict(profile.isolation)
     egress = isolation.pop("network")
     return {
-        "steps": {"default": parts.steps, "profiles": list(PROFILES)},
+        "steps": {"default": parts.steps, "profiles": list(STEPS_MODES)},
         "tools": [tool.name for tool in parts.runs.agent.make_tools(profile)],
         "limits": asdict(profile.limits),
         "isolation": isolation,

@@ -17,12 +17,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from policies.artifacts import without_links
-from policies.budgets import NAMES, DailyBudget, Expense, Receipt
-from policies.json_bounds import SMALL_BYTES, JSONBounds, decoded, encoded
+from policies.artifacts import strip_links
+from policies.budgets import BUDGET_LABELS, DailyBudget, Expense, Reservation
+from policies.json_bounds import SMALL_BYTES, JSONBounds, decode_json, encode_json
 from policies.passthrough import URL_FIELDS, remote_urls
-from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
-from policies.routing import plain_name
+from policies.prices import Tariff, TokenUsage, cost_usd, estimate_prompt_tokens, parse_usage
+from policies.routing import backend_model_name
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamRequest, UpstreamResponse
 from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
@@ -91,10 +91,10 @@ async def forward_json(
 ) -> Response:
     """Pass on the fields of a request to a `:plain` model, as `forward` does. Raises
     BadRequestError too, for a private URL."""
-    fields = strip_plain_suffix(body, plain_name(body["model"]))
+    fields = strip_plain_suffix(body, backend_model_name(body["model"]))
     await refuse_private_urls(request, fields)
     disconnect = partial(wait_for_disconnect, request)
-    return await forward(request, upstream_of(request), encoded(fields), disconnect, day, hook)
+    return await forward(request, upstream_of(request), encode_json(fields), disconnect, day, hook)
 
 
 async def forward(
@@ -126,7 +126,7 @@ def upstream_of(request: Request) -> Upstream:
 def strip_plain_suffix(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the fields of a request that are the backend's too: with its own name for the model,
     and without what opens the links to produced files."""
-    others = {key: without_links(value) for key, value in fields.items() if key != "sandbox"}
+    others = {key: strip_links(value) for key, value in fields.items() if key != "sandbox"}
     return {**others, "model": model}
 
 
@@ -260,16 +260,16 @@ class RequestBodyStream:
         """Return the whole body, or None if it is longer than the limit, or has more JSON values
         than are decoded at once: then it can still be passed on. Raises ClientDisconnect,
         BusyError."""
-        size, counted, bounds = 0, 0, JSONBounds()
+        size, parse_usage, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
             self._ready.append(piece)
             size += len(piece)
             if size > SMALL_BYTES:
-                reserve_memory(self._request, size - counted)
-                counted = size
+                reserve_memory(self._request, size - parse_usage)
+                parse_usage = size
             if size > limit or not bounds.has_room_for(piece):
                 return None
-        if counted:
+        if parse_usage:
             reserve_memory(self._request, size)  # for what is decoded of it
         self._over.set()
         whole = b"".join(self._ready)
@@ -364,7 +364,7 @@ async def metered_relay(
         prices.configured(model) if budget.cost_usd is None else await known_tariff(prices, model)
     )
     account = daily_account(request, budget)
-    prompt = Counted(prompt=expected_tokens(asked))
+    prompt = TokenUsage(prompt=estimate_prompt_tokens(asked))
     receipt = await take_from(request, account, _expense(prompt, tariff))
     try:
         answer = await ask()
@@ -384,7 +384,7 @@ class _MeteredBody:
         self,
         answer: UpstreamResponse,
         account: BudgetAccount,
-        receipt: Receipt,
+        receipt: Reservation,
         tariff: Tariff | None,
     ) -> None:
         self._body: UpstreamBody = answer.body
@@ -419,10 +419,10 @@ class _MeteredBody:
             return
         self._is_settled = True
         self._reader.end()
-        tokens = counted(self._reader.usage)
+        tokens = parse_usage(self._reader.usage)
         if not tokens.total and tokens.reported_usd is None:
             # Usage is missing: charge the expected prompt, and about what has passed.
-            tokens = Counted(
+            tokens = TokenUsage(
                 prompt=self._receipt.expected.tokens, completion=self._reader.estimated_tokens
             )
         await self._account.settle(self._receipt, _expense(tokens, self._tariff))
@@ -434,12 +434,12 @@ def daily_account(request: Request, budget: DailyBudget) -> BudgetAccount:
     return services(request).store.spending.account(authorize(request).name, budget)
 
 
-async def take_from(request: Request, account: BudgetAccount, expected: Expense) -> Receipt:
+async def take_from(request: Request, account: BudgetAccount, expected: Expense) -> Reservation:
     """Charge an expected expense. Raises BudgetError."""
     receipt = await account.take(expected)
-    if receipt.used_up:
-        wait_s = services(request).store.spending.until_midnight_s()
-        raise BudgetError(NAMES[receipt.used_up], wait_s)
+    if receipt.exhausted:
+        wait_s = services(request).store.spending.seconds_until_midnight()
+        raise BudgetError(BUDGET_LABELS[receipt.exhausted], wait_s)
     return receipt
 
 
@@ -456,13 +456,13 @@ async def known_tariff(prices: Prices, model: str) -> Tariff:
     )
 
 
-def _expense(tokens: Counted, tariff: Tariff | None) -> Expense:
+def _expense(tokens: TokenUsage, tariff: Tariff | None) -> Expense:
     return Expense(tokens=tokens.total, cost_usd=cost_usd(tariff, tokens) or 0.0)
 
 
 def _read_fields(body: bytes) -> Mapping[str, Any]:
     try:
-        asked = decoded(body)
+        asked = decode_json(body)
     except (ValueError, RecursionError):
         return {}
     return asked if isinstance(asked, dict) else {}

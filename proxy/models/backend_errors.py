@@ -355,7 +355,7 @@ def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
         prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
         answer=_first(_ANSWER, message)[0],
-        words="" if n_ctx else words,
+        excerpt="" if n_ctx else words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
-from policies.json_bounds import JSONBounds, TooMuchJSONError, encoded
+from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError
@@ -249,7 +249,7 @@ class OpenAIHTTPModel:
     async def _post_completion(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> "BackendResponse":
-        data = encoded(body)
+        data = encode_json(body)
         added = {"content-type": "application/json", "content-length": str(len(data))}
         return await self._send(
             "POST",

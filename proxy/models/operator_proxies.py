@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies_environment
 
-from policies.hosts import address, is_public
+from policies.hosts import is_public, parse_address
 
 _SUPPORTED_SCHEMES = ("http", "https")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -35,7 +35,7 @@ def is_exempt(url: str) -> bool:
     """Return True if the host of a URL is a non-public address, `localhost`, a name below it, or a
     name without a dot. Other names are not resolved: the operator lists them in `NO_PROXY`."""
     host = (urlsplit(url).hostname or "").removesuffix(".")
-    if ip := address(host):
+    if ip := parse_address(host):
         return not is_public(ip)
     return "." not in host or host.endswith(".localhost")
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from policies.json_bounds import JSONBounds, TooMuchJSONError, is_small
-from policies.prices import CHARS_PER_TOKEN, expected_tokens
+from policies.prices import CHARS_PER_TOKEN, estimate_prompt_tokens
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
@@ -258,7 +258,7 @@ class UsageReader:
         if value is None:  # too long, or the client disconnected
             self.estimated_tokens = self._bytes // CHARS_PER_TOKEN
         elif isinstance(value, dict):
-            self.estimated_tokens = expected_tokens([value.get(name) for name in _GENERATED])
+            self.estimated_tokens = estimate_prompt_tokens([value.get(name) for name in _GENERATED])
 
     def _add(self, value: Any) -> None:
         if not isinstance(value, dict):

@@ -24,11 +24,11 @@ from policies.tool_support import (
     KnownVerdict,
     ToolSupport,
     ToolVerdict,
-    failed,
-    ignored,
+    disabled_verdict,
+    failed_verdict,
+    ignored_verdict,
     is_evidence,
-    never,
-    refused,
+    refused_verdict,
 )
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Completion, Model, Upstream, UpstreamRequest
@@ -136,13 +136,13 @@ class ToolProbe:
         try:
             with_tools = await self._prompt_tokens(name, messages, [_TOOL])
         except ToolsRefusedError as error:
-            return refused(name, error.message)
+            return refused_verdict(name, error.message)
         if has_tools:
             return SUPPORTED
         without = await self._prompt_tokens(name, messages, [])
         if not with_tools or not without:
             return None
-        return SUPPORTED if with_tools > without else ignored(name)
+        return SUPPORTED if with_tools > without else ignored_verdict(name)
 
     async def refusal(self, name: str) -> ToolVerdict | None:
         """Return the verdict against a model if the backend refuses a request with a harmless tool,
@@ -150,7 +150,7 @@ class ToolProbe:
         try:
             await self._prompt_tokens(name, _greeting(), [_TOOL])
         except ToolsRefusedError as error:
-            return refused(name, error.message)
+            return refused_verdict(name, error.message)
         return None
 
     async def _prompt_tokens(
@@ -261,7 +261,7 @@ class ToolVerdicts:
         without a verdict gets tools, and a probe starts in the background."""
         setting = self._settings.for_model(model)
         if setting != "probe":
-            return SUPPORTED if setting == "always" else never(model)
+            return SUPPORTED if setting == "always" else disabled_verdict(model)
         self._probe_if_due(model)
         known = self._known.get(model)
         if known is not None and known.verdict.reason:
@@ -287,7 +287,7 @@ class ToolVerdicts:
         elif known.verdict.reason is None and model not in self._doubted:
             self._doubted.add(model)
             _put(self._check_at, model, self._now() + REPROBE_AFTER_S)
-        return refused(model, message)
+        return refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
         """Note the trouble that a run had with tools. It counts only for the owner of the run."""
@@ -299,8 +299,8 @@ class ToolVerdicts:
         ran = any(run.stats.peak_mem_bytes or run.stats.cpu_ms for run in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
-        verdict = failed(model, trouble)
-        log.warning("run %s: its key gets no tools for now: %s", result.run_id, verdict.words)
+        verdict = failed_verdict(model, trouble)
+        log.warning("run %s: its key gets no tools for now: %s", result.run_id, verdict.message)
         _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
 
     async def wait_idle(self) -> None:
@@ -395,7 +395,7 @@ class ToolVerdicts:
 
 def _warn(verdict: ToolVerdict) -> None:
     if verdict.reason:
-        log.warning("no tools, and so no sandbox: %s", verdict.words)
+        log.warning("no tools, and so no sandbox: %s", verdict.message)
 
 
 def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
@@ -411,7 +411,7 @@ def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendEr
 def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
     """Return the error for a request that needs tools, when the verdict is against tools."""
     return ToolsRefusedError(
-        verdict.words,
+        verdict.message,
         status=400,
         type="invalid_request_error",
         code="tools_not_supported",

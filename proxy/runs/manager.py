@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from policies.redaction import Secrets
+from policies.redaction import SecretFinder
 from proxy.agent.agent import Agent
 from proxy.agent.events import ALL_EVENTS, Emit, Event
 from proxy.agent.redactor import Redactor
@@ -282,7 +282,7 @@ class RunManager:
                 await observer.on_event(event)
             await emit(event)
 
-        secrets = Secrets(task.profile.redaction)
+        secrets = SecretFinder(task.profile.redaction)
         if not secrets:
             return await self.agent.answer(task, publish)
         redactor = Redactor(secrets)

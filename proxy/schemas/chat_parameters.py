@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.answer_form import schema_fault
+from policies.answer_form import schema_error
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import (
     Check,
@@ -159,7 +159,7 @@ _NAMED_SCHEMA = object_with(
 def check_json_schema(named: Mapping[str, Any], format_param: str, schema_param: str) -> None:
     """Raise BadRequestError unless the `schema` of an answer format is a JSON Schema."""
     schema = named.get("schema")
-    if schema is not None and (fault := schema_fault(schema)):
+    if schema is not None and (fault := schema_error(schema)):
         raise BadRequestError(
             f"Invalid schema for {format_param} '{named['name']}': {fault}", param=schema_param
         )

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.answer_form import form_of
-from policies.sessions import function_call_id, states, states_between
+from policies.answer_form import requested_form
+from policies.sessions import function_call_id, session_states, state_names
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
 from proxy.schemas.chat_parameters import GRAMMAR_PARAMS, check_parameters, has_effect, params_for
@@ -61,7 +61,7 @@ def parse_chat(
     check_parameters(body)
     legacy_state = None
     if _is_legacy(body):
-        legacy_state, _ = states(body["messages"])
+        legacy_state, _ = session_states(body["messages"])
         body = _functions_as_tools(body)
     tools = body.get("tools") or []
     text_tools = frozenset(tool["custom"]["name"] for tool in tools if _is_custom(tool))
@@ -79,7 +79,7 @@ def parse_chat(
         must_call=choice.must_call,
         parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
         max_tool_calls=max_tool_calls,
-        answer_form=form_of(
+        answer_form=requested_form(
             final.get("response_format"),
             final.get("structured_outputs"),
             final.get("json_schema"),
@@ -139,7 +139,7 @@ def with_tool_call_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
     result without a call stays unchanged."""
     converted: list[dict[str, Any]] = []
     call_ids: dict[str, str] = {}
-    for message, state in zip(messages, states_between(messages), strict=False):
+    for message, state in zip(messages, state_names(messages), strict=False):
         call, name = message.get("function_call"), message.get("name")
         role = message.get("role")
         if role == "assistant" and isinstance(call, dict):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypedDict
 
-from policies.steps import Steps
+from policies.steps import StepsMode
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
 class ChatEncoder:
     """Turns the events of one choice into chunks."""
 
-    def __init__(self, run_id: str, steps: Steps, index: int = 0) -> None:
+    def __init__(self, run_id: str, steps: StepsMode, index: int = 0) -> None:
         self._run_id = run_id
         self._index = index
         self._state = AnswerState()
@@ -181,13 +181,13 @@ class CompletionStreamEncoder:
     """Writes the chunks of all choices as server-sent events."""
 
     def __init__(
-        self, head: CompletionHead, run_id: str, steps: Steps, *, include_usage: bool
+        self, head: CompletionHead, run_id: str, steps: StepsMode, *, include_usage: bool
     ) -> None:
         self._run_id = run_id
         self._include_usage = include_usage
         self._choices = {0: ChatEncoder(run_id, steps)}
         # Open WebUI shows cards for one choice only.
-        self._steps_of_others: Steps = "reasoning" if steps == "items" else steps
+        self._steps_of_others: StepsMode = "reasoning" if steps == "items" else steps
         self._head = json.dumps(
             {
                 "id": head["response_id"],
@@ -244,7 +244,7 @@ class CompletionBuilder:
     """Builds the completion as one JSON object. The reasoning and the steps come from the chunks,
     the rest from the run's result."""
 
-    def __init__(self, head: CompletionHead, run_id: str, steps: Steps) -> None:
+    def __init__(self, head: CompletionHead, run_id: str, steps: StepsMode) -> None:
         self._head = head
         self._profile = steps
         self._encoders = defaultdict[int, ChatEncoder](lambda: ChatEncoder(run_id, steps))

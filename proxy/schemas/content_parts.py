@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from policies.file_names import UNKNOWN_TYPE, clean_type, type_of
+from policies.file_names import UNKNOWN_TYPE, guess_mime_type, normalize_mime_type
 from policies.workspace import Kind, Message
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import array, missing, text
@@ -148,8 +148,8 @@ class FilePart:
     def mime_type(self) -> str:
         """The MIME type from the client, or else by the file name."""
         if isinstance(self.source, InlineData) and self.source.mime_type:
-            return clean_type(self.source.mime_type)
-        return type_of(self.filename)
+            return normalize_mime_type(self.source.mime_type)
+        return guess_mime_type(self.filename)
 
 
 def extract_files(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
@@ -232,7 +232,7 @@ def _audio(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart | 
         return None
     source = _source(data, f"{param}.data")
     if isinstance(source, InlineData) and not source.mime_type:
-        mime_type = type_of(f"audio.{audio.get('format')}")
+        mime_type = guess_mime_type(f"audio.{audio.get('format')}")
         source = InlineData(data, 0, mime_type if mime_type != UNKNOWN_TYPE else "")
     return FilePart(at, f"{param}.data", "audio", source, part=part)
 
@@ -262,8 +262,8 @@ def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
     if part.part is None or part.kind not in _URL_PARTS.values():
         return None
     if _kind(mime_type) != part.kind:
-        mime_type = type_of(part.filename)  # some send only application/octet-stream
-    return clean_type(mime_type) if _kind(mime_type) == part.kind else None
+        mime_type = guess_mime_type(part.filename)  # some send only application/octet-stream
+    return normalize_mime_type(mime_type) if _kind(mime_type) == part.kind else None
 
 
 def replace_url(part: FilePart, url: str) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _url(value: Any) -> str:
 
 
 def _kind(mime_type: str) -> Kind:
-    cleaned = clean_type(mime_type)
+    cleaned = normalize_mime_type(mime_type)
     if cleaned == _SVG:
         return "file"
     return _KINDS.get(cleaned.partition("/")[0], "file")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
-from policies.history import UNANSWERED, one_text
+from policies.history import UNANSWERED, join_texts
 from proxy.errors import BadRequestError
 from proxy.schemas.translation import ChatMessages
 from proxy.schemas.validation import array, boolean, mapping, object_with, text
@@ -179,7 +179,7 @@ def _assistant_message(blocks: Iterable[Block]) -> dict[str, Any]:
             texts += [block["content"] for block in group if block.get("content")]
         elif kind == "tool_use":
             calls += map(_call, group)
-    content = one_text(list(filter(None, texts)))
+    content = join_texts(list(filter(None, texts)))
     if calls:
         return {"role": "assistant", "content": content or None, "tool_calls": calls}
     return {"role": "assistant", "content": content or UNANSWERED}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from policies.limits import StopReason
-from policies.steps import Steps
+from policies.steps import StepsMode
 from policies.workspace import OUTPUT_DIR
 from proxy.agent.events import (
     AnswerDelta,
@@ -51,7 +51,7 @@ class MessageContext:
     """The options of a request that its encoders need."""
 
     model: str
-    steps: Steps
+    steps: StepsMode
     thinking: bool
     """True if the message shows thinking, and steps in it."""
     stop_sequences: tuple[str, ...] = ()

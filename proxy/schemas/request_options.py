@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from policies.steps import CHOICES, PROFILES, Steps, UsageOf, suited_usage
+from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
 from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
 from proxy.deprecated_settings import header as find_header
 from proxy.errors import BadRequestError
@@ -66,9 +66,9 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
     )
 
 
-def requested_steps(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
+def requested_steps(body: Mapping[str, Any], headers: Mapping[str, str]) -> StepsMode | None:
     """Return how steps are to be shown, or None. Raises BadRequestError."""
-    return _choice(body, headers, "steps", PROFILES)
+    return _choice(body, headers, "steps", STEPS_MODES)
 
 
 def with_new_spellings(ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,9 +92,9 @@ def _spelled_twice(error: SpelledTwiceError, param: str) -> BadRequestError:
     return BadRequestError(f"{error}.", param=param, code="invalid_value")
 
 
-def requested_usage(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
+def requested_usage(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageScope:
     """Return which model calls the usage counts. Raises BadRequestError."""
-    return _choice(body, headers, "usage", CHOICES) or suited_usage(headers)
+    return _choice(body, headers, "usage", USAGE_SCOPES) or default_usage_scope(headers)
 
 
 def may_offload_documents(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:

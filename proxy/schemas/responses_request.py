@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.history import is_step_id, one_text
+from policies.history import is_step_id, join_texts
 from proxy.errors import NotFoundError
 from proxy.schemas.responses_parameters import IGNORED_ITEM_TYPES, check_fields, item_type
 from proxy.schemas.responses_tools import (
@@ -221,7 +221,7 @@ def _add_message(chat: ChatMessages, item: Item, path: str) -> None:
         text = _assistant_text(content)
         if last["role"] == "assistant" and "tool_calls" not in last:
             texts = [each for each in (last["content"], text) if each]
-            chat.messages[-1] = {**last, "content": one_text(texts)}
+            chat.messages[-1] = {**last, "content": join_texts(texts)}
         else:
             _add(chat, {"role": role, "content": text}, path)
         return

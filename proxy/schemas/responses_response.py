@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from policies.steps import Steps
+from policies.steps import StepsMode
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -59,7 +59,7 @@ class ResponseContext:
     run_id: str
     created: int
     container_id: str
-    steps: Steps
+    steps: StepsMode
     tools: ResponsesToolSet
 
 

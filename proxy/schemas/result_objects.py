@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, Literal
 
 from policies.capabilities import Capability
-from policies.file_names import shown_name
+from policies.file_names import display_name
 from proxy.agent.result import Artifact, Result, add_usage
 
 MAX_SKIPPED_FILES = 100
@@ -124,7 +124,7 @@ def _link_span(answer: str, url: str) -> tuple[int, int]:
 
 def filename(artifact: Artifact) -> str:
     """Return the name that the user sees of a file."""
-    return _printable(artifact.filename or shown_name(artifact.path))
+    return _printable(artifact.filename or display_name(artifact.path))
 
 
 def _printable(path: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from policies.history import step_id
-from policies.observation import ObservationLimits, clip, readable
-from policies.steps import NOT_FINISHED, OUTPUT_LEFT_OUT, Steps, is_shown, outcome
+from policies.observation import ObservationLimits, terminal_text, truncate_middle
+from policies.steps import NOT_FINISHED, OUTPUT_LEFT_OUT, StepsMode, is_shown, outcome_line
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -75,7 +75,7 @@ _INDENT = " " * 4
 class StepTextRenderer:
     """Renders the reasoning of a run, with its steps if `steps` is `reasoning`."""
 
-    def __init__(self, steps: Steps, state: AnswerState) -> None:
+    def __init__(self, steps: StepsMode, state: AnswerState) -> None:
         self._shows_steps = steps == "reasoning"
         self._state = state
         self._at_line_start = True
@@ -104,7 +104,7 @@ class StepTextRenderer:
                 return _escape_fences(self._output.add(stream, text))
             case ToolCallFinished() if event.step == self._state.open_step:
                 rest = self._output.end(event.observation)
-                last_line = outcome(event.exit_code, event.duration_s, event.output_lines)
+                last_line = outcome_line(event.exit_code, event.duration_s, event.output_lines)
                 return f"{_escape_fences(rest)}{last_line}\n{FENCE}\n"
         return ""
 
@@ -179,7 +179,7 @@ class _OutputDigest:
         return f"{OUTPUT_LEFT_OUT}\n{tail}\n"
 
     def _shown(self, line: str) -> str:
-        line = readable(line) + "\n"
+        line = terminal_text(line) + "\n"
         if not self._withheld and self._lines_left and len(line) <= self._chars_left:
             self._lines_left -= 1
             self._chars_left -= len(line)
@@ -357,7 +357,7 @@ class StepCardRenderer:
         self._pieces += 1
         if self._pieces & (self._pieces - 1):
             return []
-        lines = readable(text).strip().splitlines()
+        lines = terminal_text(text).strip().splitlines()
         if not lines:
             return []
         return [_status(f"Running: {self._command} - {_line(lines[-1])}", done=False)]
@@ -368,7 +368,7 @@ class StepCardRenderer:
             "type": "function_call_output",
             "id": f"fco_{self._run_id}_{step}",
             "call_id": step_id(self._run_id, step),
-            "output": [{"type": "input_text", "text": clip(text, _CARD_LIMITS)}],
+            "output": [{"type": "input_text", "text": truncate_middle(text, _CARD_LIMITS)}],
             "status": status,
         }
         return {"type": "response.output_item.added", "output_index": self._index, "item": item}

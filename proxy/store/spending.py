@@ -8,11 +8,19 @@ import anyio
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects.sqlite import insert
 
-from policies.budgets import KINDS, DailyBudget, Expense, Receipt, day_of, until_midnight_s, used_up
+from policies.budgets import (
+    EXPENSE_KINDS,
+    DailyBudget,
+    Expense,
+    Reservation,
+    day_number,
+    exhausted,
+    seconds_until_midnight,
+)
 from proxy.store.database import Database
 from proxy.store.tables import SPENDING
 
-_AMOUNTS = [SPENDING.c[kind] for kind in KINDS]
+_AMOUNTS = [SPENDING.c[kind] for kind in EXPENSE_KINDS]
 KEEP_DAYS = 1
 """The days that a past day's row is kept: runs may begin before midnight and settle after it."""
 
@@ -25,13 +33,13 @@ class StoredBudgetAccount:
     owner: str
     budget: DailyBudget
 
-    async def take(self, expected: Expense) -> Receipt:
+    async def take(self, expected: Expense) -> Reservation:
         return await self._take(self.budget, expected)
 
-    async def overdraw(self, expected: Expense) -> Receipt:
+    async def overdraw(self, expected: Expense) -> Reservation:
         return await self._take(DailyBudget(), expected)
 
-    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+    async def settle(self, receipt: Reservation, actual: Expense) -> None:
         adding = asyncio.ensure_future(self._add(receipt, actual))
         with anyio.CancelScope(shield=True):  # the expense counts even if the client disconnects
             try:
@@ -40,7 +48,7 @@ class StoredBudgetAccount:
                 await adding
                 raise
 
-    async def _take(self, budget: DailyBudget, expected: Expense) -> Receipt:
+    async def _take(self, budget: DailyBudget, expected: Expense) -> Reservation:
         taking = asyncio.ensure_future(self.repository.take(self.owner, budget, expected))
         try:
             return await asyncio.shield(taking)
@@ -50,7 +58,7 @@ class StoredBudgetAccount:
                 await self._add(await taking, Expense())
             raise
 
-    async def _add(self, receipt: Receipt, actual: Expense) -> None:
+    async def _add(self, receipt: Reservation, actual: Expense) -> None:
         await self.repository.add(self.owner, receipt.day, actual - receipt.expected)
 
 
@@ -69,20 +77,20 @@ class SpendingRepository:
         """Return the account of a key."""
         return StoredBudgetAccount(self, owner, budget)
 
-    def until_midnight_s(self) -> float:
+    def seconds_until_midnight(self) -> float:
         """Return the seconds until midnight UTC, when all budgets are reset."""
-        return until_midnight_s(self._now())
+        return seconds_until_midnight(self._now())
 
-    async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Receipt:
+    async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Reservation:
         """Count an expense, unless the budget is used up; the receipt tells which."""
 
-        def work(connection: Connection) -> Receipt:
-            day = day_of(self._now())
+        def work(connection: Connection) -> Reservation:
+            day = day_number(self._now())
             spent = _spent(connection, owner, day)
-            if kind := used_up(budget, spent, expected):
-                return Receipt(day, Expense(), spent, used_up=kind)
+            if kind := exhausted(budget, spent, expected):
+                return Reservation(day, Expense(), spent, exhausted=kind)
             _add(connection, owner, day, expected)
-            return Receipt(day, expected, spent + expected)
+            return Reservation(day, expected, spent + expected)
 
         return await self._database.write(work)
 
@@ -93,12 +101,12 @@ class SpendingRepository:
     async def spent(self, owner: str) -> Expense:
         """Return what a key has spent today."""
         return await self._database.read(
-            lambda connection: _spent(connection, owner, day_of(self._now()))
+            lambda connection: _spent(connection, owner, day_number(self._now()))
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete the rows of past days. See Repository."""
-        connection.execute(delete(SPENDING).where(SPENDING.c.day < day_of(now) - KEEP_DAYS))
+        connection.execute(delete(SPENDING).where(SPENDING.c.day < day_number(now) - KEEP_DAYS))
         return False
 
 
@@ -110,5 +118,5 @@ def _spent(connection: Connection, owner: str, day: int) -> Expense:
 
 def _add(connection: Connection, owner: str, day: int, more: Expense) -> None:
     row = insert(SPENDING).values(owner=owner, day=day, **asdict(more))
-    summed = {kind: SPENDING.c[kind] + row.excluded[kind] for kind in KINDS}
+    summed = {kind: SPENDING.c[kind] + row.excluded[kind] for kind in EXPENSE_KINDS}
     connection.execute(row.on_conflict_do_update(index_elements=["owner", "day"], set_=summed))

@@ -38,7 +38,7 @@ class ToolVerdictRepository:
             "backend": backend,
             "model": model,
             "reason": known.verdict.reason,
-            "words": known.verdict.words,
+            "words": known.verdict.message,
             "version": known.version,
             "found_at": known.found_at,
         }

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, delete, func, insert, select
 
-from policies.sessions import Session, SessionSettings, State
+from policies.sessions import Session, SessionSettings, SessionState
 from proxy.store.blobs import Blob, BlobStore
 from proxy.store.database import Database, oldest, sweep_batch
 from proxy.store.tables import WORKSPACES
@@ -30,13 +30,13 @@ class WorkspaceRepository:
         self._now = now
         self._settings = settings
 
-    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+    async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         async with self._blobs.new() as writer:
             await write(writer.write)
             blob = await writer.commit()
         await self._add(state, blob)
 
-    async def alias(self, state: State, of: State) -> None:
+    async def alias(self, state: SessionState, of: SessionState) -> None:
         blob = await self._blob(of)
         if blob and state != of:
             await self._add(state, await self._blobs.copy(blob))
@@ -53,7 +53,7 @@ class WorkspaceRepository:
         )
         return await self._database.read(lambda c: set(c.execute(known).scalars()))
 
-    async def read(self, state: State) -> AsyncIterator[bytes]:
+    async def read(self, state: SessionState) -> AsyncIterator[bytes]:
         blob = await self._blob(state)
         if blob is None:
             raise FileMissingError(f"the snapshot of {state.session.name} no longer exists")
@@ -78,7 +78,7 @@ class WorkspaceRepository:
         for blob in blobs:
             connection.execute(delete(WORKSPACES).where(WORKSPACES.c.blob == blob))
 
-    async def _blob(self, state: State) -> Blob | None:
+    async def _blob(self, state: SessionState) -> Blob | None:
         query = select(WORKSPACES).where(
             _of(state.session), WORKSPACES.c.state == state.name, self._live()
         )
@@ -89,7 +89,7 @@ class WorkspaceRepository:
 
         return await self._database.read_one(query, convert)
 
-    async def _add(self, state: State, blob: Blob) -> None:
+    async def _add(self, state: SessionState, blob: Blob) -> None:
         now = int(self._now())
         row = {
             "owner": state.session.owner,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import anyio
 
-from policies.egress import Rules
-from policies.hosts import IPAddress, Target, address, is_public
+from policies.egress import EgressRules
+from policies.hosts import IPAddress, Target, is_public, parse_address
 from sandbox_runtime.egress.decision import DeniedError, UnreachableError
 
 BUFFER_BYTES = 64 << 10
@@ -59,7 +59,7 @@ class Dialer:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: EgressRules,
         forbidden: Collection[Endpoint],
         resolve: Resolve,
         connect: Connect,
@@ -96,7 +96,7 @@ class Dialer:
         allowed = [
             ip
             for ip in found
-            if self._rules.reachable(ip)
+            if self._rules.is_reachable(ip)
             and self._forbidden.isdisjoint({(ip, target.port), (ip, None)})
         ]
         if not allowed:
@@ -114,7 +114,7 @@ class Dialer:
             raise UnreachableError(f"cannot resolve {host}: no answer", 504) from error
         except OSError as error:
             raise UnreachableError(f"cannot resolve {host}: {error.strerror or error}") from error
-        addresses = [ip for text in dict.fromkeys(found) if (ip := address(text))]
+        addresses = [ip for text in dict.fromkeys(found) if (ip := parse_address(text))]
         if not addresses:
             raise UnreachableError(f"cannot resolve {host}: it has no address")
         return addresses
@@ -148,7 +148,7 @@ class SystemResolver:
         self._config: _Config | None = None
 
     async def __call__(self, host: str) -> Sequence[str]:
-        if address(host):
+        if parse_address(host):
             return [host]
         config = await self._current()
         name = host.lower().removesuffix(".")
@@ -194,7 +194,7 @@ def _read_hosts(path: Path) -> dict[str, list[str]]:
     hosts: dict[str, list[str]] = {}
     for line in text.splitlines():
         ip, *names = line.partition("#")[0].split() or [""]
-        if address(ip):
+        if parse_address(ip):
             for name in names:
                 hosts.setdefault(name.lower().removesuffix("."), []).append(ip)
     return hosts

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import anyio
 
-from policies.egress import HTTP_PORT, Egress, Rules
+from policies.egress import HTTP_PORT, Egress, EgressRules
 from policies.hosts import Target
 from sandbox_runtime.egress.connection import BufferedReader, Connection
 from sandbox_runtime.egress.decision import (
@@ -103,7 +103,7 @@ class Gateway:
         `secrets` are the values of the environment variables that `egress.headers` names. Raises
         ValueError."""
         self._egress = egress
-        self._rules = Rules(egress)
+        self._rules = EgressRules(egress)
         self._timeouts = timeouts or Timeouts()
         self._dialer = Dialer(self._rules, forbidden, resolve, connect, self._timeouts.connect_s)
         self.traffic = TrafficQuota(egress)
@@ -157,7 +157,7 @@ class Gateway:
         return await self._confirm_target(target) if self._confirm_target else None
 
     def _headers_for(self, target: Target) -> tuple[Header, ...]:
-        headers = self._rules.headers(target)
+        headers = self._rules.headers_for(target)
         return tuple((header.name, self._secrets[header.env]) for header in headers)
 
     async def _report(self, decision: Decision) -> None:

@@ -22,13 +22,13 @@ from policies.pool import (
     PoolSettings,
     exact_pool_key,
     fits,
-    idle_to_end,
+    idle_to_evict,
+    max_background_starts,
+    max_parallel_starts,
     moving_mean,
     pool_key,
     resizable_limits,
     retry_after_s,
-    starts_ahead,
-    starts_at_once,
     without_lease_fields,
 )
 from sandbox_runtime.backends.base import Backend
@@ -131,7 +131,7 @@ class Pool:
             self._on_change,
             ttl_s=settings.ttl_s,
             idle_ping_timeout_s=idle_ping_timeout_s,
-            replaced_at_once=starts_ahead(self._cores),
+            replaced_at_once=max_background_starts(self._cores),
         )
         self._on_acquired: OnAcquired | None = None
 
@@ -373,7 +373,7 @@ class Pool:
             return self._lease_out(idle, waiter)
         if not unclaimed[waiter.pool_key]:
             starting = self._registry.number(State.STARTING)
-            if starting >= starts_at_once(self._settings, self._cores):
+            if starting >= max_parallel_starts(self._settings, self._cores):
                 return True
             if not self._make_room(Load(1, waiter.isolation.memory_mib)):
                 return False
@@ -401,7 +401,7 @@ class Pool:
             return True
         ending = sum((entry.load for entry in self._registry.entries(State.ENDING)), Load())
         idle = [entry for entry in self._registry.entries(State.IDLE) if entry is not besides]
-        number = idle_to_end(
+        number = idle_to_evict(
             self._settings, self._registry.load - ending + needed, [entry.load for entry in idle]
         )
         for entry in idle[: number or 0]:
@@ -425,7 +425,7 @@ class Pool:
         for each, isolation in self._kept.items():
             load = Load(1, isolation.memory_mib)
             for _ in range(self._settings.min_ready - unused[each] - unclaimed[each]):
-                few = self._registry.number(State.STARTING) < starts_ahead(self._cores)
+                few = self._registry.number(State.STARTING) < max_background_starts(self._cores)
                 if few and fits(self._settings, self._registry.load + load):
                     self._lifecycle.start(isolation, each)
 

@@ -12,7 +12,7 @@ from policies.observation import (
     bash_observation,
     output_cap,
 )
-from policies.reference_style import NO_COMMAND, bash_words, nothing_run_words
+from policies.reference_style import NO_COMMAND, command_observation, invalid_arguments_observation
 from policies.workspace import OBSERVATION_DIR, WORKING_DIR
 from sandbox_runtime.errors import JobMissingError
 from sandbox_runtime.sandbox import ExecResult, Lease, OnOutput, OutputCap, Sandbox
@@ -183,7 +183,7 @@ class ReferenceBash:
         on_output: OnOutput | None = None,
     ) -> Observation:
         if not isinstance(arguments, Mapping):
-            return Observation(nothing_run_words())
+            return Observation(invalid_arguments_observation())
         try:
             command: str = parse_known_arguments(_REFERENCE_SCHEMA, arguments).get("command", "")
         except ToolInputError as error:
@@ -200,7 +200,7 @@ class ReferenceBash:
             shell_state="none",
             on_output=on_output,
         )
-        return _observation(bash_words(_outcome(result, timeout_s), self._shown), result)
+        return _observation(command_observation(_outcome(result, timeout_s), self._shown), result)
 
 
 def _in_a_shell(command: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies import reference_style as paper_edits
-from policies.reference_style import tool_words
+from policies.reference_style import tool_observation
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.sandbox import ExecResult, Lease, OnOutput, Sandbox
 from sandbox_runtime.tools.base import (
@@ -98,14 +98,14 @@ class ReferenceEditor:
         on_output: OnOutput | None = None,
     ) -> Observation:
         if not isinstance(arguments, Mapping):
-            return Observation(tool_words(self.name, ""))
+            return Observation(tool_observation(self.name, ""))
         try:
             edit = _Edit(lease, _parse(arguments), timeout_s)
         except ToolInputError as error:
             text = str(error)
         else:
             text = await run_edit(edit.run(), timeout_s)
-        return Observation(tool_words(self.name, text))
+        return Observation(tool_observation(self.name, text))
 
 
 class _Edit:
@@ -144,11 +144,11 @@ class _Edit:
                 f"find {self._word} -maxdepth 2 -not -path '*/.*'"
                 f" \\( -type d -o -name '*.py' -o -name '*.rst' \\) | head -{_MAX_NAMES}",
             )
-            return paper_edits.listed(self._path, found.stdout + found.stderr)
+            return paper_edits.list_directory(self._path, found.stdout + found.stderr)
         if not self._path.endswith((".py", ".rst")):
-            return paper_edits.not_viewed(self._path)
+            return paper_edits.not_viewable(self._path)
         content = await _content(sandbox, place)
-        return _shown(paper_edits.viewed(self._path, content, self._given.get("view_range")))
+        return _shown(paper_edits.view_file(self._path, content, self._given.get("view_range")))
 
     async def _create(self, sandbox: Sandbox) -> str:
         made = await self._shell(sandbox, f'mkdir -p "$(dirname {self._word})"')
@@ -159,7 +159,7 @@ class _Edit:
         if refusal:
             return f"Error creating file: {refusal}"
         return await _written(
-            sandbox, place, paper_edits.created(self._path, self._given.get("file_text", ""))
+            sandbox, place, paper_edits.create_file(self._path, self._given.get("file_text", ""))
         )
 
     async def _edit(self, sandbox: Sandbox, command: str) -> str:
@@ -168,9 +168,11 @@ class _Edit:
         new = self._given.get("new_str", "")
         if command == "insert":
             line = self._given.get("insert_line", 0)
-            edited = paper_edits.inserted(self._path, content, line, new)
+            edited = paper_edits.insert_text(self._path, content, line, new)
         else:
-            edited = paper_edits.replaced(self._path, content, self._given.get("old_str", ""), new)
+            edited = paper_edits.replace_text(
+                self._path, content, self._given.get("old_str", ""), new
+            )
         return edited if isinstance(edited, str) else await _written(sandbox, place, edited)
 
     async def _find(self, sandbox: Sandbox) -> _Place:
@@ -205,14 +207,14 @@ async def _content(sandbox: Sandbox, place: _Place) -> str:
     return data.decode(errors="surrogateescape")
 
 
-async def _written(sandbox: Sandbox, place: _Place, edited: paper_edits.Edited) -> str:
+async def _written(sandbox: Sandbox, place: _Place, edited: paper_edits.EditResult) -> str:
     data = edited.text.encode(errors="surrogateescape")
     if len(data) > MAX_FILE_BYTES:
         raise ToolInputError(
             f"Nothing was written: it is more than {MAX_FILE_BYTES} bytes; use bash."
         )
     await write_file(sandbox, place.path, data)
-    return _shown(edited.words)
+    return _shown(edited.observation)
 
 
 def _shown(text: str) -> str:

@@ -9,7 +9,7 @@ import anyio
 import openai
 import pytest
 
-from policies.context import estimate
+from policies.context import estimate_tokens
 from policies.workspace import INPUT_DIR
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
@@ -49,7 +49,7 @@ async def answered(client: openai.AsyncOpenAI, said: str = "Hello.", **fields: A
 def documents(tokens: int) -> str:
     """A text with one document, of so many tokens by our estimate."""
     lines: list[str] = []
-    while estimate("".join(lines)) < tokens:
+    while estimate_tokens("".join(lines)) < tokens:
         lines.append(f"Line {len(lines)} of the book.\n")
     return f"<document title='a.txt'>\n{''.join(lines)}</document>\nWho wrote it?"
 

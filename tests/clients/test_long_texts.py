@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from policies.context import estimate
+from policies.context import estimate_tokens
 from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -101,7 +101,7 @@ async def test_a_fact_in_four_documents_is_found_for_an_eighth_of_the_tokens(
         ]
     assert [answer["content"] for answer in answers] == ["4,731", "4,731"]
     plain, *ours = (
-        estimate(json.dumps(seen.body, ensure_ascii=False)) for seen in backend.requests
+        estimate_tokens(json.dumps(seen.body, ensure_ascii=False)) for seen in backend.requests
     )
     assert plain > 100_000
     assert len(ours) == 3
@@ -116,7 +116,7 @@ async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_pat
     async with scripted_backend(script) as backend, house(backend, "memory", tmp_path) as url:
         usage = (await ask(url, asked(path, SAID), path))["usage"]["sandbox"]
         short = (await ask(url, asked(path, "Hello."), path)).get("usage", {}).get("sandbox", {})
-    each = estimate(SAID) - estimate(heard(backend, 0))
+    each = estimate_tokens(SAID) - estimate_tokens(heard(backend, 0))
     assert (usage["documents_tokens"], usage["documents_tokens_saved"]) == (each, 2 * each)
     assert short.get("documents_tokens_saved", 0) == 0
     assert "Line 0 of the book." in str(backend.requests[1].body["messages"][-1])
@@ -263,7 +263,7 @@ async def test_where_the_backend_cannot_count_an_estimate_holds(
     answer: Callable[[], web.Response], times: int, tmp_path: Path
 ) -> None:
     said: list[Any] = []
-    over = Profile(inputs=InputLimits(offload_text_over_tokens=estimate(SAID) - 1))
+    over = Profile(inputs=InputLimits(offload_text_over_tokens=estimate_tokens(SAID) - 1))
     async with (
         scripted_backend(lambda body: SUBMIT, elsewhere=tokenizer(answer, said)) as backend,
         house(backend, "memory", tmp_path, profiles=Profiles.only(over)) as url,

@@ -10,7 +10,7 @@ import pytest
 from policies.profile import Profile
 from policies.redaction import Redaction
 from policies.rules import Rule, RuleSet
-from policies.steps import PROFILES
+from policies.steps import STEPS_MODES
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import PATH, answer, ask
 from tests.clients.watching import PATIENCE_S, audited, observations, watched
@@ -44,7 +44,7 @@ def script(secret_in_command: str = "") -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("steps", PROFILES)
+@pytest.mark.parametrize("steps", STEPS_MODES)
 async def test_no_client_hears_a_secret_and_neither_does_the_backend(
     tmp_path: Path, stream: bool, steps: str
 ) -> None:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from policies.isolation import Isolation, Level
-from policies.prompts import SUM_UP
+from policies.prompts import SUMMARY_REQUEST
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import REAL_KINDS, Kind, house
@@ -37,7 +37,7 @@ def searching(body: Mapping[str, Any]) -> dict[str, Any]:
     said = json.dumps(body["messages"])
     last = str(body["messages"][-1]["content"])
     paths = list(dict.fromkeys(PATH.findall(said)))
-    if last.startswith(SUM_UP[:40]):
+    if last.startswith(SUMMARY_REQUEST[:40]):
         return text_reply(f"Printed {_printed(said)} parts. They are in: {' '.join(paths)}")
     if found := FOUND.search(last):
         return tool_reply(call("submit", answer=found[1]))
@@ -117,7 +117,7 @@ async def test_whatever_is_told_of_the_window_the_run_comes_to_its_end(
     tmp_path: Path, refuse: Refuse, listed: int | None, reports: bool, stream: bool
 ) -> None:
     def counting(body: Mapping[str, Any]) -> dict[str, Any]:
-        if str(body["messages"][-1]["content"]).startswith(SUM_UP[:40]):
+        if str(body["messages"][-1]["content"]).startswith(SUMMARY_REQUEST[:40]):
             return text_reply(f"Printed {_printed(json.dumps(body['messages']))} parts.")
         part = _printed(json.dumps(body["messages"])) + 1
         if part > STEPS:

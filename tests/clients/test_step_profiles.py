@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from policies.steps import PROFILES
+from policies.steps import STEPS_MODES
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.errors import SandboxUnavailableError
 from tests.fakes.backend import Backend, by_history, scripted_backend
@@ -70,7 +70,7 @@ def read_by_open_webui(text: str) -> OpenWebUI:
 # The SDK
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_the_sdk_streams_the_same_answer_under_each_profile(
     profile: str, backend: Backend, tmp_path: Path
 ) -> None:
@@ -91,7 +91,7 @@ async def test_the_sdk_streams_the_same_answer_under_each_profile(
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_the_sdks_stream_helper_takes_every_profile(
     profile: str, backend: Backend, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ async def test_the_sdks_stream_helper_takes_every_profile(
     assert choice.message.tool_calls is None
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_no_profile_breaks_a_rule_of_the_wire(
     profile: str, backend: Backend, tmp_path: Path
 ) -> None:
@@ -130,7 +130,7 @@ async def test_no_profile_breaks_a_rule_of_the_wire(
     ]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_a_run_that_finds_no_sandbox_fails_alike_under_each_profile(
     profile: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx
 
-from policies.profile import Audit, Profile
+from policies.profile import AuditSettings, Profile
 from policies.rules import Rule, RuleSet
 from proxy.audit.audit import AuditLogs
 from proxy.profiles import Profiles
@@ -20,7 +20,7 @@ from tests.fakes.backend import Backend
 from tests.fakes.server import Kind, house
 
 PATIENCE_S = 30
-AUDITED = Audit(enabled=True)
+AUDITED = AuditSettings(enabled=True)
 
 
 def ruled(*rules: Rule) -> Profile:

@@ -12,7 +12,7 @@ from policies.egress import Egress
 from policies.isolation import Isolation, Level
 from policies.limits import Limits
 from policies.profile import Profile
-from policies.prompts import TRIED_ANYWAY, Equipment, system_prompt
+from policies.prompts import EXPECTED_SOFTWARE, SandboxContents, system_prompt
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.images import MODULES, PROGRAMS, installed_programs
@@ -46,7 +46,7 @@ async def told(kind: Kind, state_dir: Path, profile: Profile) -> AsyncIterator[t
             return await tool.run(lease, {"command": command, **arguments}, timeout_s=limit_s)
 
         software = await installed_programs(await lease.sandbox())
-        yield system_prompt(profile, Equipment(software)), bash
+        yield system_prompt(profile, SandboxContents(software)), bash
 
 
 @in_every_sandbox
@@ -174,4 +174,4 @@ async def test_what_is_installed_can_be_called_and_imported(kind: Kind, tmp_path
             how = f"command -v {name}" if name in PROGRAMS else f"python3 -c 'import {name}'"
             assert (await bash(how)).exit_code == 0, name
     assert "python3" in listed
-    assert set(listed) <= {*PROGRAMS, *MODULES} - TRIED_ANYWAY
+    assert set(listed) <= {*PROGRAMS, *MODULES} - EXPECTED_SOFTWARE

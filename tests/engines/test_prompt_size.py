@@ -3,7 +3,7 @@
 import pytest
 
 from policies.profile import Profile
-from policies.prompts import Equipment, system_prompt
+from policies.prompts import SandboxContents, system_prompt
 from sandbox_runtime.images import MODULES, PROGRAMS
 from sandbox_runtime.tools import make_tools
 from tests.engines.servers import ENGINE, model_server
@@ -13,7 +13,7 @@ MAX_TOKENS = 800
 
 
 async def test_words_and_tools_take_800_tokens_at_most() -> None:
-    words = system_prompt(Profile(), Equipment((*PROGRAMS, *MODULES)))
+    words = system_prompt(Profile(), SandboxContents((*PROGRAMS, *MODULES)))
     user = {"role": "user", "content": "Hi"}
     async with model_server(tools=ENGINE.with_tools, slots=1) as server:
         without = await server.prompt_tokens({"messages": [user]})

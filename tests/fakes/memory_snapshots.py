@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from policies.sessions import Session, State
+from policies.sessions import Session, SessionState
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 
@@ -12,10 +12,10 @@ class MemorySnapshots:
 
     def __init__(self) -> None:
         self.kept: dict[Session, dict[str, bytes]] = {}
-        self.made: list[State] = []
+        self.made: list[SessionState] = []
         """Each snapshot, in order."""
 
-    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+    async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         pieces: list[bytes] = []
 
         async def take(piece: bytes) -> None:
@@ -25,7 +25,7 @@ class MemorySnapshots:
         self.made.append(state)
         self._keep(state, b"".join(pieces))
 
-    async def alias(self, state: State, of: State) -> None:
+    async def alias(self, state: SessionState, of: SessionState) -> None:
         data = self.kept.get(of.session, {}).get(of.name)
         if data is not None:
             self._keep(state, data)
@@ -36,7 +36,7 @@ class MemorySnapshots:
     async def known(self, session: Session, names: Sequence[str]) -> set[str]:
         return set(names) & self.kept.get(session, {}).keys()
 
-    async def read(self, state: State) -> AsyncIterator[bytes]:
+    async def read(self, state: SessionState) -> AsyncIterator[bytes]:
         try:
             data = self.kept[state.session][state.name]
         except KeyError as error:
@@ -46,7 +46,7 @@ class MemorySnapshots:
     async def discard(self, session: Session) -> None:
         self.kept.pop(session, None)
 
-    def _keep(self, state: State, data: bytes) -> None:
+    def _keep(self, state: SessionState, data: bytes) -> None:
         states = self.kept.setdefault(state.session, {})
         states.pop(state.name, None)  # what is kept again is the newest
         states[state.name] = data

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from policies.budgets import Expense, Receipt
+from policies.budgets import Expense, Reservation
 from policies.sessions import Session
 from proxy.agent.model import Message
 from proxy.agent.task import (
@@ -38,7 +38,9 @@ def make_task(
         return {f.name: named.pop(f.name) for f in fields(group) if f.name in named}
 
     plain = messages if plain_messages is None else plain_messages
-    reservation = BudgetReservation(account, Receipt(0, Expense(), Expense())) if account else None
+    reservation = (
+        BudgetReservation(account, Reservation(0, Expense(), Expense())) if account else None
+    )
     return AgentTask(
         run_id=run_id,
         model=model,

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from policies.file_names import type_of
+from policies.file_names import guess_mime_type
 from proxy.store.records import Upload
 
 
@@ -20,7 +20,9 @@ class DirectoryUploads:
         path = self._directory / file_id
         path.write_bytes(data)
         owner = hashlib.sha256(api_key.encode()).hexdigest()[:16]
-        self._found[owner, file_id] = Upload(file_id, filename, len(data), type_of(filename), path)
+        self._found[owner, file_id] = Upload(
+            file_id, filename, len(data), guess_mime_type(filename), path
+        )
         return file_id
 
     async def find(self, owner: str, file_id: str) -> Upload | None:

@@ -68,6 +68,6 @@ def test_an_address_of_the_public_internet(address: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.0/33", "10.0.0.1/8", "pypi.org", "10.0.0.0-10.0.0.9"])
-def test_what_is_no_network_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no network such as"):
+def test_malformed_network_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a network such as"):
         parse_network(text)

@@ -8,11 +8,11 @@ import pytest
 from policies.answer_form import (
     ANY_JSON,
     ANY_OBJECT,
-    MAX_FAULT_CHARS,
+    MAX_ERROR_CHARS,
     AnswerForm,
-    answer_fault,
-    schema_fault,
-    unfenced,
+    answer_error,
+    schema_error,
+    strip_code_fence,
 )
 
 PERSON = AnswerForm(
@@ -36,7 +36,7 @@ PERSON = AnswerForm(
     ],
 )
 def test_an_answer_in_its_form_lacks_nothing(form: AnswerForm, answer: str) -> None:
-    assert answer_fault(form, answer) is None
+    assert answer_error(form, answer) is None
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_an_answer_in_its_form_lacks_nothing(form: AnswerForm, answer: str) -> N
         (AnswerForm({"pattern": "^(a+)+$"}), json.dumps("a" * 40 + "!"), "does not match"),
     ],
 )
-def test_what_an_answer_lacks_is_named(form: AnswerForm, answer: str, fault: str) -> None:
-    assert fault in (answer_fault(form, answer) or "")
+def test_answer_error_names_the_violation(form: AnswerForm, answer: str, fault: str) -> None:
+    assert fault in (answer_error(form, answer) or "")
 
 
-def test_what_an_answer_lacks_is_said_in_short() -> None:
-    fault = answer_fault(AnswerForm({"enum": ["a"]}), json.dumps("b" * 100_000))
+def test_answer_error_is_truncated() -> None:
+    fault = answer_error(AnswerForm({"enum": ["a"]}), json.dumps("b" * 100_000))
     assert fault is not None
-    assert len(fault) < MAX_FAULT_CHARS + 10
+    assert len(fault) < MAX_ERROR_CHARS + 10
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_an_answer_lacks_is_said_in_short() -> None:
 def test_a_schema_is_judged_without_looking_elsewhere(
     schema: dict[str, Any], fault: str | None
 ) -> None:
-    found = schema_fault(schema)
+    found = schema_error(schema)
     assert found is None if fault is None else fault in (found or "")
 
 
@@ -93,4 +93,4 @@ def test_a_schema_is_judged_without_looking_elsewhere(
     ],
 )
 def test_a_fence_around_the_whole_answer_is_taken_off(answer: str, inside: str) -> None:
-    assert unfenced(answer) == inside
+    assert strip_code_fence(answer) == inside

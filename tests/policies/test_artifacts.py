@@ -9,9 +9,9 @@ from policies.artifacts import (
     ProducedFile,
     SavedFile,
     SkippedFile,
-    changed,
+    is_changed,
     output_path,
-    select,
+    select_files,
 )
 
 MIB = 1 << 20
@@ -23,11 +23,11 @@ def file(name: str, size: int = 1) -> ProducedFile:
 
 def outcome(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[str]]:
     """The names of those that go back, and of the others with the reason."""
-    selection = select(files, ArtifactLimits(**limits))
+    selection = select_files(files, ArtifactLimits(**limits))
     names = [each.path.removeprefix("/testbed/output/") for each in selection.chosen]
     sizes = {each.path: each.bytes for each in files}
-    assert all(each.bytes == sizes[each.path] for each in selection.skipped_files)
-    left = [f"{each.path.rpartition('/')[2]}: {each.why}" for each in selection.skipped_files]
+    assert all(each.bytes == sizes[each.path] for each in selection.skipped)
+    left = [f"{each.path.rpartition('/')[2]}: {each.why}" for each in selection.skipped]
     return names, left
 
 
@@ -40,7 +40,7 @@ def test_the_answer_file_is_no_file() -> None:
     assert outcome(files) == (["sub/answer.txt"], [])
 
 
-def test_one_that_is_too_large_is_left_out_and_the_rest_goes_back() -> None:
+def test_too_large_file_is_skipped_and_others_are_returned() -> None:
     files = [file("a", MIB), file("b", MIB + 1), file("c", 1)]
     assert outcome(files, max_file_mib=1) == (["a", "c"], ["b: too_large"])
 
@@ -85,13 +85,13 @@ def test_only_those_of_a_type_that_is_allowed_go_back(limits: Any, chosen: str) 
 
 @pytest.mark.parametrize("end", [" ", ".", "...", ". .", "\t", "\n", "\N{NO-BREAK SPACE}"])
 @pytest.mark.parametrize("pattern", [".html", "text/html", "text/*"])
-def test_what_a_saved_file_loses_of_its_name_hides_no_type(end: str, pattern: str) -> None:
+def test_type_ignores_characters_that_saving_strips(end: str, pattern: str) -> None:
     page = file(f"page.HTML{end}")
     assert outcome([page], deny_types=(pattern,))[0] == []
     assert len(outcome([page], allow_types=(pattern,))[0]) == 1
 
 
-def test_what_is_of_no_allowed_type_takes_no_room() -> None:
+def test_file_of_a_denied_type_uses_no_quota() -> None:
     files = [file("a.html", MIB), file("b.csv", MIB)]
     assert outcome(files, max_total_mib=1, max_files=1, deny_types=(".html",))[0] == ["b.csv"]
 
@@ -99,14 +99,14 @@ def test_what_is_of_no_allowed_type_takes_no_room() -> None:
 @pytest.mark.parametrize("pattern", ["html", "*", "*/*", ".", "text/", "T/HTML", ".a b", "text/h*"])
 @pytest.mark.parametrize("name", ["allow_types", "deny_types"])
 def test_a_type_that_means_nothing_is_refused(name: str, pattern: str) -> None:
-    with pytest.raises(ValueError, match="neither an ending"):
+    with pytest.raises(ValueError, match="neither an extension"):
         ArtifactLimits(**{name: (pattern,)})
 
 
 def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
     large = SkippedFile("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
     limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
-    assert select([file("a.html", 9 * MIB)], limits).skipped_files == (large,)
+    assert select_files([file("a.html", 9 * MIB)], limits).skipped == (large,)
 
 
 def test_a_listed_name_lies_in_the_output_directory() -> None:
@@ -131,4 +131,4 @@ def test_a_listed_name_lies_in_the_output_directory() -> None:
 def test_a_file_has_changed_if_its_hash_or_else_its_size_has(
     before: SavedFile | None, now: SavedFile, expected: bool | None
 ) -> None:
-    assert changed(before, now) is expected
+    assert is_changed(before, now) is expected

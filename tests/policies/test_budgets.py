@@ -5,16 +5,16 @@ from dataclasses import fields, replace
 import pytest
 
 from policies.budgets import (
+    BUDGET_LABELS,
     DAY_S,
-    KINDS,
-    NAMES,
-    STOPS,
+    EXPENSE_KINDS,
+    STOP_REASONS,
     DailyBudget,
     Expense,
-    day_of,
-    most_of,
-    until_midnight_s,
-    used_up,
+    day_number,
+    exhausted,
+    limits_by_kind,
+    seconds_until_midnight,
 )
 from policies.prompts import WHY_NO_MORE_TOOLS
 
@@ -27,36 +27,36 @@ RUN = Expense(runs=1)
 
 def test_a_budget_that_bounds_nothing_is_never_used_up() -> None:
     assert not DailyBudget().is_set
-    assert used_up(DailyBudget(), Expense(9, 9, 9, 9, 9, 9, 9), RUN) is None
+    assert exhausted(DailyBudget(), Expense(9, 9, 9, 9, 9, 9, 9), RUN) is None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "runs"])
+@pytest.mark.parametrize("kind", [kind for kind in EXPENSE_KINDS if kind != "runs"])
 def test_each_kind_is_used_up_when_its_bound_is_reached(kind: str) -> None:
-    assert used_up(BUDGET, JUST_LESS, Expense(commands=1)) is None
-    most = most_of(BUDGET)[kind]
-    assert used_up(BUDGET, replace(JUST_LESS, **{kind: most}), Expense()) == kind
+    assert exhausted(BUDGET, JUST_LESS, Expense(commands=1)) is None
+    most = limits_by_kind(BUDGET)[kind]
+    assert exhausted(BUDGET, replace(JUST_LESS, **{kind: most}), Expense()) == kind
 
 
 def test_runs_bound_beginnings_alone() -> None:
-    assert used_up(BUDGET, Expense(runs=1), RUN) is None
-    assert used_up(BUDGET, Expense(runs=1), Expense(runs=2)) == "runs"
-    assert used_up(BUDGET, Expense(runs=2), RUN) == "runs"
-    assert used_up(BUDGET, Expense(runs=2), Expense(tokens=7)) is None
+    assert exhausted(BUDGET, Expense(runs=1), RUN) is None
+    assert exhausted(BUDGET, Expense(runs=1), Expense(runs=2)) == "runs"
+    assert exhausted(BUDGET, Expense(runs=2), RUN) == "runs"
+    assert exhausted(BUDGET, Expense(runs=2), Expense(tokens=7)) is None
 
 
-def test_who_may_send_nothing_may_still_work() -> None:
-    assert used_up(DailyBudget(egress_mib=0), Expense(), RUN) is None
+def test_egress_limit_of_zero_does_not_end_a_run() -> None:
+    assert exhausted(DailyBudget(egress_mib=0), Expense(), RUN) is None
 
 
 def test_requests_without_a_sandbox_are_bound_by_what_models_spend() -> None:
-    assert BUDGET.of_model_calls == DailyBudget(tokens=100, cost_usd=0.5)
-    assert not DailyBudget(commands=1).of_model_calls.is_set
+    assert BUDGET.for_model_calls == DailyBudget(tokens=100, cost_usd=0.5)
+    assert not DailyBudget(commands=1).for_model_calls.is_set
 
 
 def test_every_kind_has_a_bound_a_name_and_a_way_to_end() -> None:
-    assert len(KINDS) == len(fields(DailyBudget))
-    assert set(NAMES) == set(KINDS) == {*STOPS, "runs"}
-    assert set(STOPS.values()) <= set(WHY_NO_MORE_TOOLS)
+    assert len(EXPENSE_KINDS) == len(fields(DailyBudget))
+    assert set(BUDGET_LABELS) == set(EXPENSE_KINDS) == {*STOP_REASONS, "runs"}
+    assert set(STOP_REASONS.values()) <= set(WHY_NO_MORE_TOOLS)
 
 
 def test_expenses_add_up() -> None:
@@ -65,5 +65,5 @@ def test_expenses_add_up() -> None:
 
 
 def test_a_day_ends_at_midnight() -> None:
-    assert (day_of(DAY_S - 0.5), until_midnight_s(DAY_S - 0.5)) == (0, 0.5)
-    assert (day_of(DAY_S), until_midnight_s(DAY_S)) == (1, DAY_S)
+    assert (day_number(DAY_S - 0.5), seconds_until_midnight(DAY_S - 0.5)) == (0, 0.5)
+    assert (day_number(DAY_S), seconds_until_midnight(DAY_S)) == (1, DAY_S)

@@ -49,7 +49,7 @@ def of_command(text: str) -> str:
     return letters("execute_bash", {"command": text})
 
 
-def test_there_are_enough_labelled_commands_and_no_two_are_the_same() -> None:
+def test_labelled_commands_are_numerous_and_distinct() -> None:
     assert len({command for _, command in LABELLED}) == len(LABELLED) >= 200
     assert {label for label, _ in LABELLED} == {"", "E", "F", "C", "EF", "EC", "FC", "EFC"}
 
@@ -83,7 +83,7 @@ def test_a_command_that_another_shell_runs_uses_the_same(shell: str) -> None:
         assert of_command(shell.format(shlex.quote(text))) == label, text
 
 
-def test_what_is_cut_off_anywhere_is_read_as_far_as_it_goes() -> None:
+def test_truncated_command_is_parsed_without_errors() -> None:
     chosen = random.Random(7)
     for _, text in LABELLED:
         of_command(text[: chosen.randrange(len(text))])
@@ -132,7 +132,7 @@ def test_a_megabyte_of_any_python_is_too(piece: str) -> None:
     letters("str_replace_editor", {"command": "create", "path": "a.py", "file_text": text})
 
 
-def test_what_stands_before_endless_brackets_counts() -> None:
+def test_command_before_unclosed_brackets_counts() -> None:
     for brackets in ("$(", "(", '"$(', "<("):
         text = f"pip install numpy; {brackets * MAX_CHARS}"
         assert capabilities_of("execute_bash", {"command": text}) == {Capability.EXTERNAL_RESOURCES}
@@ -200,7 +200,7 @@ def test_the_editor_manages_files_and_writes_code(arguments: Any, expected: str)
         ("lookup", {"command": "ls"}),
     ],
 )
-def test_what_is_no_command_uses_nothing(tool: str, arguments: object) -> None:
+def test_other_calls_use_no_capability(tool: str, arguments: object) -> None:
     assert letters(tool, arguments) == ""
 
 

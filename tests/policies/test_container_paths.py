@@ -54,13 +54,13 @@ def test_a_long_name_is_cut_to_what_a_disk_takes(filename: str) -> None:
     ],
 )
 def test_a_name_in_a_zip_leads_nowhere_else_and_hides_nothing(path: str, name: str) -> None:
-    assert ArchiveNames().give(path) == name
+    assert ArchiveNames().assign(path) == name
 
 
 def test_each_name_in_a_zip_is_given_once() -> None:
     names = ArchiveNames()
     paths = ["output/a.csv", "output/a\n.csv", "output/a\t.csv", "output/A.csv", "other/a.csv"]
-    assert [names.give(f"/testbed/{path}") for path in paths] == [
+    assert [names.assign(f"/testbed/{path}") for path in paths] == [
         "output/a.csv",
         "output/a_.csv",
         "output/a_-2.csv",

@@ -49,4 +49,4 @@ def test_work_ends_before_the_answer_and_that_before_the_deadline(deadline_s: fl
 def test_handing_files_back_has_what_is_left_and_never_less_than_is_kept_for_it(
     deadline_s: float | None, spent_s: float, seconds: float
 ) -> None:
-    assert time_plan(1800, deadline_s).hand_back_s(spent_s) == pytest.approx(seconds)
+    assert time_plan(1800, deadline_s).collection_time_s(spent_s) == pytest.approx(seconds)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from policies.documents import MAX_DOCUMENTS, divided, stand_in
+from policies.documents import MAX_DOCUMENTS, offload_documents, split_documents
 
 ONE = "".join(f"Line {number} of the first.\n" for number in range(300))
 TWO = "".join(f"Line {number} of the second.\n" for number in range(300))
@@ -40,24 +40,24 @@ OPEN = {
 
 
 @pytest.mark.parametrize("way", CLOSED)
-def test_what_has_a_beginning_and_an_end_is_a_document(way: str) -> None:
-    pieces = divided("Read these.\n" + CLOSED[way].format(ONE, TWO) + ASK)
+def test_text_between_marks_is_a_document(way: str) -> None:
+    pieces = split_documents("Read these.\n" + CLOSED[way].format(ONE, TWO) + ASK)
     found = [(piece.title.rpartition("/")[2], piece.text) for piece in pieces if piece.is_document]
     assert found == [("a.txt", ONE), ("b.txt", TWO)]
-    assert not any(piece.is_open for piece in pieces)
+    assert not any(piece.is_open_ended for piece in pieces)
     assert pieces[0].text.startswith("Read these.\n")
     assert pieces[-1].text.endswith(ASK)
 
 
 @pytest.mark.parametrize("way", OPEN)
 def test_the_last_of_those_without_an_end_goes_on_to_the_end_of_the_text(way: str) -> None:
-    pieces = divided("Read these.\n" + OPEN[way].format(ONE, TWO) + ASK)
+    pieces = split_documents("Read these.\n" + OPEN[way].format(ONE, TWO) + ASK)
     found = [(piece.title, piece.text.lstrip("\n")) for piece in pieces if piece.is_document]
     assert [(title, text.rstrip("\n") + "\n") for title, text in found] == [
         ("a.txt", ONE),
         ("b.txt", TWO + ASK),
     ]
-    assert [piece.is_open for piece in pieces if piece.is_document] == [False, True]
+    assert [piece.is_open_ended for piece in pieces if piece.is_document] == [False, True]
     assert pieces[0].text.startswith("Read these.\n")
 
 
@@ -83,20 +83,20 @@ def test_the_last_of_those_without_an_end_goes_on_to_the_end_of_the_text(way: st
     ],
 )
 def test_other_ways_and_what_is_none(text: str, titles: list[str]) -> None:
-    pieces = divided(text.format(ONE, TWO))
+    pieces = split_documents(text.format(ONE, TWO))
     assert [piece.title for piece in pieces if piece.is_document] == titles
 
 
 def test_remarks_in_a_fenced_program_are_no_headings() -> None:
     program = f"```\n# one\n\n{ONE[:2000]}\n# two\n\n{TWO[:1500]}\n```\n"
-    pieces = divided(f"# A\n\n{program}{ONE * 2}\n\n# B\n\n{TWO * 2}")
+    pieces = split_documents(f"# A\n\n{program}{ONE * 2}\n\n# B\n\n{TWO * 2}")
     assert [piece.title for piece in pieces if piece.is_document] == ["A", "B"]
 
 
 def test_sections_that_are_small_are_put_together() -> None:
     text = "".join(f"# Topic {n}\n\n{'word ' * 300}\n\n" for n in range(20))
-    pieces = [piece for piece in divided(text) if piece.is_document]
-    assert [piece.parts for piece in pieces] == [3, 3, 3, 3, 3, 5]
+    pieces = [piece for piece in split_documents(text) if piece.is_document]
+    assert [piece.merged_count for piece in pieces] == [3, 3, 3, 3, 3, 5]
     assert pieces[1].title == "Topic 3"
 
 
@@ -130,7 +130,7 @@ def mixtures() -> Iterator[str]:
 
 def test_the_pieces_put_together_are_the_text() -> None:
     for text in mixtures():
-        assert "".join(piece.text for piece in divided(text)) == text
+        assert "".join(piece.text for piece in split_documents(text)) == text
 
 
 def test_nothing_is_lost_between_the_prompt_and_the_files() -> None:
@@ -142,7 +142,7 @@ def test_nothing_is_lost_between_the_prompt_and_the_files() -> None:
             files.append(content)
             return f"/f/{len(files)}"
 
-        told = stand_in(text, place)
+        told = offload_documents(text, place)
         if files == [text]:
             continue
         seen_divided += 1
@@ -163,15 +163,15 @@ def test_nothing_is_lost_between_the_prompt_and_the_files() -> None:
 )  # fmt: skip
 def test_a_hostile_text_is_divided_into_few(mark: str) -> None:
     text = mark * (1_000_000 // len(mark))  # in quadratic time it would take hours
-    pieces = divided(text)
+    pieces = split_documents(text)
     assert sum(piece.is_document for piece in pieces) <= MAX_DOCUMENTS
     assert "".join(piece.text for piece in pieces) == text
 
 
 def test_many_documents_are_put_together_with_their_neighbours() -> None:
     text = "".join(f"<doc title='{n}'>\n{n} {'word ' * 100}</doc>\n" for n in range(1000))
-    documents = [piece for piece in divided(text) if piece.is_document]
+    documents = [piece for piece in split_documents(text) if piece.is_document]
     assert 100 < len(documents) <= MAX_DOCUMENTS
-    assert sum(piece.parts for piece in documents) == 1000
+    assert sum(piece.merged_count for piece in documents) == 1000
     assert documents[0].text.startswith("0 word")
-    assert documents[1].title == str(documents[0].parts)
+    assert documents[1].title == str(documents[0].merged_count)

@@ -3,11 +3,11 @@
 import pytest
 
 from policies.limits import StopReason
-from policies.prompts import INSTRUCTIONS, final_request, sum_up_request, system_prompt
-from policies.reply_checks import EchoCheck, OwnTexts
+from policies.prompts import INSTRUCTIONS, final_request, summary_request, system_prompt
+from policies.reply_checks import EchoCheck, ProxyTexts
 
 PROMPT = system_prompt()
-OWN = OwnTexts([PROMPT], INSTRUCTIONS)
+OWN = ProxyTexts([PROMPT], INSTRUCTIONS)
 
 
 def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
@@ -24,7 +24,7 @@ def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
     [
         final_request(StopReason.WALL_TIME),
         f"Sure! {final_request(StopReason.MAX_TURNS)}",
-        sum_up_request(500),
+        summary_request(500),
         *INSTRUCTIONS[:2],
         PROMPT,
         PROMPT.upper(),
@@ -71,7 +71,7 @@ def test_own_text_after_a_word_of_any_length_is_recognised() -> None:
     assert echo_at("9" * 1000 + " " + PROMPT) is not None
 
 
-def test_what_the_client_wrote_itself_may_be_quoted() -> None:
+def test_quotation_of_client_text_is_no_echo() -> None:
     assert echo_at(PROMPT) is not None
     assert echo_at(PROMPT, client=f"What does this mean? {PROMPT}") is None
 
@@ -93,7 +93,7 @@ def test_text_is_suspect_while_it_may_become_an_echo() -> None:
 
 
 def test_a_word_counts_once_it_is_whole() -> None:
-    own = OwnTexts([], ["Write the final answer now."])
+    own = ProxyTexts([], ["Write the final answer now."])
     check = EchoCheck(own, [])
     assert not check.is_echo("Write the final answer no")
     assert not check.is_echo("t yet")

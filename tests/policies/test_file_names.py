@@ -3,12 +3,12 @@
 import pytest
 
 from policies.file_names import (
+    UniqueDisplayNames,
     UniqueNames,
-    UniqueShownNames,
-    clean_type,
+    display_name,
+    guess_mime_type,
+    normalize_mime_type,
     safe_name,
-    shown_name,
-    type_of,
 )
 
 PDF = "application/pdf"
@@ -48,7 +48,7 @@ def test_a_name_is_one_safe_word(wanted: str, name: str) -> None:
 def test_each_file_has_a_name_of_its_own() -> None:
     names = UniqueNames()
     asked = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
-    given = [names.give(name, kind="image", mime_type="image/png") for name in asked]
+    given = [names.assign(name, kind="image", mime_type="image/png") for name in asked]
     assert given == [
         "a.csv",
         "a-2.csv",
@@ -70,13 +70,13 @@ def test_each_file_has_a_name_of_its_own() -> None:
     ],
 )
 def test_a_type_is_shown_without_what_does_not_belong_to_it(written: str, clean: str) -> None:
-    assert clean_type(written) == clean
+    assert normalize_mime_type(written) == clean
 
 
 def test_a_name_tells_the_type() -> None:
-    assert type_of("b.PDF") == PDF
-    assert type_of("b.pdf. .") == type_of("b.pdf\N{NO-BREAK SPACE}") == PDF
-    assert type_of("b.unheard-of") == type_of("b") == "application/octet-stream"
+    assert guess_mime_type("b.PDF") == PDF
+    assert guess_mime_type("b.pdf. .") == guess_mime_type("b.pdf\N{NO-BREAK SPACE}") == PDF
+    assert guess_mime_type("b.unheard-of") == guess_mime_type("b") == "application/octet-stream"
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_a_name_tells_the_type() -> None:
     ],
 )
 def test_a_produced_file_is_shown_under_its_own_name_without_tricks(path: str, name: str) -> None:
-    assert shown_name(path) == name
+    assert display_name(path) == name
 
 
 def test_files_that_are_shown_side_by_side_have_names_of_their_own() -> None:
-    names = UniqueShownNames()
+    names = UniqueDisplayNames()
     paths = ["x/same.csv", "y/same.csv", "z/SAME.csv", "same-2.csv", "README", "a/README"]
-    assert [names.give(path) for path in paths] == [
+    assert [names.assign(path) for path in paths] == [
         "same.csv",
         "same-2.csv",
         "SAME-3.csv",

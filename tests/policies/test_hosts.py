@@ -60,7 +60,7 @@ def test_a_host_has_one_spelling(written: str, host: str) -> None:
         "\ud800.example",
     ],
 )
-def test_what_is_no_name_is_refused(written: str) -> None:
+def test_malformed_host_name_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"host|xn--|address"):
         parse_host(written)
 
@@ -134,7 +134,7 @@ def test_an_authority_is_a_host_and_a_port(written: str, target: Target) -> None
     ],
 )
 def test_a_malformed_authority_is_refused(written: str) -> None:
-    with pytest.raises(ValueError, match=r"host|port|user names"):
+    with pytest.raises(ValueError, match=r"host|port|user name"):
         parse_authority(written, default_port=80)
 
 

@@ -54,7 +54,7 @@ def test_values_are_counted_however_the_bytes_are_cut(
 
 
 @given(TREES, st.integers(1, 9))
-def test_what_is_too_deep_is_refused_however_it_is_cut(tree: object, size: int) -> None:
+def test_nesting_above_the_limit_is_refused_for_any_piece_size(tree: object, size: int) -> None:
     around = MAX_DEPTH - depth(tree)
     text = json.dumps(tree).encode()
     checked(b"[" * around + text + b"]" * around + b"    ", size)
@@ -98,7 +98,7 @@ WIDE = ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
 
 @settings(deadline=None)
 @given(TREES, st.lists(st.sampled_from("\ud800\udc00"), max_size=4), st.sampled_from(WIDE))
-def test_what_is_decoded_with_lone_surrogates_is_counted_all_the_same(
+def test_values_are_counted_despite_lone_surrogates(
     tree: object, surrogates: list[str], encoding: str
 ) -> None:
     text = f'["{"".join(surrogates)}", {json.dumps(tree)}]'.encode(encoding, "surrogatepass")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.json_bounds import LARGE_BYTES, decoded, encoded, has_infinity
+from policies.json_bounds import LARGE_BYTES, decode_json, encode_json, has_non_finite
 
 BLANKS = b" " * LARGE_BYTES
 TREES = st.recursive(
@@ -25,28 +25,28 @@ TREES = st.recursive(
 def test_a_large_text_reads_as_a_small_one(tree: object, is_ascii: bool, encoding: str) -> None:
     text = json.dumps(tree, ensure_ascii=is_ascii)
     text = f"{text}{BLANKS.decode()}"
-    assert decoded(text.encode(encoding)) == tree
+    assert decode_json(text.encode(encoding)) == tree
 
 
 @pytest.mark.parametrize("text", [b'"\\ud800"', b"NaN", b"-Infinity", b"1e400", b'{"a":1,"a":2}'])
-def test_what_is_hardly_json_reads_as_ever(text: bytes) -> None:
-    assert repr(decoded(text + BLANKS)) == repr(json.loads(text))
+def test_unusual_json_is_decoded_as_by_the_json_module(text: bytes) -> None:
+    assert repr(decode_json(text + BLANKS)) == repr(json.loads(text))
 
 
 @pytest.mark.parametrize("text", [b'{"a":', b'"\xff"', b"[1,]", b"\x00", b"9" * 5000])
-def test_what_is_no_json_is_refused(text: bytes) -> None:
+def test_invalid_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever `json` says
-        decoded(text + BLANKS)
+        decode_json(text + BLANKS)
 
 
 @given(TREES)
-def test_what_is_written_reads_as_it_was(tree: object) -> None:
-    assert json.loads(encoded(tree)) == tree
+def test_encoded_value_decodes_to_the_same_value(tree: object) -> None:
+    assert json.loads(encode_json(tree)) == tree
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"a": 1 << 70}, [-(1 << 70)], {1: 2}])
-def test_what_only_json_can_write_is_written_by_it(value: object) -> None:
-    assert encoded(value) == json.dumps(value).encode()
+def test_values_beyond_orjson_are_encoded_by_the_json_module(value: object) -> None:
+    assert encode_json(value) == json.dumps(value).encode()
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_what_only_json_can_write_is_written_by_it(value: object) -> None:
     [(inf, True), ([1, {"a": [-inf]}], True), ({"a": nan}, True), ({"a": [1.5, "inf"]}, False)],
 )
 def test_numbers_that_json_does_not_have_are_found(value: object, expected: bool) -> None:
-    assert has_infinity(value) is expected
+    assert has_non_finite(value) is expected

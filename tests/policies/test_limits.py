@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.limits import Limits, Spent, StopReason, exceeded, no_more_commands
+from policies.limits import Limits, Spent, StopReason, exceeded, exceeded_command_limit
 
 LIMITS = Limits(
     max_turns=3,
@@ -66,9 +66,9 @@ def test_a_prompt_that_would_go_beyond_a_limit_is_not_sent() -> None:
 
 
 def test_turns_and_tokens_are_no_reason_to_leave_a_turns_commands_undone() -> None:
-    assert no_more_commands(LIMITS, Spent(99, 99.0, 999, 0, 9.9)) is None
-    assert no_more_commands(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
+    assert exceeded_command_limit(LIMITS, Spent(99, 99.0, 999, 0, 9.9)) is None
+    assert exceeded_command_limit(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
 
 
-def test_who_may_send_nothing_may_still_work() -> None:
+def test_egress_limit_of_zero_does_not_end_a_run() -> None:
     assert exceeded(Limits(max_egress_mib=0), Spent()) is None

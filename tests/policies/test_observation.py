@@ -7,10 +7,10 @@ from policies.observation import (
     CommandOutcome,
     ObservationLimits,
     bash_observation,
-    clip,
     output_cap,
     printable,
-    readable,
+    terminal_text,
+    truncate_middle,
 )
 
 
@@ -88,32 +88,32 @@ def test_a_killed_program_is_not_called_a_timeout() -> None:
     ],
 )
 def test_output_is_shown_as_a_terminal_would_leave_it(raw: str, shown: str) -> None:
-    assert readable(raw) == shown
+    assert terminal_text(raw) == shown
 
 
 def test_an_unfinished_escape_sequence_eats_nothing_else() -> None:
-    assert readable("before \x1b]0;never closed\nafter") == "before \nafter"
-    assert readable("cut \x1b") == "cut \ufffd"
+    assert terminal_text("before \x1b]0;never closed\nafter") == "before \nafter"
+    assert terminal_text("cut \x1b") == "cut \ufffd"
 
 
-def test_what_is_printable_can_be_encoded() -> None:
+def test_printable_text_can_be_encoded() -> None:
     assert printable("caf\udce9\r\x1b").encode() == "caf\ufffd\ufffd\ufffd".encode()
 
 
 def test_text_within_the_limits_is_not_touched() -> None:
     limits = ObservationLimits(max_chars=20, max_lines=4)
     for text in ("", "a\nb\nc\nd", "x" * 20, "\n\n\n"):
-        assert clip(text, limits) == text
+        assert truncate_middle(text, limits) == text
 
 
-def test_one_endless_line_is_cut_in_its_middle() -> None:
-    clipped = clip("a" * 500 + "b" * 500, ObservationLimits(max_chars=100))
+def test_long_line_is_truncated_in_its_middle() -> None:
+    clipped = truncate_middle("a" * 500 + "b" * 500, ObservationLimits(max_chars=100))
     assert clipped == "a" * 50 + "\n[... 900 characters left out ...]\n" + "b" * 50
 
 
 def test_too_many_lines_are_cut_in_the_middle() -> None:
     text = "\n".join(str(number) for number in range(1, 101))
-    clipped = clip(text, ObservationLimits(max_lines=4))
+    clipped = truncate_middle(text, ObservationLimits(max_lines=4))
     left_out = len(text) - len("1\n2") - len("99\n100")
     assert clipped == f"1\n2\n[... {left_out} characters left out ...]\n99\n100"
 
@@ -125,16 +125,16 @@ def test_each_stream_is_bounded() -> None:
     assert text.count("characters left out") == 2
 
 
-def test_what_the_sandbox_lets_through_is_not_cut_again() -> None:
+def test_output_within_the_cap_is_not_truncated_again() -> None:
     limits = ObservationLimits()
     cap = output_cap(limits)
     marker = "[... 1000000000000 bytes, 1000000000000 lines left out ...]"
     half = "x" * (cap.max_bytes // 2)
     text = f"{half}\n{marker}\n{half}"
-    assert clip(text, limits) == text
+    assert truncate_middle(text, limits) == text
     lines = ["x"] * (cap.max_lines // 2)
     text = "\n".join([*lines, marker, *lines])
-    assert clip(text, limits) == text
+    assert truncate_middle(text, limits) == text
 
 
 def test_a_limit_of_the_sandbox_that_was_hit_is_named() -> None:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from policies.reference_style import Edited, created, inserted, listed, replaced, viewed
+from policies.reference_style import (
+    EditResult,
+    create_file,
+    insert_text,
+    list_directory,
+    replace_text,
+    view_file,
+)
 
 CLIPPED = (
     "<response clipped><NOTE>To save on context only part of this file has been shown to you."
@@ -13,7 +20,7 @@ TEN = "\n".join(f"line {n}" for n in range(1, 11))
 
 
 def test_a_view_numbers_the_lines_and_the_empty_one_after_the_last_newline() -> None:
-    assert viewed("/a.py", "def f():\n\treturn 1\n", None) == (
+    assert view_file("/a.py", "def f():\n\treturn 1\n", None) == (
         "Here's the result of running `cat -n` on /a.py:\n"
         "     1\tdef f():\n     2\t        return 1\n     3\t"
     )
@@ -30,7 +37,7 @@ def test_a_view_numbers_the_lines_and_the_empty_one_after_the_last_newline() -> 
 )
 def test_a_view_of_a_range(view_range: list[int], shown: str) -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n"
-    assert viewed("/a.py", "a\nb\nc\n", view_range) == heading + shown
+    assert view_file("/a.py", "a\nb\nc\n", view_range) == heading + shown
 
 
 @pytest.mark.parametrize(
@@ -51,26 +58,26 @@ def test_a_view_of_a_range(view_range: list[int], shown: str) -> None:
     ],
 )
 def test_a_view_of_a_range_that_there_is_not(view_range: list[int], complaint: str) -> None:
-    assert viewed("/a.py", "a\nb\nc\n", view_range) == complaint
+    assert view_file("/a.py", "a\nb\nc\n", view_range) == complaint
 
 
 def test_a_long_view_is_clipped_with_its_heading() -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n     1\t"
     shown = heading + "x" * (10_000 - len(heading)) + CLIPPED
-    assert viewed("/a.py", "x" * 20_000, None) == shown
+    assert view_file("/a.py", "x" * 20_000, None) == shown
 
 
 def test_nothing_to_view() -> None:
-    assert viewed("/a.py", "", None) == "(empty file: /a.py)"
-    assert listed("/d", "") == "(empty directory: /d)"
-    assert listed("/d", "/d\n/d/a.py\n") == (
+    assert view_file("/a.py", "", None) == "(empty file: /a.py)"
+    assert list_directory("/d", "") == "(empty directory: /d)"
+    assert list_directory("/d", "/d\n/d/a.py\n") == (
         "Here's the files and directories up to 2 levels deep in /d, excluding hidden:\n"
         "/d\n/d/a.py\n"
     )
 
 
 def test_a_created_file_has_one_newline_more_and_its_tabs() -> None:
-    assert created("/a.py", "def f():\n\treturn 1\n") == Edited(
+    assert create_file("/a.py", "def f():\n\treturn 1\n") == EditResult(
         "def f():\n\treturn 1\n\n",
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
         "     1\tdef f():\n     2\t        return 1\n     3\t\n"
@@ -79,7 +86,7 @@ def test_a_created_file_has_one_newline_more_and_its_tabs() -> None:
 
 
 def test_a_created_file_is_shown_clipped() -> None:
-    assert created("/a.py", "x" * 10_001).words == (
+    assert create_file("/a.py", "x" * 10_001).observation == (
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
         f"     1\t{'x' * 10_000}{CLIPPED}\n"
         "Review the file and make sure that it is as expected. Edit the file if necessary."
@@ -87,7 +94,7 @@ def test_a_created_file_is_shown_clipped() -> None:
 
 
 def test_a_replacement_shows_four_lines_around_it_and_turns_tabs_into_spaces() -> None:
-    assert replaced("/a.py", f"\tindented\n{TEN}\n", "line 5", "five\n5") == Edited(
+    assert replace_text("/a.py", f"\tindented\n{TEN}\n", "line 5", "five\n5") == EditResult(
         "        indented\nline 1\nline 2\nline 3\nline 4\nfive\n5\nline 6\nline 7\nline 8\nline 9"
         "\nline 10\n\n",
         "The file /a.py has been edited. Here's the result of running `cat -n` on a snippet of"
@@ -113,11 +120,11 @@ def test_a_replacement_shows_four_lines_around_it_and_turns_tabs_into_spaces() -
     ],
 )
 def test_a_replacement_that_cannot_be_made(content: str | None, old: str, complaint: str) -> None:
-    assert replaced("/a.py", content, old, "x") == complaint
+    assert replace_text("/a.py", content, old, "x") == complaint
 
 
 def test_an_insertion_shows_four_lines_around_it() -> None:
-    assert inserted("/a.py", f"{TEN}\n", 6, "new\n\tlines") == Edited(
+    assert insert_text("/a.py", f"{TEN}\n", 6, "new\n\tlines") == EditResult(
         "line 1\nline 2\nline 3\nline 4\nline 5\nline 6\nnew\n        lines\nline 7\nline 8\nline 9"
         "\nline 10\n\n",
         "The file /a.py has been edited. Here's the result of running `cat -n` on a snippet of the"
@@ -129,11 +136,11 @@ def test_an_insertion_shows_four_lines_around_it() -> None:
 
 
 def test_an_insertion_at_the_start_and_into_an_empty_file() -> None:
-    at_start, into_empty = inserted("/a.py", "a", 0, "b"), inserted("/a.py", "", 0, "b")
-    assert isinstance(at_start, Edited)
-    assert isinstance(into_empty, Edited)
+    at_start, into_empty = insert_text("/a.py", "a", 0, "b"), insert_text("/a.py", "", 0, "b")
+    assert isinstance(at_start, EditResult)
+    assert isinstance(into_empty, EditResult)
     assert (at_start.text, into_empty.text) == ("b\na\n", "b\n")
-    assert "\n     1\tb\n     2\ta\nReview" in at_start.words
+    assert "\n     1\tb\n     2\ta\nReview" in at_start.observation
 
 
 @pytest.mark.parametrize(
@@ -149,11 +156,11 @@ def test_an_insertion_at_the_start_and_into_an_empty_file() -> None:
 def test_an_insertion_that_cannot_be_made(
     content: str | None, line: int, new: str, complaint: str
 ) -> None:
-    assert inserted("/a.py", content, line, new) == complaint
+    assert insert_text("/a.py", content, line, new) == complaint
 
 
-def test_what_is_not_utf_8_passes_through_an_edit() -> None:
+def test_edit_keeps_bytes_that_are_not_utf_8() -> None:
     content = b"\xff a\n".decode(errors="surrogateescape")
-    edited = replaced("/a.py", content, "a", "b")
-    assert isinstance(edited, Edited)
+    edited = replace_text("/a.py", content, "a", "b")
+    assert isinstance(edited, EditResult)
     assert edited.text.encode(errors="surrogateescape") == b"\xff b\n\n"

@@ -6,11 +6,11 @@ from policies.observation import CommandOutcome, ObservationLimits
 from policies.reference_style import (
     FINISHED,
     NO_COMMAND,
-    bash_words,
-    nothing_run_words,
-    steps_words,
-    tool_words,
-    unknown_words,
+    command_observation,
+    invalid_arguments_observation,
+    steps_remaining_line,
+    tool_observation,
+    unknown_tool_observation,
 )
 
 LIMITS = ObservationLimits(max_chars=1 << 20, max_lines=80)
@@ -24,7 +24,7 @@ LATE = (
 
 def seen(exit_code: int = 0, stdout: str = "", stderr: str = "", *, timed_out: bool = False) -> str:
     outcome = CommandOutcome(exit_code, stdout, stderr, timeout_s=120, timed_out=timed_out)
-    return bash_words(outcome, LIMITS)
+    return command_observation(outcome, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_of_more_the_first_and_last_forty_are_shown_in_each_stream() -> None:
     )
 
 
-def test_one_long_line_is_not_cut() -> None:
+def test_long_line_is_not_cut() -> None:
     assert seen(0, "x" * 300_000).endswith("x" * 300_000)
 
 
@@ -94,16 +94,18 @@ def test_a_command_that_was_stopped_has_no_output() -> None:
     assert seen(143, "partial\n", "more\n", timed_out=True) == LATE
 
 
-def test_one_that_ends_like_a_stopped_one_is_taken_for_it() -> None:
+def test_exit_code_124_counts_as_timeout() -> None:
     assert seen(124, "partial\n") == LATE
 
 
 def test_the_other_texts() -> None:
     assert FINISHED == "<<< Finished >>>"
     assert NO_COMMAND == "Error: No command provided."
-    assert nothing_run_words() == "Exit code: 0\nExecution output of \\[execute_bash]:\n"
-    assert tool_words("str_replace_editor", "x") == (
+    assert (
+        invalid_arguments_observation() == "Exit code: 0\nExecution output of \\[execute_bash]:\n"
+    )
+    assert tool_observation("str_replace_editor", "x") == (
         "Execution output of \\[str_replace_editor]:\nx"
     )
-    assert unknown_words("frobnicate") == "Unknown action: frobnicate"
-    assert steps_words(100) == "\nSteps Remaining: 100"
+    assert unknown_tool_observation("frobnicate") == "Unknown action: frobnicate"
+    assert steps_remaining_line(100) == "\nSteps Remaining: 100"

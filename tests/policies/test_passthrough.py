@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.passthrough import is_stateless, way
+from policies.passthrough import is_stateless, path_kind
 
 CLOSED = """
 /abort_request /abort_requests /add_external_corpus /begin_weight_update /close_session
@@ -59,20 +59,20 @@ STATELESS = """
 
 
 @pytest.mark.parametrize("path", CLOSED.split())
-def test_what_administers_the_backend_is_closed(path: str) -> None:
-    assert way(path) == "closed"
+def test_administrative_path_is_closed(path: str) -> None:
+    assert path_kind(path) == "closed"
 
 
 @pytest.mark.parametrize("path", STATELESS.split())
-def test_what_serves_requests_and_keeps_nothing_is_open(path: str) -> None:
-    assert way(path) == "backend"
+def test_inference_path_is_open_and_stateless(path: str) -> None:
+    assert path_kind(path) == "backend"
     assert is_stateless("POST", path) or is_stateless("GET", path)
     assert not is_stateless("DELETE", path)
 
 
 @pytest.mark.parametrize("path", KEEPS.split())
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_what_may_keep_something_is_not_stateless(method: str, path: str) -> None:
+def test_storing_path_is_not_stateless(method: str, path: str) -> None:
     assert not is_stateless(method, path)
     assert not is_stateless(method, path.upper() + "/")
 
@@ -104,7 +104,7 @@ def test_stored_completions_are_not_listed(path: str) -> None:
     ],
 )
 def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
-    assert way(spelling) == "closed"
+    assert path_kind(spelling) == "closed"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
     ],
 )
 def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) -> None:
-    assert way(path) == "unreadable"
+    assert path_kind(path) == "unreadable"
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) ->
         *("/v2/chat/completions", "/vllm/v1/chat/completions"),
     ],
 )
-def test_what_would_go_round_the_sandbox_is_for_plain_models(path: str) -> None:
-    assert way(path) == "plain only"
+def test_chat_path_is_for_plain_models_only(path: str) -> None:
+    assert path_kind(path) == "plain only"
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/files", "/v1/containers/c/files", "/v1/models/x", "/health/", "/METRICS"]
 )
-def test_what_is_ours_is_never_the_backends(path: str) -> None:
-    assert way(path) == "ours"
+def test_own_path_is_never_forwarded(path: str) -> None:
+    assert path_kind(path) == "ours"

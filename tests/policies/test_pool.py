@@ -12,7 +12,7 @@ from policies.pool import (
     PoolSettings,
     exact_pool_key,
     fits,
-    idle_to_end,
+    idle_to_evict,
     pool_key,
     retry_after_s,
     start_backoff_s,
@@ -73,7 +73,7 @@ def test_everything_about_an_isolation_is_a_wall_a_limit_or_egress() -> None:
     assert {field.name for field in fields(Isolation)} == {*OTHER_WALLS, *OTHER_LIMITS, "network"}
 
 
-def test_there_may_be_as_many_as_allowed_and_as_much_memory_as_budgeted() -> None:
+def test_load_is_bounded_by_sandbox_count_and_memory_budget() -> None:
     settings = PoolSettings(min_ready=0, max_sandboxes=3, memory_budget_mib=100)
     assert fits(settings, Load(3, 100))
     assert not fits(settings, Load(4, 100))
@@ -84,10 +84,10 @@ def test_there_may_be_as_many_as_allowed_and_as_much_memory_as_budgeted() -> Non
 def test_no_more_idle_ones_end_than_must() -> None:
     settings = PoolSettings(min_ready=0, max_sandboxes=3, memory_budget_mib=100)
     idle = [Load(1, 10), Load(1, 10), Load(1, 10)]
-    assert idle_to_end(settings, Load(3, 100), idle) == 0
-    assert idle_to_end(settings, Load(4, 100), idle) == 1
-    assert idle_to_end(settings, Load(4, 120), idle) == 2
-    assert idle_to_end(settings, Load(4, 131), idle) is None
+    assert idle_to_evict(settings, Load(3, 100), idle) == 0
+    assert idle_to_evict(settings, Load(4, 100), idle) == 1
+    assert idle_to_evict(settings, Load(4, 120), idle) == 2
+    assert idle_to_evict(settings, Load(4, 131), idle) is None
 
 
 def test_rests_grow_up_to_half_a_minute() -> None:

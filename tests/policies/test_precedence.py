@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from policies.egress import Egress
-from policies.profile import ORDERS, EffectivePolicy, Profile, get, settings, with_value
+from policies.profile import (
+    SETTING_ORDERS,
+    EffectivePolicy,
+    Profile,
+    get_setting,
+    setting_paths,
+    with_setting,
+)
 from policies.rules import Rule
 
 PROFILE = Profile()
@@ -14,25 +21,25 @@ PYPI = Egress("allowlist", allowed_hosts=("pypi",))
 DENY, FLAG = Rule("a", "command", "rm", "deny"), Rule("b", "command", "rm", "log")
 NUMBERS = [
     path
-    for path in settings(PROFILE)
-    if path not in ORDERS
-    and isinstance(get(PROFILE, path), int | float)
-    and not isinstance(get(PROFILE, path), bool)
+    for path in setting_paths(PROFILE)
+    if path not in SETTING_ORDERS
+    and isinstance(get_setting(PROFILE, path), int | float)
+    and not isinstance(get_setting(PROFILE, path), bool)
 ]
 
 
 def asking(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
-    return with_value(profile, path, value)
+    return with_setting(profile, path, value)
 
 
 @pytest.mark.parametrize("path", NUMBERS)
 def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) -> None:
-    allowed = get(PROFILE, path)
+    allowed = get_setting(PROFILE, path)
     assert EffectivePolicy(PROFILE).refusal(asking(path, allowed / 2), [path]) is None
     assert EffectivePolicy(PROFILE).refusal(asking(path, allowed), [path]) is None
     refusal = EffectivePolicy(PROFILE).refusal(asking(path, allowed + 1), [path])
     assert refusal
-    assert (refusal.path, refusal.by) == (path, "profile 'default'")
+    assert (refusal.path, refusal.bound_by) == (path, "profile 'default'")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
         ("inputs.offload_text_over_tokens", 100, None, True),
         ("inputs.offload_text_over_tokens", None, 100, True),
         ("isolation.level", "standard", "strict", True),
-        ("isolation.level", "strict", "standard", False),
+        ("isolation.level", "compute_first", "standard", False),
         ("inputs.fetch_urls", True, False, True),
         ("inputs.fetch_urls", False, True, False),
         ("audit.enabled", True, False, False),
@@ -88,7 +95,7 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
         ("isolation.network", PYPI, replace(PYPI, allowed_cidrs=("10.0.0.0/8",)), False),
     ],
 )
-def test_what_is_no_number_has_its_own_order(
+def test_other_settings_have_an_order_of_their_own(
     path: str, allowed: Any, asked: Any, may: bool
 ) -> None:
     base = asking(path, allowed)
@@ -96,19 +103,19 @@ def test_what_is_no_number_has_its_own_order(
 
 
 def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> None:
-    by_model = EffectivePolicy(PROFILE).narrowed(
+    by_model = EffectivePolicy(PROFILE).restricted(
         asking("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )
-    by_key = by_model.narrowed(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
+    by_key = by_model.restricted(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
     assert by_key.profile.limits.max_turns == 20
     refusal = by_key.refusal(asking("limits.max_turns", 30), ["limits.max_turns"])
     assert refusal
-    assert refusal.words() == "limits.max_turns: 30 is more than key 'k' allows (20)."
+    assert refusal.message() == "limits.max_turns: 30 is more than key 'k' allows (20)."
 
 
-def test_what_a_key_sets_wider_than_its_profile_has_no_effect() -> None:
+def test_less_strict_setting_of_a_key_has_no_effect() -> None:
     asked = asking("limits.max_turns", 500)
-    assert EffectivePolicy(PROFILE).narrowed(
+    assert EffectivePolicy(PROFILE).restricted(
         asked, ["limits.max_turns"], "key 'k'"
     ) == EffectivePolicy(PROFILE)
 
@@ -134,7 +141,7 @@ def test_of_two_ways_out_the_part_is_left_that_both_allow(
 ) -> None:
     path = "isolation.network"
     base = asking(path, profile)
-    narrowed = EffectivePolicy(base).narrowed(asking(path, key, base), [path], "key 'k'")
+    narrowed = EffectivePolicy(base).restricted(asking(path, key, base), [path], "key 'k'")
     found = narrowed.profile.isolation.network
     for bound in (profile, key):
         assert EffectivePolicy(asking(path, bound)).refusal(asking(path, found), [path]) is None
@@ -174,6 +181,8 @@ def test_of_types_fewer_are_narrower_and_of_those_denied_more(
     field: str, allowed: Any, asked: Any, is_narrower: bool, both: Any
 ) -> None:
     path = f"artifacts.{field}"
-    given, wanted = (with_value(Profile(), path, value) for value in (allowed, asked))
+    given, wanted = (with_setting(Profile(), path, value) for value in (allowed, asked))
     assert (EffectivePolicy(given).refusal(wanted, [path]) is None) is is_narrower
-    assert get(EffectivePolicy(given).narrowed(wanted, [path], "key").profile, path) == both
+    assert (
+        get_setting(EffectivePolicy(given).restricted(wanted, [path], "key").profile, path) == both
+    )

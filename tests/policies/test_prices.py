@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.prices import Counted, Price, cost_usd, counted, expected_tokens
+from policies.prices import Price, TokenUsage, cost_usd, estimate_prompt_tokens, parse_usage
 
 PRICE = Price(1.0, 10.0, cached_per_mtok=0.1, cache_write_per_mtok=2.0, reasoning_per_mtok=20.0)
 CHAT = {
@@ -13,7 +13,7 @@ CHAT = {
     "prompt_tokens_details": {"cached_tokens": 600, "cache_creation_tokens": 100},
     "completion_tokens_details": {"reasoning_tokens": 40},
 }
-SAME = Counted(prompt=1000, completion=100, cached=600, cache_written=100, reasoning=40)
+SAME = TokenUsage(prompt=1000, completion=100, cached=600, cache_written=100, reasoning=40)
 
 
 @pytest.mark.parametrize(
@@ -36,25 +36,27 @@ SAME = Counted(prompt=1000, completion=100, cached=600, cache_written=100, reaso
                 "cache_creation_input_tokens": 100,
                 "output_tokens": 100,
             },
-            Counted(prompt=1000, completion=100, cached=600, cache_written=100),
+            TokenUsage(prompt=1000, completion=100, cached=600, cache_written=100),
         ),
         (
             {"prompt_tokens": 1000, "completion_tokens": 1, "prompt_cache_hit_tokens": 600},
-            Counted(prompt=1000, completion=1, cached=600),
+            TokenUsage(prompt=1000, completion=1, cached=600),
         ),
-        ({"prompt_tokens": 10, "total_tokens": 10}, Counted(prompt=10)),
-        ({"cost": 0.25, "prompt_tokens": 3}, Counted(prompt=3, reported_usd=0.25)),
-        ({}, Counted()),
-        ({"prompt_tokens": "many", "completion_tokens": -5, "cost": True}, Counted()),
-        ({"prompt_tokens": float("inf"), "prompt_tokens_details": 7}, Counted()),
+        ({"prompt_tokens": 10, "total_tokens": 10}, TokenUsage(prompt=10)),
+        ({"cost": 0.25, "prompt_tokens": 3}, TokenUsage(prompt=3, reported_usd=0.25)),
+        ({}, TokenUsage()),
+        ({"prompt_tokens": "many", "completion_tokens": -5, "cost": True}, TokenUsage()),
+        ({"prompt_tokens": float("inf"), "prompt_tokens_details": 7}, TokenUsage()),
         (
             {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 9}},
-            Counted(prompt=5, cached=5),
+            TokenUsage(prompt=5, cached=5),
         ),
     ],
 )
-def test_usage_is_understood_in_each_apis_words(usage: dict[str, Any], expected: Counted) -> None:
-    assert counted(usage) == expected
+def test_usage_is_understood_in_each_apis_words(
+    usage: dict[str, Any], expected: TokenUsage
+) -> None:
+    assert parse_usage(usage) == expected
 
 
 def test_cached_written_and_reasoning_tokens_have_prices_of_their_own() -> None:
@@ -67,18 +69,18 @@ def test_without_such_prices_they_cost_what_the_others_do() -> None:
 
 
 def test_a_price_of_nothing_is_a_price() -> None:
-    assert cost_usd(((0, Price(1.0, 10.0, cached_per_mtok=0.0)),), Counted(5, 0, 5)) == 0
+    assert cost_usd(((0, Price(1.0, 10.0, cached_per_mtok=0.0)),), TokenUsage(5, 0, 5)) == 0
 
 
 def test_a_longer_prompt_may_cost_more_throughout() -> None:
     tariff = ((0, Price(1.0, 1.0)), (200, Price(2.0, 3.0)))
-    assert cost_usd(tariff, Counted(prompt=200, completion=10)) == pytest.approx(210 / 1e6)
-    assert cost_usd(tariff, Counted(prompt=201, completion=10)) == pytest.approx(432 / 1e6)
+    assert cost_usd(tariff, TokenUsage(prompt=200, completion=10)) == pytest.approx(210 / 1e6)
+    assert cost_usd(tariff, TokenUsage(prompt=201, completion=10)) == pytest.approx(432 / 1e6)
 
 
-def test_what_the_backend_says_holds() -> None:
-    assert cost_usd(((0, PRICE),), Counted(prompt=9, reported_usd=0.5)) == 0.5
-    assert cost_usd(None, Counted(prompt=9, reported_usd=0.5)) == 0.5
+def test_reported_cost_takes_precedence() -> None:
+    assert cost_usd(((0, PRICE),), TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
+    assert cost_usd(None, TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
 
 
 def test_without_a_price_nobody_knows() -> None:
@@ -88,4 +90,4 @@ def test_without_a_price_nobody_knows() -> None:
 def test_a_prompt_that_nobody_has_counted_is_reckoned_by_its_text() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "x" * 400}, picture]}]
-    assert 100 <= expected_tokens(messages) <= 110
+    assert 100 <= estimate_prompt_tokens(messages) <= 110

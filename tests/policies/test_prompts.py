@@ -13,7 +13,7 @@ from policies.prompts import (
     FINAL_ANSWER,
     NUDGE,
     WHY_NO_MORE_TOOLS,
-    Equipment,
+    SandboxContents,
     final_request,
     form_request,
     system_prompt,
@@ -29,7 +29,7 @@ def described(name: str) -> str:
     return str(schema["function"]["description"])
 
 
-def test_it_names_the_directories() -> None:
+def test_system_prompt_names_the_directories() -> None:
     words = system_prompt()
     assert f"Working directory: {WORKING_DIR}." in words
     assert f"Files the user gave: {INPUT_DIR}." in words
@@ -42,34 +42,36 @@ def test_it_names_the_directories() -> None:
 
 
 @pytest.mark.parametrize(("timeout_s", "said"), [(120.0, "120 s"), (0.5, "0.5 s"), (7, "7 s")])
-def test_it_tells_the_time_limit_in_force(timeout_s: float, said: str) -> None:
+def test_system_prompt_states_the_command_timeout(timeout_s: float, said: str) -> None:
     words = system_prompt(Profile(limits=Limits(command_timeout_s=timeout_s)))
     assert f"A command is stopped after {said}, or" in words
 
 
-def test_it_names_every_tool() -> None:
+def test_system_prompt_names_every_tool() -> None:
     words = system_prompt()
     assert all(tool.name in words for tool in make_tools())
 
 
-def test_it_says_that_there_is_no_network_and_that_the_shell_carries_over() -> None:
+def test_prompts_state_missing_network_and_persistent_shell() -> None:
     assert "no network" in system_prompt()
     assert "carry over" in described("execute_bash")
 
 
 def test_words_and_tools_take_few_characters_however_much_is_installed() -> None:
-    everything = Equipment((*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000))))
+    everything = SandboxContents(
+        (*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000)))
+    )
     words = system_prompt(Profile(), everything)
     schemas = json.dumps([tool.schema for tool in make_tools()])
     # At 3.5 characters a token and with 50 tokens of a chat template's own, 800 tokens at most.
     assert len(words) + len(schemas) <= 2620
 
 
-def test_it_depends_on_nothing_but_the_policy_so_that_prefix_caches_hit() -> None:
+def test_system_prompt_depends_only_on_policies() -> None:
     assert system_prompt() == system_prompt(Profile(name="other", about="Whatever."))
 
 
-def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> None:
+def test_prompt_style_selects_the_instruction() -> None:
     neutral = system_prompt(Profile(prompt="neutral"))
     strict = system_prompt(Profile(prompt="compute_first"))
     assert "answer simple things directly" in neutral
@@ -78,12 +80,12 @@ def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> N
     assert system_prompt(Profile(prompt="none")) == ""
 
 
-def test_it_tells_what_is_there_and_nothing_of_what_nobody_looked_for() -> None:
-    assert "Installed: git, numpy." in system_prompt(equipment=Equipment(("git", "numpy")))
+def test_system_prompt_lists_known_contents_only() -> None:
+    assert "Installed: git, numpy." in system_prompt(contents=SandboxContents(("git", "numpy")))
     assert "Installed" not in system_prompt()
-    assert "Installed: git." in system_prompt(equipment=Equipment(("bash", "git", "tar")))
-    assert "Installed" not in system_prompt(equipment=Equipment(("bash", "tar")))
-    assert "/testbed/shared" in system_prompt(equipment=Equipment(has_shared=True))
+    assert "Installed: git." in system_prompt(contents=SandboxContents(("bash", "git", "tar")))
+    assert "Installed" not in system_prompt(contents=SandboxContents(("bash", "tar")))
+    assert "/testbed/shared" in system_prompt(contents=SandboxContents(has_shared_files=True))
     assert "/testbed/shared" not in system_prompt()
 
 
@@ -123,7 +125,7 @@ def test_the_nudge_leaves_both_ways_open() -> None:
     assert "call submit" in NUDGE
 
 
-def test_it_says_which_hosts_can_be_reached() -> None:
+def test_system_prompt_lists_allowed_hosts() -> None:
     def said(egress: Egress) -> str:
         return system_prompt(Profile(isolation=Isolation(network=egress)))
 

@@ -5,15 +5,15 @@ import random
 import pytest
 
 from policies.redaction import (
-    BUILT_IN,
+    BUILT_IN_PATTERNS,
     MAX_HELD_CHARS,
     Redaction,
+    SecretFinder,
     SecretPattern,
-    Secrets,
-    SecretStream,
+    StreamRedactor,
 )
 
-KEYS = Secrets(Redaction(("all",)))
+KEYS = SecretFinder(Redaction(("all",)))
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n{}-----END RSA PRIVATE KEY-----"
 BODY = "MIIEowIBAAKCAQEA7bq+/Z0\n" * 60
 EXAMPLES = {
@@ -44,8 +44,8 @@ HARMLESS = [
 ]
 
 
-def in_pieces(secrets: Secrets, pieces: list[str]) -> list[str]:
-    stream = SecretStream(secrets)
+def in_pieces(secrets: SecretFinder, pieces: list[str]) -> list[str]:
+    stream = StreamRedactor(secrets)
     return [*map(stream.feed, pieces), stream.finish()]
 
 
@@ -55,20 +55,20 @@ def cut(text: str, seed: int) -> list[str]:
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def test_there_is_an_example_of_each() -> None:
-    assert list(EXAMPLES) == list(BUILT_IN)
+def test_each_built_in_pattern_has_an_example() -> None:
+    assert list(EXAMPLES) == list(BUILT_IN_PATTERNS)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_kind_of_secret_is_taken_out(name: str) -> None:
     text, shown = EXAMPLES[name]
-    assert Secrets(Redaction((name,))).without(text) == shown
-    assert KEYS.without(f"é {text}") == f"é {shown}"
+    assert SecretFinder(Redaction((name,))).redact(text) == shown
+    assert KEYS.redact(f"é {text}") == f"é {shown}"
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text: str) -> None:
-    assert KEYS.without(text) == text
+def test_text_without_secrets_is_unchanged(text: str) -> None:
+    assert KEYS.redact(text) == text
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -82,8 +82,8 @@ def test_a_secret_that_comes_in_pieces_does_not_get_through(name: str, before: i
 
 def test_several_are_each_taken_out_and_one_within_another_once() -> None:
     text = " ".join(text for text, _ in EXAMPLES.values())
-    assert KEYS.without(text) == " ".join(shown for _, shown in EXAMPLES.values())
-    assert KEYS.without(f"Bearer sk-{'a' * 30}.") == "Bearer [redacted openai]"
+    assert KEYS.redact(text) == " ".join(shown for _, shown in EXAMPLES.values())
+    assert KEYS.redact(f"Bearer sk-{'a' * 30}.") == "Bearer [redacted openai]"
 
 
 def test_a_text_without_secrets_goes_on_but_for_its_end() -> None:
@@ -95,7 +95,7 @@ def test_a_text_without_secrets_goes_on_but_for_its_end() -> None:
     ("end", "shown"), [("", ""), ("\n-----END RSA PRIVATE KEY-----", ""), ("!", "!")]
 )
 def test_a_key_that_does_not_end_is_neither_told_nor_kept(end: str, shown: str) -> None:
-    stream = SecretStream(KEYS)
+    stream = StreamRedactor(KEYS)
     told = stream.feed("see -----BEGIN RSA PRIVATE KEY-----\n")
     for _ in range(40):
         told += stream.feed("MIIEowIBAAKCAQEA7bq\n" * 300)
@@ -104,23 +104,23 @@ def test_a_key_that_does_not_end_is_neither_told_nor_kept(end: str, shown: str) 
     assert told == f"see [redacted private_key]{shown}"
 
 
-def test_one_of_your_own_is_its_group_where_it_has_one() -> None:
+def test_own_pattern_redacts_its_group() -> None:
     own = (SecretPattern("pin", r"pin: (\d{4})"), SecretPattern("name", "Rumpel[a-z]+"))
-    secrets = Secrets(Redaction(patterns=own))
-    told = secrets.without("pin: 1234, Rumpelstiltskin")
+    secrets = SecretFinder(Redaction(patterns=own))
+    told = secrets.redact("pin: 1234, Rumpelstiltskin")
     assert told == "pin: [redacted pin], [redacted name]"
 
 
-def test_what_means_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="'pins' is no secret that is known"):
+def test_unknown_secret_and_invalid_pattern_are_refused() -> None:
+    with pytest.raises(ValueError, match="'pins' is not a known secret"):
         Redaction(("pins",))
-    with pytest.raises(ValueError, match="is no pattern"):
+    with pytest.raises(ValueError, match="is not a valid pattern"):
         SecretPattern("look", "(?=a)")
 
 
 def test_nothing_is_taken_out_unless_it_is_asked_for() -> None:
     text = EXAMPLES["github"][0]
-    assert Secrets(Redaction()).without(text) == text
+    assert SecretFinder(Redaction()).redact(text) == text
 
 
 @pytest.mark.parametrize("between", ["\n", "\n    17\t", "\n  ", "\\n", "\r\n"])
@@ -131,13 +131,13 @@ def test_a_key_that_was_cut_in_two_shows_neither_half(between: str) -> None:
         f"-----BEGIN PRIVATE KEY-----{between}{lines}",
         f"{lines}{between}-----END PRIVATE KEY-----",
     )
-    shown = KEYS.without(f"a\n{head}\n{marker}\n{tail}\nb")
+    shown = KEYS.redact(f"a\n{head}\n{marker}\n{tail}\nb")
     assert shown == f"a\n[redacted private_key]{marker}\n[redacted private_key]\nb"
     assert (
-        KEYS.without(f"the rest\n{marker}\n{tail}") == f"the rest\n{marker}\n[redacted private_key]"
+        KEYS.redact(f"the rest\n{marker}\n{tail}") == f"the rest\n{marker}\n[redacted private_key]"
     )
 
 
 def test_lines_that_no_key_ends_stay() -> None:
     text = f"{BODY}\nthat is all -----END CERTIFICATE-----\n"
-    assert KEYS.without(text) == text
+    assert KEYS.redact(text) == text

@@ -5,9 +5,9 @@ import pytest
 from policies.budgets import (
     DailyBudget,
     Expense,
-    RemainingBudget,
-    little_left,
-    little_left_today,
+    LowBudgetHint,
+    low_budget_hints,
+    low_daily_budget_hints,
     reminder,
 )
 from policies.limits import Limits, Spent
@@ -22,7 +22,7 @@ LIMITS = Limits(
 
 
 def told(limits: Limits, spent: Spent) -> str:
-    return reminder(little_left(limits, spent), {})
+    return reminder(low_budget_hints(limits, spent), {})
 
 
 def test_while_there_is_enough_nothing_is_said() -> None:
@@ -60,26 +60,26 @@ def test_while_there_is_enough_nothing_is_said() -> None:
         ),
     ],
 )
-def test_one_short_line_names_what_remains(spent: Spent, line: str) -> None:
+def test_reminder_names_the_low_budget(spent: Spent, line: str) -> None:
     assert told(LIMITS, spent) == line
 
 
 def test_the_same_is_not_said_again() -> None:
-    left = {"turns": RemainingBudget("19 steps", 1)}
+    left = {"turns": LowBudgetHint("19 steps", 1)}
     assert reminder(left, {"turns": 1}) == ""
     assert reminder(left, {}) == "[19 steps remain.]"
-    left |= {"tokens": RemainingBudget("7 tokens", 2)}
+    left |= {"tokens": LowBudgetHint("7 tokens", 2)}
     assert reminder(left, {"turns": 1, "tokens": 2}) == ""
     again = reminder(left, {"turns": 1, "tokens": 1})
     assert again == "[19 steps and 7 tokens remain. Hand in what you have.]"
 
 
-def test_what_is_not_bounded_does_not_run_out() -> None:
+def test_unlimited_budget_gives_no_reminder() -> None:
     assert told(Limits(max_cost_usd=None), Spent(cost_usd=1000.0)) == ""
     assert told(Limits(max_egress_mib=0), Spent()) == ""
 
 
 def test_the_keys_day_is_told_of_as_such() -> None:
     budget = DailyBudget(runs=1, tokens=1000, cpu_s=100)
-    left = little_left_today(budget, Expense(runs=1, tokens=990, cpu_s=10))
+    left = low_daily_budget_hints(budget, Expense(runs=1, tokens=990, cpu_s=10))
     assert reminder(left, {}) == "[10 tokens of today's budget remain. Hand in what you have.]"

@@ -26,7 +26,7 @@ def heard(text: str, piece: int = 5) -> int | None:
     return None
 
 
-def test_there_are_enough_legitimate_texts() -> None:
+def test_legitimate_texts_are_numerous() -> None:
     assert len(LEGITIMATE) >= 200
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.profile import Profile
-from policies.routing import ROUTE_REASONS, SENTENCES, Route, RouteReason, route
+from policies.routing import REASON_SENTENCES, ROUTE_REASONS, Route, RouteReason, choose_route
 from policies.tool_support import NoToolsReason
 
 
@@ -23,7 +23,7 @@ from policies.tool_support import NoToolsReason
     ],
 )
 def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
-    assert route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "auto")
+    assert choose_route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "auto")
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,25 @@ def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
 def test_a_request_that_cannot_or_will_not_use_tools_goes_straight_on(
     body: dict[str, Any], model: str, reason: RouteReason
 ) -> None:
-    assert route(body, {}) == Route("plain", model, reason)
+    assert choose_route(body, {}) == Route("plain", model, reason)
 
 
 @pytest.mark.parametrize("model", ["plain", "qwen3:plainer", "qwen3:PLAIN", ":plain/qwen3"])
 def test_only_the_whole_suffix_counts(model: str) -> None:
-    assert route({"model": model}, {}).kind == "sandbox"
+    assert choose_route({"model": model}, {}).kind == "sandbox"
 
 
-def test_who_may_not_have_a_computer_goes_straight_on() -> None:
+def test_mode_never_routes_to_the_backend() -> None:
     never = Profile(enabled="never")
-    assert route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
+    assert choose_route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}, {"tools": [{}]}]
 )
-def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any]) -> None:
+def test_mode_always_routes_every_request_to_a_sandbox(fields: dict[str, Any]) -> None:
     always = Profile(enabled="always", skip_models=("m",))
-    assert route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
+    assert choose_route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any])
         ("m", {"modalities": ["text", "audio"]}, "not_text"),
     ],
 )
-def test_what_cannot_be_answered_with_one_is_refused_then(
+def test_mode_always_refuses_requests_that_cannot_have_a_sandbox(
     model: str, fields: dict[str, Any], reason: RouteReason
 ) -> None:
     always = Profile(enabled="always")
-    assert route({"model": model, **fields}, {}, always) == Route("refused", "m", reason)
+    assert choose_route({"model": model, **fields}, {}, always) == Route("refused", "m", reason)
 
 
 @pytest.mark.parametrize(
@@ -92,24 +92,24 @@ def test_what_cannot_be_answered_with_one_is_refused_then(
 )
 def test_a_model_that_is_too_weak_for_it_answers_without(model: str, kind: str) -> None:
     profile = Profile(skip_models=("Qwen3-4B", "Qwen3-4B-*"))
-    assert route({"model": model}, {}, profile).kind == kind
+    assert choose_route({"model": model}, {}, profile).kind == kind
 
 
 @pytest.mark.parametrize("reason", ["no_tool_support", "tools_ignored", "tools_refused"])
 def test_a_model_without_tools_answers_without_a_computer(reason: NoToolsReason) -> None:
-    assert route({"model": "m"}, {}, no_tools=reason) == Route("plain", "m", reason)
+    assert choose_route({"model": "m"}, {}, no_tools=reason) == Route("plain", "m", reason)
     always = Profile(enabled="always")
-    assert route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
+    assert choose_route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
 
 
 def test_runs_that_failed_do_not_keep_a_computer_from_who_must_have_one() -> None:
     body, failed = {"model": "m"}, "tools_failed"
-    assert route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
+    assert choose_route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
     always = Profile(enabled="always")
-    assert route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
+    assert choose_route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
 
 
 def test_every_reason_has_a_sentence_and_a_place_in_the_readme() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert set(SENTENCES) == set(ROUTE_REASONS)
+    assert set(REASON_SENTENCES) == set(ROUTE_REASONS)
     assert [word for word in ROUTE_REASONS if f"`{word}`" not in readme] == []

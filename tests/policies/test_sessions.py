@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.sessions import NamedSession, named, states
+from policies.sessions import NamedSession, named_session, session_states
 
 U1, U2, U3 = ({"role": "user", "content": word} for word in ("one", "two", "three"))
 A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
@@ -29,31 +29,33 @@ A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
 def test_a_conversation_is_named_by_whoever_comes_first(
     headers: dict[str, str], body: dict[str, Any], expected: NamedSession | None
 ) -> None:
-    assert named(headers, body) == expected
+    assert named_session(headers, body) == expected
 
 
 def test_a_turn_goes_on_from_the_ones_before_latest_first() -> None:
-    first, none = states([U1])
-    second, before_second = states([U1, A1, U2])
-    third, before_third = states([U1, A1, U2, A2, U3])
+    first, none = session_states([U1])
+    second, before_second = session_states([U1, A1, U2])
+    third, before_third = session_states([U1, A1, U2, A2, U3])
     assert (none, before_second, before_third) == ([], [first], [second, first])
     assert len({first, second, third}) == 3
 
 
-def test_what_clients_change_between_requests_does_not_count() -> None:
+def test_state_ignores_system_and_assistant_messages() -> None:
     system = {"role": "system", "content": "It is Tuesday."}
-    assert states([system, U1, A1, U2]) == states([U1, {**A1, "content": "edited"}, U2])
+    assert session_states([system, U1, A1, U2]) == session_states(
+        [U1, {**A1, "content": "edited"}, U2]
+    )
 
 
 def test_an_edited_question_goes_on_from_what_was_before_it() -> None:
-    first, _ = states([U1])
-    _, before = states([U1, A1, U3])
+    first, _ = session_states([U1])
+    _, before = session_states([U1, A1, U3])
     assert before == [first]
 
 
 def test_a_tools_result_is_a_step_of_its_own() -> None:
-    asked, _ = states([U1])
+    asked, _ = session_states([U1])
     result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
-    told, before = states([U1, A1, result])
+    told, before = session_states([U1, A1, result])
     assert told != asked
     assert before == [asked]

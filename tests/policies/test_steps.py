@@ -3,14 +3,14 @@
 import pytest
 
 from policies.steps import (
-    PROFILES,
+    STEPS_MODES,
     StepsSetting,
-    is_profile,
-    outcome,
-    suited,
-    suited_to_messages,
-    suited_to_responses,
-    tells_steps,
+    contains_steps,
+    default_mode,
+    default_mode_for_messages,
+    default_mode_for_responses,
+    is_steps_mode,
+    outcome_line,
 )
 
 
@@ -24,13 +24,13 @@ from policies.steps import (
     ],
 )
 def test_a_client_is_known_by_its_headers(headers: list[str], profile: str) -> None:
-    assert suited("auto", headers) == profile
+    assert default_mode("auto", headers) == profile
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_what_the_server_is_set_to_holds_for_every_client(profile: str) -> None:
-    assert is_profile(profile)
-    assert suited(profile, ["X-OpenWebUI-Chat-Id"]) == profile
+@pytest.mark.parametrize("profile", STEPS_MODES)
+def test_server_setting_overrides_the_default_mode(profile: str) -> None:
+    assert is_steps_mode(profile)
+    assert default_mode(profile, ["X-OpenWebUI-Chat-Id"]) == profile
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_what_the_server_is_set_to_holds_for_every_client(profile: str) -> None:
 def test_a_client_of_anthropics_is_shown_what_it_asks_for(
     asks: dict[str, bool], profile: str
 ) -> None:
-    assert suited_to_messages("auto", **asks) == profile
-    assert suited_to_messages("events", **asks) == "events"
+    assert default_mode_for_messages("auto", **asks) == profile
+    assert default_mode_for_messages("events", **asks) == "events"
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_a_client_of_anthropics_is_shown_what_it_asks_for(
 def test_items_of_responses_are_shown_to_who_asked_for_a_tool_that_makes_them(
     setting: StepsSetting, shows_items: bool, profile: str
 ) -> None:
-    assert suited_to_responses(setting, shows_items=shows_items) == profile
+    assert default_mode_for_responses(setting, shows_items=shows_items) == profile
 
 
 @pytest.mark.parametrize("word", ["auto", "", "Items", 1, None, ["items"], {}])
 def test_only_a_profile_is_one(word: object) -> None:
-    assert not is_profile(word)
+    assert not is_steps_mode(word)
 
 
 @pytest.mark.parametrize("exit_code", [None, 0, 137, -9])
@@ -77,8 +77,8 @@ def test_only_a_profile_is_one(word: object) -> None:
 def test_the_end_of_a_step_is_known_again(
     exit_code: int | None, duration_s: float, output_lines: int | None
 ) -> None:
-    line = outcome(exit_code, duration_s, output_lines)
-    assert tells_steps(f"Let me see.\n$ ls\n{line}\nSo.")
+    line = outcome_line(exit_code, duration_s, output_lines)
+    assert contains_steps(f"Let me see.\n$ ls\n{line}\nSo.")
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_the_end_of_a_step_is_known_again(
     ["", "Let me see.", "$ ls", "[1.5]", "it took [0.3 s] or so", "[exit 0]", "[1, 2, 3 lines]"],
 )
 def test_thinking_without_steps_has_none(thinking: str) -> None:
-    assert not tells_steps(thinking)
+    assert not contains_steps(thinking)

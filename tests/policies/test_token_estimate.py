@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.context import estimate, is_near
+from policies.context import estimate_tokens, is_near_threshold
 
 # The counts are cl100k's and o200k's.
 COUNTED = {
@@ -29,17 +29,22 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_it_is_within_a_factor_of_two_or_a_little_more(name: str) -> None:
+def test_estimate_is_within_its_stated_factor(name: str) -> None:
     text, *counts = COUNTED[name]
     for count in counts:
-        assert count / 1.5 < estimate(text) < 2.5 * count
+        assert count / 1.5 < estimate_tokens(text) < 2.5 * count
 
 
 def test_a_text_twice_as_long_has_twice_as_many() -> None:
     text = "word, 12 слово 字\n" * 100
-    assert estimate(text * 2) == pytest.approx(2 * estimate(text), abs=1)
-    assert (estimate(""), estimate("\ud800")) == (0, 1)
+    assert estimate_tokens(text * 2) == pytest.approx(2 * estimate_tokens(text), abs=1)
+    assert (estimate_tokens(""), estimate_tokens("\ud800")) == (0, 1)
 
 
 def test_near_is_within_a_factor_of_two() -> None:
-    assert [is_near(tokens, 100) for tokens in (50, 51, 199, 200)] == [False, True, True, False]
+    assert [is_near_threshold(tokens, 100) for tokens in (50, 51, 199, 200)] == [
+        False,
+        True,
+        True,
+        False,
+    ]

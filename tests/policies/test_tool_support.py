@@ -6,10 +6,10 @@ from policies.tool_support import (
     HOLDS_WITHOUT_VERSION_S,
     SUPPORTED,
     KnownVerdict,
-    ignored,
+    ignored_verdict,
     is_evidence,
     is_local,
-    refused,
+    refused_verdict,
 )
 
 
@@ -75,14 +75,14 @@ def test_a_server_of_the_operators_own_is_told_by_its_address(url: str, local: b
     ],
 )
 def test_a_refusal_says_what_to_change(said: str, change: str) -> None:
-    words = refused("m", said).words
+    words = refused_verdict("m", said).message
     assert said in words
     assert change in words
     assert "backend.tool_support: always" in words
 
 
 def test_the_words_fit_into_a_header_whatever_the_model_is_called() -> None:
-    told = ignored("模型\r\nx: y").header_words
+    told = ignored_verdict("模型\r\nx: y").header_value
     assert told.isascii()
     assert told.isprintable()
-    assert len(refused("m", "no tools " * 10_000).header_words) < 1000
+    assert len(refused_verdict("m", "no tools " * 10_000).header_value) < 1000

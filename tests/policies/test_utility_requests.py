@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.routing import Route, route
+from policies.routing import Route, choose_route
 from policies.utility_requests import TEMPLATES
 from tests.policies.recorded_requests import Recorded, natural_prompts, recorded_requests
 
@@ -47,7 +47,7 @@ CLOSED = [
 
 @pytest.mark.parametrize("request_", RECORDED, ids=lambda each: each.client)
 def test_recorded_utility_request_goes_to_the_backend(request_: Recorded) -> None:
-    assert route(request_.body, request_.headers) == Route("plain", "m", "utility")
+    assert choose_route(request_.body, request_.headers) == Route("plain", "m", "utility")
 
 
 def test_every_client_with_a_template_has_a_recorded_request() -> None:
@@ -56,7 +56,7 @@ def test_every_client_with_a_template_has_a_recorded_request() -> None:
     assert named <= known
 
 
-def test_there_are_enough_natural_prompts() -> None:
+def test_natural_prompts_are_numerous() -> None:
     assert len(set(NATURAL)) == len(NATURAL) >= 200
 
 
@@ -68,7 +68,7 @@ def test_natural_prompts_get_a_sandbox(fields: dict[str, Any]) -> None:
         body
         for prompt in NATURAL
         for body in shapes(prompt, fields)
-        if route(body, {}) != Route("sandbox", "m", "auto")
+        if choose_route(body, {}) != Route("sandbox", "m", "auto")
     ]
     assert wrong == []
 
@@ -101,15 +101,15 @@ def test_template_that_is_quoted_gets_a_sandbox(request_: Recorded) -> None:
         f"Prompt: {text}\n\nCount its words.",
     ]
     for prompt in prompts:
-        assert route(said(prompt), {}).kind == "sandbox", prompt
-        assert route(said("Hello.", "Hello!", prompt), {}).kind == "sandbox", prompt
+        assert choose_route(said(prompt), {}).kind == "sandbox", prompt
+        assert choose_route(said("Hello.", "Hello!", prompt), {}).kind == "sandbox", prompt
 
 
 @pytest.mark.parametrize("request_", CLOSED, ids=lambda each: each.client)
 def test_template_that_a_question_follows_gets_a_sandbox(request_: Recorded) -> None:
     text = template_text(request_)
     prompt = f"{text}\n\nThis is my prompt. Why is it slow? Time it with the model in m.gguf."
-    assert route(said(prompt), {}).kind == "sandbox"
+    assert choose_route(said(prompt), {}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda each: each.client)
@@ -120,27 +120,27 @@ def test_chat_that_began_with_a_template_has_its_sandbox(request_: Recorded) -> 
         {"role": "user", "content": "Now analyse data.csv and plot it."},
     ]
     fields = {"messages": [*begun, *work]}
-    assert route({"model": "m", **fields}, {}).kind == "sandbox"
+    assert choose_route({"model": "m", **fields}, {}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda each: each.client)
 def test_template_beside_several_tools_gets_a_sandbox(request_: Recorded) -> None:
     with_tools = {**request_.body, "tools": TOOLS, "tool_choice": "auto"}
     expected = "plain" if request_.client == "codex-title" else "sandbox"
-    assert route(with_tools, {}).kind == expected
+    assert choose_route(with_tools, {}).kind == expected
 
 
 @pytest.mark.parametrize("limit", [1, 8])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_few_tokens_alone_do_not_make_a_utility_request(field: str, limit: int) -> None:
-    assert route(said("Is 91 prime? Check.", **{field: limit}), {}).kind == "sandbox"
+    assert choose_route(said("Is 91 prime? Check.", **{field: limit}), {}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("task", ["", " ", "{{TASK}}"])
 def test_empty_task_header_does_not_make_a_utility_request(task: str) -> None:
-    assert route(said("Plot data.csv."), {"x-openwebui-task": task}).kind == "sandbox"
+    assert choose_route(said("Plot data.csv."), {"x-openwebui-task": task}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("messages", [None, [], [None], [{"content": [{"type": "text"}]}]])
 def test_malformed_messages_are_no_utility_request(messages: Any) -> None:
-    assert route({"model": "m", "messages": messages}, {}).kind == "sandbox"
+    assert choose_route({"model": "m", "messages": messages}, {}).kind == "sandbox"

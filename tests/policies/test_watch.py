@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.rules import Rule, RuleSet, subject
+from policies.rules import Rule, RuleSet, rule_subject
 
 RULES = RuleSet(
     (
@@ -28,17 +28,17 @@ RULES = RuleSet(
     ],
 )
 def test_the_first_rule_that_is_met_holds(command: str, name: str | None) -> None:
-    rule = RULES.met("command", command)
+    rule = RULES.first_match("command", command)
     assert (rule.name if rule else None) == name
 
 
 def test_a_rule_is_about_one_kind_of_act() -> None:
-    assert RULES.met("file", "/testbed/k.pem") == RULES.rules[3]
-    assert RULES.met("egress", "orders.example.com:443") == RULES.rules[4]
-    assert RULES.met("egress", "orders.example.com:4433") is None
+    assert RULES.first_match("file", "/testbed/k.pem") == RULES.rules[3]
+    assert RULES.first_match("egress", "orders.example.com:443") == RULES.rules[4]
+    assert RULES.first_match("egress", "orders.example.com:4433") is None
 
 
-def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
+def test_rule_refuses_unless_its_action_is_flag() -> None:
     assert [rule.refusal for rule in RULES.rules[:3]] == [
         None,
         "rule secrets forbids this: they are not yours",
@@ -62,13 +62,13 @@ def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
         ("submit", {"answer": "ls"}, None),
     ],
 )
-def test_what_a_call_does(tool: str, arguments: dict[str, Any], does: object) -> None:
-    assert subject(tool, arguments) == does
+def test_rule_subject_of_a_call(tool: str, arguments: dict[str, Any], does: object) -> None:
+    assert rule_subject(tool, arguments) == does
 
 
 @pytest.mark.parametrize("written", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])
 def test_a_pattern_that_means_nothing_or_everything_is_refused(written: str) -> None:
-    with pytest.raises(ValueError, match="is no pattern"):
+    with pytest.raises(ValueError, match="is not a valid pattern"):
         Rule("rule", "command", written, "deny")
 
 
@@ -81,5 +81,5 @@ def test_a_name_that_no_metric_can_have_is_refused(name: str) -> None:
 def test_no_pattern_takes_long_and_no_text_is_too_odd() -> None:
     rule = Rule("slow", "command", r"(?:a+)+(?:a+)+(?:a+)+b", "deny")
     watch = RuleSet((rule,))
-    assert watch.met("command", "a" * 200_000) is None
-    assert watch.met("command", "\ud800é" + "a" * 9 + "b") == rule
+    assert watch.first_match("command", "a" * 200_000) is None
+    assert watch.first_match("command", "\ud800é" + "a" * 9 + "b") == rule

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.steps import Steps
+from policies.steps import StepsMode
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
@@ -24,7 +24,7 @@ from proxy.schemas.request_options import RequestOptions
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
 
-STEPS: Steps = "off"
+STEPS: StepsMode = "off"
 
 
 class BrokenEncoder(CompletionStreamEncoder):

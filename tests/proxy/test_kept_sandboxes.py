@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from policies.pool import PoolSettings
-from policies.sessions import ResumePoint, Session, State
+from policies.sessions import ResumePoint, Session, SessionState
 from proxy.workspaces import Origin, Workspaces
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -32,7 +32,7 @@ async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
     session = Session("somebody", chat)
     async with workspaces.use(ResumePoint(session), SMALL) as lease:
         await lease.sandbox()
-        lease.save_as = State(session, state)
+        lease.save_as = SessionState(session, state)
     return lease.origin
 
 
@@ -57,7 +57,7 @@ async def test_sandbox_is_evicted_as_soon_as_it_is_idle_if_a_request_waits() -> 
             await lease.sandbox()
             group.start_soon(use, workspaces, "second", "1")
             await stage.until(waiting=1)
-            lease.save_as = State(session, "1")
+            lease.save_as = SessionState(session, "1")
         await until(lambda: len(stage.backend.guests) == 2)
 
 

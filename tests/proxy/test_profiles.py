@@ -42,11 +42,11 @@ def test_example_finance_is_audited_and_denies_hosts_of_brokers() -> None:
     finance = profiles(**FINANCE).default
     assert finance.name == "finance"
     assert finance.audit.enabled
-    assert finance.redaction.named
+    assert finance.redaction.patterns_by_name
     for target in ("api.binance.com:443", "trade-coinbase.example:443", "KRAKEN.com:443"):
-        assert finance.watch.met("egress", target)
+        assert finance.watch.first_match("egress", target)
     for target in ("stats.example.com:443", "octokraken.com:443", "pypi.org:443"):
-        assert finance.watch.met("egress", target) is None
+        assert finance.watch.first_match("egress", target) is None
 
 
 def test_request_cannot_leave_an_audited_profile_for_one_without_audit() -> None:

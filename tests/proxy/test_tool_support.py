@@ -23,7 +23,7 @@ def test_failed_tool_calls_withdraw_tools_from_the_key_for_an_hour() -> None:
     verdicts.note_run("ours", in_trouble("runaway", "echo"))
     told = verdicts.verdict_for("ours", "m")
     assert told.reason == "tools_failed"
-    assert "(echo, runaway)" in told.words
+    assert "(echo, runaway)" in told.message
     assert (
         verdicts.verdict_for("theirs", "m") == verdicts.verdict_for("ours", "another") == SUPPORTED
     )

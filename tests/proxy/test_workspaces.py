@@ -135,7 +135,9 @@ async def test_concurrent_runs_may_save_the_same_state(harness: Harness) -> None
 @pytest.mark.parametrize("parents", [(), ("0",)])
 async def test_new_session_has_no_files(harness: Harness, parents: tuple[str, ...]) -> None:
     await harness.run("echo one > file", "1")
-    async with harness.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as lease:
+    async with harness.workspaces.use(
+        ResumePoint(CHAT, parents, starts_empty=True), ISOLATION
+    ) as lease:
         result = await (await lease.sandbox()).exec("ls", timeout_s=5)
     assert (result.stdout, lease.has_earlier_files) == ("documents\noutput\n", False)
 

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from policies.isolation import Isolation
-from policies.sessions import ResumePoint, State
+from policies.sessions import ResumePoint, SessionState
 from proxy.workspaces import WorkspaceLease
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.sandbox import Sink
@@ -30,7 +30,7 @@ class HeldSnapshots(MemorySnapshots):
         super().__init__()
         self.may_save: dict[str, asyncio.Event] = defaultdict(_open)
 
-    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+    async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         await self.may_save[state.name].wait()
         await super().save(state, write)
 
@@ -87,7 +87,7 @@ class Walker:
 
     async def _leave(self) -> None:
         assert self._lease
-        self._lease.save_as = State(CHAT, self._state)
+        self._lease.save_as = SessionState(CHAT, self._state)
         await self._stack.aclose()
 
     async def _saved(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from policies.isolation import Isolation
-from policies.sessions import ResumePoint, Session, State
+from policies.sessions import ResumePoint, Session, SessionState
 from proxy.workspaces import Origin, SnapshotStore, WorkspaceLease, Workspaces
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -45,7 +45,7 @@ class Harness:
         """Lease a workspace and save it as `state`."""
         async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as lease:
             yield lease
-            lease.save_as = State(session, state)
+            lease.save_as = SessionState(session, state)
 
     @property
     def alive(self) -> int:

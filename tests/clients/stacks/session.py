@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx
 
-from policies.steps import PROFILES, Steps
+from policies.steps import STEPS_MODES, StepsMode
 from sandbox_runtime.errors import SandboxUnavailableError
 from tests.clients.stacks.conversations import DOT, IN_EVERY_WAY, SAID, TABLE, UNAVAILABLE, answer
 from tests.clients.stacks.environments import variables
@@ -32,7 +32,7 @@ async def play(command: Sequence[str], folder: Path) -> Seen:
     async with scripted_backend(answer, model=MODEL) as backend, AsyncExitStack() as houses:
         places = {
             profile: await houses.enter_async_context(_places(backend, profile, folder / profile))
-            for profile in PROFILES
+            for profile in STEPS_MODES
         }
         given = {
             "model": MODEL,
@@ -46,7 +46,7 @@ async def play(command: Sequence[str], folder: Path) -> Seen:
 
 @asynccontextmanager
 async def _places(
-    backend: Backend, profile: Steps, state_dir: Path
+    backend: Backend, profile: StepsMode, state_dir: Path
 ) -> AsyncIterator[dict[str, str]]:
     """The house with computers, with none to be had, and with pretended ones for the rest."""
     none = MemorySandboxes(failure=SandboxUnavailableError(UNAVAILABLE, retry_after_s=1))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.steps import Steps
+from policies.steps import StepsMode
 
 ALL = frozenset({"text", "finish", "calls", "thought", "usage", "cited", "pictures", "files"})
 
@@ -19,7 +19,7 @@ class Way:
     shows: frozenset[str]
     raises: Mapping[str, str]
     """The type, and the status where the client tells it, by scenario."""
-    thinks: frozenset[Steps] = frozenset({"reasoning"})
+    thinks: frozenset[StepsMode] = frozenset({"reasoning"})
     """The profiles in which steps are among the thinking."""
     late: str = ""
     """What is raised instead once something was shown, where that is another.
@@ -28,7 +28,7 @@ class Way:
     stream has begun. A fault that comes before anything is shown may come after that moment.
     """
 
-    def raises_at(self, profile: Steps) -> Mapping[str, frozenset[str]]:
+    def raises_at(self, profile: StepsMode) -> Mapping[str, frozenset[str]]:
         """What may be raised where steps show in that profile, by scenario."""
         may_be = {fault: frozenset({kind}) for fault, kind in self.raises.items()}
         if self.late:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies.steps import PROFILES, Steps
+from policies.steps import STEPS_MODES, StepsMode
 from tests.clients.stacks.conversations import (
     ANSWER,
     COMMAND,
@@ -31,7 +31,7 @@ in_every_way = pytest.mark.parametrize(
         pytest.param(stack, way, profile, id=f"{stack}-{way.name}-{profile}")
         for stack in STACKS
         for way in stack.ways
-        for profile in PROFILES
+        for profile in STEPS_MODES
     ],
 )
 
@@ -44,14 +44,14 @@ def each(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorator:
             pytest.param(stack, scenario, profile, id=f"{stack}-{scenario}-{profile}")
             for stack in STACKS
             for scenario in of(stack)
-            for profile in PROFILES
+            for profile in STEPS_MODES
         ],
     )
 
 
 @in_every_way
 def test_a_question_is_answered_once(
-    stack: Stack, way: Way, profile: Steps, seen_by: SeenBy
+    stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, f"question {way.name}"]["seen"]
     assert shown(seen, way) == shown(
@@ -71,7 +71,7 @@ def test_a_question_is_answered_once(
 
 @in_every_way
 def test_work_shows_its_answer_its_files_and_the_steps_asked_for(
-    stack: Stack, way: Way, profile: Steps, seen_by: SeenBy
+    stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, f"work {way.name}"]["seen"]
     if "thought" in way.shows:
@@ -95,7 +95,7 @@ def test_work_shows_its_answer_its_files_and_the_steps_asked_for(
 
 @in_every_way
 def test_what_fails_is_raised_as_the_clients_own_error(
-    stack: Stack, way: Way, profile: Steps, seen_by: SeenBy
+    stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)
     raised = {fault: seen[profile, f"{fault} {way.name}"]["raised"] for fault in FAULTS}
@@ -107,7 +107,7 @@ def test_what_fails_is_raised_as_the_clients_own_error(
 
 @each(lambda stack: stack.tools)
 def test_a_clients_own_tool_is_called_between_ours_and_its_result_used(
-    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+    stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     steps = seen_by(stack)[profile, scenario]["seen"]
     assert [(step["text"] or "", step["calls"]) for step in steps] == [
@@ -118,14 +118,14 @@ def test_a_clients_own_tool_is_called_between_ours_and_its_result_used(
 
 @each(lambda stack: stack.agents)
 def test_an_agent_with_a_tool_comes_to_its_answer(
-    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+    stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     assert seen_by(stack)[profile, scenario] == {"seen": WARMTH}
 
 
 @each(lambda stack: ("hosted",) if stack.has_shell else ())
 def test_a_hosted_shell_shows_its_calls_beside_those_of_the_clients_own_tool(
-    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+    stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     steps = {
         "off": [],
@@ -138,7 +138,7 @@ def test_a_hosted_shell_shows_its_calls_beside_those_of_the_clients_own_tool(
 
 @each(lambda stack: ("hosted",) if stack.shows_calls else ())
 def test_a_hosted_shells_calls_are_not_taken_for_the_clients_to_make(
-    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+    stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     ours = ["shell"] if profile == "items" else []
     assert seen_by(stack)[profile, scenario] == {
@@ -148,7 +148,7 @@ def test_a_hosted_shells_calls_are_not_taken_for_the_clients_to_make(
 
 @each(lambda stack: stack.shapes)
 def test_an_answer_keeps_to_the_form_that_was_asked_for(
-    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+    stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, scenario]["seen"]
     assert (seen if isinstance(seen, list) else [seen]) in ([PLACE], [PLACE, PLACE])
@@ -156,7 +156,7 @@ def test_an_answer_keeps_to_the_form_that_was_asked_for(
 
 @each(lambda stack: ("models",) if stack.lists_models else ())
 def test_every_model_is_listed_also_as_plain(
-    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+    stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     assert seen_by(stack)[profile, scenario] == {"seen": [MODEL, f"{MODEL}:plain"]}
 

@@ -14,8 +14,8 @@ import pytest
 from policies.budgets import DailyBudget
 from policies.limits import Limits, StopReason
 from policies.profile import AgentSettings, Profile
-from policies.prompts import FINAL_ANSWER, SUM_UP
-from policies.sessions import Session, State
+from policies.prompts import FINAL_ANSWER, SUMMARY_REQUEST
+from policies.sessions import Session, SessionState
 from proxy.agent.events import Event, ToolCallFinished
 from proxy.agent.suspension import SuspendedRun
 from proxy.errors import ContextOverflowError
@@ -43,7 +43,7 @@ class Steps:
         self.summed_up: list[dict[str, Any]] = []
 
     def __call__(self, body: dict[str, Any]) -> Mapping[str, Any]:
-        if str(body["messages"][-1]["content"]).startswith(SUM_UP[:40]):
+        if str(body["messages"][-1]["content"]).startswith(SUMMARY_REQUEST[:40]):
             self.summed_up.append(body)
             return text_reply(self._summary)
         if FINAL_ANSWER in str(body["messages"][-1]["content"]):
@@ -142,7 +142,7 @@ async def test_roles_alternate_whatever_a_summary_follows_or_precedes(
     async with served(play) as model:
         result = await Run(model, limits=Limits(max_turns=9)).go()
     assert "summary" in {each.kind for each in result.compactions}
-    asked = [body for body in play.bodies if SUM_UP[:40] not in str(body["messages"][-1])]
+    asked = [body for body in play.bodies if SUMMARY_REQUEST[:40] not in str(body["messages"][-1])]
     roles = [[each["role"] for each in body["messages"]] for body in asked]
     assert all(one != two for row in roles for one, two in pairwise(row))
 
@@ -168,7 +168,7 @@ async def test_failed_summary_is_requested_again() -> None:
     failures = iter([Refusal(400, "not now")])
 
     def play(body: dict[str, Any]) -> Item:
-        is_asked = str(body["messages"][-1]["content"]).startswith(SUM_UP[:40])
+        is_asked = str(body["messages"][-1]["content"]).startswith(SUMMARY_REQUEST[:40])
         failed = next(failures, None) if is_asked else None
         return failed or small(body)
 
@@ -264,7 +264,7 @@ async def test_client_tool_results_are_summarized_but_never_stubbed() -> None:
     given = [f"{n}: {'g' * 2000}" for n in range(9)]
     lookups = [tool_reply(bash("seq 100001 100300"), call("lookup", key=str(n))) for n in range(9)]
     play = SmallWindow(Steps([*lookups, SUBMIT]))
-    parks = State(Session("somebody", "run:r1"), "parked")
+    parks = SessionState(Session("somebody", "run:r1"), "parked")
     async with served(play) as model:
         run = Run(model)
         result = await run.go(client_tools=[LOOKUP], suspend_as=parks)
@@ -349,7 +349,7 @@ async def test_resumed_run_saves_stubbed_observations_before_its_first_command()
         SUBMIT,
     ]
     play = SmallWindow(Steps(replies))
-    parks = State(Session("somebody", "run:r1"), "parked")
+    parks = SessionState(Session("somebody", "run:r1"), "parked")
     async with served(play) as model:
         run = Run(model)
         result = await run.go(client_tools=[LOOKUP], suspend_as=parks)

@@ -12,7 +12,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
-from policies.sessions import ResumePoint, Session, State
+from policies.sessions import ResumePoint, Session, SessionState
 from proxy.agent.agent import Agent
 from proxy.agent.result import Result
 from proxy.models.scripted import ScriptedModel, tool_reply
@@ -64,7 +64,7 @@ class Talk:
 
     async def turn(self, *commands: str, **limits: Any) -> Result:
         replies: Sequence[dict[str, Any]] = [tool_reply(bash(each)) for each in commands]
-        leaves = State(SESSION, f"s{len(self._left)}")
+        leaves = SessionState(SESSION, f"s{len(self._left)}")
         task = make_task(
             run_id=f"r{len(self._left)}",
             artifact_store=MemoryArtifactStore(),

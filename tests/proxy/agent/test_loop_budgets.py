@@ -12,7 +12,7 @@ from policies.budgets import DailyBudget, Expense
 from policies.limits import Limits, StopReason
 from policies.prices import Price
 from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
-from policies.sessions import Session, State
+from policies.sessions import Session, SessionState
 from proxy.agent.budget import DailyBudgetUse, RunBudget
 from proxy.agent.events import Event, ToolOutput
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
@@ -280,7 +280,7 @@ async def test_suspended_run_gets_no_reminder() -> None:
     limits = Limits(max_tool_output_chars=25)  # of which 24 are used
     run = Run(ScriptedModel([tool_reply(bash("true"), call("lookup"))]), limits=limits)
     result = await run.go(
-        client_tools=[LOOKUP], suspend_as=State(Session("somebody", "run:r1"), "parked")
+        client_tools=[LOOKUP], suspend_as=SessionState(Session("somebody", "run:r1"), "parked")
     )
     assert result.suspended_run
     assert "remain" not in str(result.suspended_run.messages[1:])

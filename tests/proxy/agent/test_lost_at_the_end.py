@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policies.limits import Limits, StopReason
-from policies.sessions import Session, State
+from policies.sessions import Session, SessionState
 from proxy.agent.events import Event, FileProduced, ToolCallFinished
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -39,7 +39,7 @@ async def test_answer_is_returned_with_a_warning_of_the_lost_sandbox(
     replies: list[dict[str, Any]], limits: Limits, answer: str, stop: StopReason, stream: bool
 ) -> None:
     run = losing([MADE, *replies], ToolCallFinished, limits=limits)
-    kept = State(Session("somebody", "run:r1"), "kept")
+    kept = SessionState(Session("somebody", "run:r1"), "kept")
     result = await run.go(stream=stream, client_tools=[LOOKUP], save_as=kept)
     assert (result.answer, result.stop_reason) == (answer, stop)
     assert [each.code for each in result.warnings] == ["sandbox_lost"]

@@ -1,7 +1,7 @@
 """Redaction of streamed texts: what is held back, and when it is emitted."""
 
 from policies.limits import StopReason
-from policies.redaction import Redaction, Secrets
+from policies.redaction import Redaction, SecretFinder
 from proxy.agent.events import (
     AnswerDelta,
     Event,
@@ -20,7 +20,7 @@ FINISHED = RunFinished(StopReason.SUBMITTED)
 
 
 def redacted(*events: Event) -> list[Event]:
-    redactor = Redactor(Secrets(Redaction(("github",))))
+    redactor = Redactor(SecretFinder(Redaction(("github",))))
     return [shown for event in events for shown in redactor.events(event)]
 
 

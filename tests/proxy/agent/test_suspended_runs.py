@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.limits import Limits, StopReason
-from policies.sessions import ResumePoint, Session, State
+from policies.sessions import ResumePoint, Session, SessionState
 from proxy.agent.result import Result
 from proxy.agent.suspension import NO_RESULT, SuspendedRun, answered_run_ids
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
@@ -14,7 +14,7 @@ from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryArtifactStore, Run, bash, valid
 
-PARKS = State(Session("somebody", "run:r1"), "parked")
+PARKS = SessionState(Session("somebody", "run:r1"), "parked")
 SUNNY = {"type": "text", "text": "sunny"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
@@ -165,7 +165,7 @@ async def test_answer_file_of_an_earlier_run_is_ignored() -> None:
     for n, script in enumerate(replies):
         run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots)
         results.append(
-            await run.go(resume_from=ResumePoint(session), save_as=State(session, str(n)))
+            await run.go(resume_from=ResumePoint(session), save_as=SessionState(session, str(n)))
         )
     first, second = results
     assert (first.answer, first.origin) == ("old", "new")
@@ -267,7 +267,9 @@ async def test_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_
             snapshots=snapshots,
             artifact_store=artifact_store,
         )
-        result = await run.go(resume_from=ResumePoint(session), save_as=State(session, str(n)))
+        result = await run.go(
+            resume_from=ResumePoint(session), save_as=SessionState(session, str(n))
+        )
         if not is_kept:
             artifact_store.saved.clear()
     assert result.answer == "It is in [a.csv](https://files.test/a.csv)."

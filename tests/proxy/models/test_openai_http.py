@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from policies.json_bounds import encoded
+from policies.json_bounds import encode_json
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -103,7 +103,7 @@ async def test_relayed_request_keeps_end_to_end_headers() -> None:
         "accept": "*/*",
         "accept-encoding": "identity",
         "content-type": "application/json",
-        "content-length": str(len(encoded(BODY))),
+        "content-length": str(len(encode_json(BODY))),
         "x-request-id": "abc",
         "traceparent": "00-1-2-03",
     }

@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from policies.egress import Egress, Rules
+from policies.egress import Egress, EgressRules
 from policies.hosts import Target
 from proxy.bootstrap import build_model, own_addresses
 from proxy.config import ConfigError, parse
@@ -227,7 +227,7 @@ async def test_fetcher_and_egress_use_no_proxy(monkeypatch: pytest.MonkeyPatch) 
             fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
             room = ByteBudget(1 << 20, "key")
             await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, room=room)
-            rules = Rules(Egress(mode="open"))
+            rules = EgressRules(Egress(mode="open"))
             dialer = Dialer(rules, (), internet.resolve, internet.connect, 5)
             _, writer = await dialer.dial(Target("allowed.example", 80))
             writer.transport.abort()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.prices import Price, Tariff, cost_usd, counted
+from policies.prices import Price, Tariff, cost_usd, parse_usage
 from proxy.models.litellm_model import load_litellm
 from proxy.models.prices import Prices, read_tariffs
 
@@ -65,4 +65,4 @@ def test_cost_of_a_call_is_the_same_as_in_litellm(
     theirs = sum(
         litellm.cost_calculator.cost_per_token(model=model, usage_object=litellm.Usage(**usage))
     )
-    assert cost_usd(tariffs[model], counted(usage)) == pytest.approx(theirs)
+    assert cost_usd(tariffs[model], parse_usage(usage)) == pytest.approx(theirs)

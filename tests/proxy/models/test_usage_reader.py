@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies.prices import Counted, counted
+from policies.prices import TokenUsage, parse_usage
 from proxy.models.streaming import MAX_USAGE_BYTES, UsageReader
 
 JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
@@ -25,7 +25,7 @@ def events(*values: Any) -> bytes:
 
 def test_usage_of_a_json_response_is_read() -> None:
     body = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}).encode()
-    assert counted(read(JSON, body[:10], body[10:]).usage) == Counted(prompt=7)
+    assert parse_usage(read(JSON, body[:10], body[10:]).usage) == TokenUsage(prompt=7)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_usage_of_a_json_response_is_read() -> None:
 @pytest.mark.parametrize("size", [1, 1000])
 def test_usage_of_a_stream_of_each_api_is_read(stream: bytes, size: int) -> None:
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    assert counted(read(EVENTS, *pieces).usage) == Counted(prompt=7, completion=3)
+    assert parse_usage(read(EVENTS, *pieces).usage) == TokenUsage(prompt=7, completion=3)
 
 
 def test_stream_without_usage_is_estimated_by_its_events() -> None:
@@ -70,7 +70,7 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 def test_usage_at_the_end_of_a_long_response_is_read(after: Any, size: int) -> None:
     body = json.dumps({"choices": [LONG], "usage": USAGE, **after}, indent=1).encode()
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
-    assert counted(read(JSON, *pieces).usage) == Counted(prompt=7, completion=3)
+    assert parse_usage(read(JSON, *pieces).usage) == TokenUsage(prompt=7, completion=3)
 
 
 @pytest.mark.parametrize(

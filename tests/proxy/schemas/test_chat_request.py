@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm
-from policies.sessions import function_call_id, states
+from policies.sessions import function_call_id, session_states
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
 from proxy.schemas.chat_request import (
@@ -201,7 +201,7 @@ def test_function_calls_and_results_become_tool_calls_and_results() -> None:
         {"role": "function", "name": "lookup", "content": "7"},
         lonely,
     ]
-    id = function_call_id(states(MESSAGES)[0], "lookup", '{"a": 1}')
+    id = function_call_id(session_states(MESSAGES)[0], "lookup", '{"a": 1}')
     made = {"id": id, "type": "function", "function": call}
     assert request_of(functions=[{"name": "lookup"}], messages=messages).messages == [
         *MESSAGES,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.steps import PROFILES, Steps
+from policies.steps import STEPS_MODES, StepsMode
 from proxy.agent.events import AnswerDelta, ChoiceEvent, ReasoningDelta, Refused, ToolOutput
 from proxy.agent.result import RunWarning
 from proxy.schemas.chat_response import CompletionBuilder, completion_head
@@ -111,8 +111,8 @@ def test_each_choice_has_its_own_reasoning() -> None:
     assert thoughts == ["ac", "b", None]
 
 
-@pytest.mark.parametrize("steps", PROFILES)
-def test_completion_has_the_reasoning_of_the_stream(steps: Steps) -> None:
+@pytest.mark.parametrize("steps", STEPS_MODES)
+def test_completion_has_the_reasoning_of_the_stream(steps: StepsMode) -> None:
     output = ToolOutput(1, "stdout", "a\n")
     events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
     builder = CompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)

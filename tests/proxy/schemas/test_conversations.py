@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from policies.sessions import ResumePoint, Session, State, container_id, container_named
+from policies.sessions import ResumePoint, Session, SessionState, container_id, session_container_id
 from proxy.agent.suspension import SuspendedRun
 from proxy.agent.task import SessionPlan
 from proxy.api.prepare import resolve_session
@@ -26,7 +26,7 @@ def waits_in(resume_from: ResumePoint | None) -> SuspendedRun:
 
 def test_request_without_session_only_has_a_place_to_suspend() -> None:
     session = Session("me", container_id("me", "r1"))
-    assert of({}) == SessionPlan(session, suspend_as=State(session, "r1"))
+    assert of({}) == SessionPlan(session, suspend_as=SessionState(session, "r1"))
 
 
 def test_chat_resumes_from_the_state_of_its_messages() -> None:
@@ -34,7 +34,7 @@ def test_chat_resumes_from_the_state_of_its_messages() -> None:
     second = of(CHAT, run_id="r2", messages=[USER, {"role": "assistant", "content": "x"}, MORE])
     assert first.save_as
     assert second.resume_from == ResumePoint(first.save_as.session, (first.save_as.name,))
-    assert second.container_id == first.container_id == container_named("me", "chat 1")
+    assert second.container_id == first.container_id == session_container_id("me", "chat 1")
 
 
 def test_session_resumes_by_name_or_by_container_id() -> None:
@@ -42,11 +42,11 @@ def test_session_resumes_by_name_or_by_container_id() -> None:
     by_container = of({}, sandbox={"container_id": by_name.container_id})
     assert by_name == by_container
     assert by_name.resume_from == ResumePoint(Session("me", by_name.container_id))
-    assert by_name.save_as == State(Session("me", by_name.container_id), "r1")
+    assert by_name.save_as == SessionState(Session("me", by_name.container_id), "r1")
 
 
 def test_owners_do_not_share_sessions_of_one_name() -> None:
-    assert container_named("me", "chat 1") != container_named("you", "chat 1")
+    assert session_container_id("me", "chat 1") != session_container_id("you", "chat 1")
 
 
 def test_suspended_run_resumes_in_its_own_workspace() -> None:
@@ -57,7 +57,7 @@ def test_suspended_run_resumes_in_its_own_workspace() -> None:
         container_id("me", "r1"),
         waiting.resume_from,
     )
-    assert (after.save_as, after.suspend_as) == (None, State(before.session, "r2"))
+    assert (after.save_as, after.suspend_as) == (None, SessionState(before.session, "r2"))
 
 
 def test_suspended_run_of_a_chat_stays_in_the_session_of_the_chat() -> None:
@@ -85,17 +85,17 @@ def kept(
 
 def test_stored_request_saves_its_files_under_its_run_id() -> None:
     session = Session("me", container_id("me", "r2"))
-    assert kept({}).save_as == State(session, "r2")
+    assert kept({}).save_as == SessionState(session, "r2")
     assert kept({}).resume_from is None
     waiting = waits_in(ResumePoint(Session("me", "cntr_1"), ["r1"]))
-    assert kept({}, None, waiting).save_as == State(Session("me", "cntr_1"), "r2")
+    assert kept({}, None, waiting).save_as == SessionState(Session("me", "cntr_1"), "r2")
 
 
 def test_followed_response_has_priority_over_chat_but_not_over_session() -> None:
-    follows = ResumePoint(Session("me", "cntr_1"), ["r1"], anew=True)
+    follows = ResumePoint(Session("me", "cntr_1"), ["r1"], starts_empty=True)
     for headers in ({}, CHAT):
         assert kept(headers, follows).resume_from == follows
-        assert kept(headers, follows).save_as == State(Session("me", "cntr_1"), "r2")
+        assert kept(headers, follows).save_as == SessionState(Session("me", "cntr_1"), "r2")
     named = kept({}, follows, sandbox={"session": "mine"})
-    assert named.container_id == container_named("me", "mine")
-    assert named.save_as == State(Session("me", named.container_id), "r2")
+    assert named.container_id == session_container_id("me", "mine")
+    assert named.save_as == SessionState(Session("me", named.container_id), "r2")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from policies.steps import OUTPUT_LEFT_OUT, Steps
+from policies.steps import OUTPUT_LEFT_OUT, StepsMode
 from proxy.agent.events import (
     Event,
     ReasoningDelta,
@@ -31,7 +31,7 @@ from proxy.schemas.steps import (
 class StepText:
     """Renders the events of a run as text."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepsMode) -> None:
         self._state = AnswerState()
         self._renderer = StepTextRenderer(steps, self._state)
         self.abandon = self._renderer.abandon

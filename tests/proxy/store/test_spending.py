@@ -36,7 +36,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=60))
-    assert (receipt.used_up, receipt.spent) == (None, Expense(tokens=60))
+    assert (receipt.exhausted, receipt.spent) == (None, Expense(tokens=60))
     assert await store.spending.spent(OWNER) == Expense(tokens=60)
     await account.settle(receipt, Expense(tokens=20, cost_usd=0.5))
     assert await store.spending.spent(OWNER) == Expense(tokens=20, cost_usd=0.5)
@@ -71,7 +71,7 @@ async def test_receipt_names_the_used_up_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     await account.take(Expense(tokens=100))
     refused = await account.take(Expense(tokens=1))
-    assert (refused.used_up, refused.spent.tokens) == ("tokens", 100)
+    assert (refused.exhausted, refused.spent.tokens) == ("tokens", 100)
     assert await store.spending.spent(OWNER) == Expense(tokens=100)
 
 
@@ -79,12 +79,12 @@ async def test_overdraft_counts_beyond_the_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
         receipt = await account.overdraw(Expense(tokens=70))
-    assert (receipt.used_up, receipt.spent.tokens) == (None, 140)
+    assert (receipt.exhausted, receipt.spent.tokens) == (None, 140)
 
 
 async def test_each_key_has_its_own_budget(store: Store) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(Expense(commands=9))
-    assert (await store.spending.account("another", FIVE).take(ONE)).used_up is None
+    assert (await store.spending.account("another", FIVE).take(ONE)).exhausted is None
 
 
 async def test_concurrent_processes_never_exceed_the_budget(
@@ -96,7 +96,7 @@ async def test_concurrent_processes_never_exceed_the_budget(
         async def take(each: Store) -> None:
             nonlocal refused
             receipt = await each.spending.account(OWNER, FIVE).take(ONE)
-            refused += receipt.used_up is not None
+            refused += receipt.exhausted is not None
 
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -110,14 +110,14 @@ async def test_spending_survives_a_restart(tmp_path: Path, clock: ManualClock) -
     with closing(Store(tmp_path, now=clock.time)) as before:
         await before.spending.account(OWNER, FIVE).overdraw(Expense(commands=5))
     with closing(Store(tmp_path, now=clock.time)) as after:
-        assert (await after.spending.account(OWNER, FIVE).take(ONE)).used_up == "commands"
+        assert (await after.spending.account(OWNER, FIVE).take(ONE)).exhausted == "commands"
 
 
 async def test_budgets_are_reset_at_midnight(store: Store, clock: ManualClock) -> None:
     account = store.spending.account(OWNER, FIVE)
     await account.overdraw(Expense(commands=5))
-    clock.advance(store.spending.until_midnight_s() - 1)
-    assert (await account.take(ONE)).used_up == "commands"
+    clock.advance(store.spending.seconds_until_midnight() - 1)
+    assert (await account.take(ONE)).exhausted == "commands"
     clock.advance(1)
     assert (await account.take(ONE)).spent == ONE
 
@@ -127,7 +127,7 @@ async def test_expense_counts_on_the_day_on_which_it_was_taken(
 ) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=50))
-    clock.advance(store.spending.until_midnight_s())
+    clock.advance(store.spending.seconds_until_midnight())
     await store.sweep()
     await account.settle(receipt, Expense(tokens=80))
     assert await store.spending.spent(OWNER) == Expense()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.sessions import Session, SessionSettings, State
+from policies.sessions import Session, SessionSettings, SessionState
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.store import Store
 from proxy.store.workspaces import MAX_STATES
@@ -25,7 +25,7 @@ def sending(data: bytes) -> Callable[[Sink], Awaitable[int]]:
     return write
 
 
-async def read(store: Store, state: State) -> bytes:
+async def read(store: Store, state: SessionState) -> bytes:
     return b"".join([piece async for piece in store.workspaces.read(state)])
 
 
@@ -33,9 +33,9 @@ async def test_newest_snapshots_of_a_session_are_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     names = [str(number) for number in range(MAX_STATES + 3)]
     for name in names:
-        await store.workspaces.save(State(CHAT, name), sending(name.encode()))
+        await store.workspaces.save(SessionState(CHAT, name), sending(name.encode()))
     assert await store.workspaces.known(CHAT, names) == set(names[3:])
-    assert await read(store, State(CHAT, names[-1])) == names[-1].encode()
+    assert await read(store, SessionState(CHAT, names[-1])) == names[-1].encode()
     assert len(list(store.blobs.path(".").iterdir())) == MAX_STATES
     store.close()
 
@@ -44,11 +44,11 @@ async def test_oldest_snapshots_beyond_the_quota_are_deleted(tmp_path: Path) -> 
     store = Store(tmp_path, SessionSettings(quota_mib=3))
     chats = [Session("me", f"chat {number}") for number in range(4)]
     other = Session("somebody else", "chat")
-    await store.workspaces.save(State(other, "1"), sending(os.urandom(2 * MIB)))
+    await store.workspaces.save(SessionState(other, "1"), sending(os.urandom(2 * MIB)))
     for chat in chats:
-        await store.workspaces.save(State(chat, "1"), sending(os.urandom(MIB)))
+        await store.workspaces.save(SessionState(chat, "1"), sending(os.urandom(MIB)))
     assert [await store.workspaces.newest(chat) for chat in chats] == [None, "1", "1", "1"]
-    await store.workspaces.save(State(CHAT, "1"), sending(os.urandom(4 * MIB)))
+    await store.workspaces.save(SessionState(CHAT, "1"), sending(os.urandom(4 * MIB)))
     assert [await store.workspaces.newest(chat) for chat in (*chats, CHAT)] == [*[None] * 4, "1"]
     assert await store.workspaces.newest(other) == "1"
     store.close()
@@ -56,11 +56,13 @@ async def test_oldest_snapshots_beyond_the_quota_are_deleted(tmp_path: Path) -> 
 
 async def test_aliased_snapshots_count_once(tmp_path: Path) -> None:
     store = Store(tmp_path, SessionSettings(quota_mib=3))
-    other = State(Session("me", "another chat"), "1")
+    other = SessionState(Session("me", "another chat"), "1")
     await store.workspaces.save(other, sending(os.urandom(MIB)))
-    await store.workspaces.save(State(CHAT, "1"), sending(os.urandom(MIB)))
+    await store.workspaces.save(SessionState(CHAT, "1"), sending(os.urandom(MIB)))
     for number in range(2, 6):
-        await store.workspaces.alias(State(CHAT, str(number)), State(CHAT, str(number - 1)))
+        await store.workspaces.alias(
+            SessionState(CHAT, str(number)), SessionState(CHAT, str(number - 1))
+        )
     assert await store.workspaces.newest(other.session) == "1"
     store.close()
 
@@ -69,14 +71,14 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
     now = 1000.0
     store = Store(tmp_path, SessionSettings(retention_hours=1), now=lambda: now)
     suspended = SuspendedRun([], 0, [("call_r1_1", "a", "lookup")], as_text=False, resume_from=None)
-    await store.workspaces.save(State(CHAT, "1"), sending(b"1"))
+    await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
     await store.suspended_runs.save("me", suspended)
     assert await store.suspended_runs.find("me", "r1") == suspended
     assert await store.suspended_runs.find("somebody else", "r1") is None
     now += 3601
     assert await store.workspaces.newest(CHAT) is None
     with pytest.raises(SandboxFileError):
-        await read(store, State(CHAT, "1"))
+        await read(store, SessionState(CHAT, "1"))
     now += 8 * 24 * 3600
     assert await store.suspended_runs.find("me", "r1") is None
     await store.sweep()
@@ -88,11 +90,11 @@ async def test_expired_snapshots_and_suspended_runs_are_deleted(tmp_path: Path) 
 
 async def test_snapshot_without_its_blob_is_deleted(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    await store.workspaces.save(State(CHAT, "1"), sending(b"1"))
+    await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
     for blob in store.blobs.path(".").iterdir():
         blob.unlink()
     with pytest.raises(SandboxFileError):
-        await read(store, State(CHAT, "1"))
+        await read(store, SessionState(CHAT, "1"))
     await store.sweep()
     assert await store.workspaces.newest(CHAT) is None
     store.close()
@@ -100,14 +102,14 @@ async def test_snapshot_without_its_blob_is_deleted(tmp_path: Path) -> None:
 
 async def test_failed_save_leaves_the_previous_snapshot(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    await store.workspaces.save(State(CHAT, "1"), sending(b"1"))
+    await store.workspaces.save(SessionState(CHAT, "1"), sending(b"1"))
 
     async def fail(sink: Sink) -> int:
         await sink(b"half")
         raise SandboxFileError("it is gone")
 
     with pytest.raises(SandboxFileError):
-        await store.workspaces.save(State(CHAT, "1"), fail)
-    assert await read(store, State(CHAT, "1")) == b"1"
+        await store.workspaces.save(SessionState(CHAT, "1"), fail)
+    assert await read(store, SessionState(CHAT, "1")) == b"1"
     assert len(list(store.blobs.path(".").iterdir())) == 1
     store.close()
