@@ -24,7 +24,7 @@ from proxy.api import (
     stored_responses,
     system,
 )
-from proxy.api.dependencies import Services, told
+from proxy.api.dependencies import Services, error_response
 from proxy.api.middleware import (
     BrowserMiddleware,
     ClientKeyMiddleware,
@@ -54,10 +54,10 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
     """Return the application as it is served."""
-    return RequestMiddleware(routed(services, lifespan))
+    return RequestMiddleware(build_app(services, lifespan))
 
 
-def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
+def build_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     """Return the application without what goes around each request. All routes are within one
     stack of middleware, whose last is the short way to the routes that ask a model."""
     # As they are: include_router makes each anew, when its first request comes.
@@ -107,7 +107,7 @@ def _methods(scope: Scope) -> list[str]:
 
 async def _on_proxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
-    return told(request, error)
+    return error_response(request, error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -117,7 +117,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request.scope)):
         headers["Allow"] = ", ".join(methods)
-    return told(
+    return error_response(
         request,
         ProxyError(
             words,
@@ -134,12 +134,12 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # The first step says where the field was looked for: body, query, path or header.
-    return told(request, refusal({**first, "loc": first["loc"][1:]}))
+    return error_response(request, refusal({**first, "loc": first["loc"][1:]}))
 
 
 async def _on_recursion_error(request: Request, error: Exception) -> Response:
     """Answer JSON that can just be decoded, but not encoded again."""
-    return told(request, BadRequestError("The request body is nested too deeply."))
+    return error_response(request, BadRequestError("The request body is nested too deeply."))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -148,4 +148,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_exception(request: Request, error: Exception) -> Response:
     """Answer an error of this server; Starlette logs the traceback."""
-    return told(request, internal_error())
+    return error_response(request, internal_error())

@@ -33,7 +33,7 @@ class BodyMemory:
         self.held_bytes += count
         self._of_owners[owner] = owners
 
-    def give(self, owner: str, count: int) -> None:
+    def release(self, owner: str, count: int) -> None:
         """Count bytes as held no more."""
         self.held_bytes -= count
         self._of_owners[owner] -= count
@@ -41,7 +41,7 @@ class BodyMemory:
             del self._of_owners[owner]
 
 
-class HeldBody:
+class BodyReservation:
     """One request's share of the memory, kept until its answer is sent and its run has ended."""
 
     def __init__(self, memory: BodyMemory, owner: str) -> None:
@@ -60,7 +60,7 @@ class HeldBody:
         self._memory.take(self._owner, count)
         self._bytes += count
 
-    def keep(self) -> None:
+    def add_holder(self) -> None:
         """Add a holder, which calls `release` in its turn."""
         self._holders += 1
 
@@ -68,7 +68,7 @@ class HeldBody:
         """Take a holder away. With the last one the bytes are counted no more."""
         self._holders -= 1
         if not self._holders and self._bytes:
-            self._memory.give(self._owner, self._bytes)
+            self._memory.release(self._owner, self._bytes)
             self._bytes = 0
 
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from policies.egress import Egress, Rules
 from policies.hosts import Target, parse_authority
-from proxy.body_memory import HeldBody
+from proxy.body_memory import BodyReservation
 from proxy.errors import BadRequestError, BodyTooLargeError, BusyError
 from sandbox_runtime.egress.decision import EgressError
 from sandbox_runtime.egress.dialer import (
@@ -59,7 +59,7 @@ class Fetched:
     """The server's Content-Type, or an empty string."""
 
 
-class HostPlace(NamedTuple):
+class ParsedURL(NamedTuple):
     """A parsed URL."""
 
     scheme: str
@@ -73,7 +73,7 @@ class ByteBudget:
     """How many bytes may still be downloaded for one request of an owner. The bytes are counted in
     `body`, too."""
 
-    def __init__(self, bytes: int, owner: str, body: HeldBody | None = None) -> None:
+    def __init__(self, bytes: int, owner: str, body: BodyReservation | None = None) -> None:
         self.owner = owner
         self._left = bytes
         self._body = body
@@ -212,7 +212,7 @@ def _target_of(url: str) -> Target:
     return Target(place.host, place.port)
 
 
-def _parsed(url: str) -> tuple[str, HostPlace]:
+def _parsed(url: str) -> tuple[str, ParsedURL]:
     """Return a URL's Host header and its parts. The URL is parsed here alone, so that the host that
     is checked is the host that is connected to. Raises FetchError."""
     try:
@@ -225,7 +225,7 @@ def _parsed(url: str) -> tuple[str, HostPlace]:
     except ValueError as error:  # also for half a surrogate pair
         raise FetchError(f"its URL is malformed: {error}") from error
     host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
-    return host, HostPlace(split.scheme, target.host, target.port, path)
+    return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 
 async def _file_of(response: "FetchedBody", max_bytes: int, room: ByteBudget) -> Fetched:

@@ -1,6 +1,6 @@
 """The files that runs produce: stored for a while, and downloaded by signed links without a key.
 
-`FileStore` stores and finds them, `RunArtifactStore` takes those of one run, `NamedFiles` finds the
+`FileStore` stores and finds them, `RunArtifactStore` takes those of one run, `FileLookup` finds the
 files that a request names by their ids, and `LinkSigner` signs the links.
 """
 
@@ -31,7 +31,7 @@ from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000
 """How many links of one request are looked up."""
-WHOLE = "zip"
+ARCHIVE = "zip"
 """The file id in the signature of a link to all files of a container."""
 _MAX_EXPIRY_DIGITS = 12
 
@@ -70,11 +70,11 @@ class FileStore:
         await self.store.containers.create(owner, wish, container_id)
         await self.store.containers.use(owner, container_id)
 
-    async def put_in(self, container_id: str, owner: str) -> list[InputFile]:
+    async def client_files(self, container_id: str, owner: str) -> list[InputFile]:
         """Return the files that the client has put into a container."""
         return await self._files(container_id, owner, INPUT_DIR, "user")
 
-    async def handed_back(self, container_id: str, owner: str) -> list[InputFile]:
+    async def produced_files(self, container_id: str, owner: str) -> list[InputFile]:
         """Return the files that runs have produced in a container. If its workspace is not kept,
         they are all that is left of it."""
         return await self._files(container_id, owner, OUTPUT_DIR, "assistant")
@@ -101,7 +101,7 @@ class FileStore:
     def url(self, base_url: str, container_id: str, file_id: str, expires: int) -> str:
         """Return the signed link to a file, or, for WHOLE, to all files of the container."""
         signature = self._signer.sign(container_id, file_id, expires)
-        path = "content" if file_id == WHOLE else f"{file_id}/content"
+        path = "content" if file_id == ARCHIVE else f"{file_id}/content"
         return (
             f"{base_url.rstrip('/')}/v1/containers/{container_id}/files/{path}"
             f"?exp={expires}&sig={signature}"
@@ -111,9 +111,9 @@ class FileStore:
         """Return True if this server signed the link and it has not expired."""
         return self._signer.is_signed(container_id, file_id, expires, signature)
 
-    async def unlinked(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
+    async def replace_links(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
         """Return messages whose links to the owner's files are replaced by the files' paths. A part
-        that is such a file names it by its id instead (see NamedFiles). A link to any other file
+        that is such a file names it by its id instead (see FileLookup). A link to any other file
         loses its signature."""
         links = list(islice(dict.fromkeys(links_in(list(messages))), MAX_LINKED_FILES))
         paths = {}
@@ -135,7 +135,7 @@ class FileStore:
         return StoredFile(self.store.blobs.path(file.blob), file.filename, file.mime_type)
 
 
-class NamedFiles:
+class FileLookup:
     """Finds the files that requests name: an upload by its id, a container's file by
     `container/file`."""
 

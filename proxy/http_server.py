@@ -2,8 +2,8 @@
 
 `HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection, read by
 httptools, which takes half of h11's time; it adds time and size limits on what a client leaves
-unfinished. `OpenConnections` bounds how many connections are open. `CoalescingTransport` sends the
-writes of one turn of the event loop together.
+unfinished. `ConnectionRegistry` bounds how many connections are open. `CoalescingTransport` sends
+the writes of one turn of the event loop together.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from proxy.api.dependencies import told, with_request_id
+from proxy.api.dependencies import error_response, with_request_id
 from proxy.errors import ServerStopsError, TooManyConnectionsError
 from proxy.runs.manager import RunManager
 from sandbox_runtime.clock import Clock
@@ -68,7 +68,7 @@ TICKS_PER_CHECK = 10
 """Expired connections are looked for every tenth tick of uvicorn, which is every second."""
 
 
-def most_connections(wanted: int, files: int) -> int:
+def connection_limit(wanted: int, files: int) -> int:
     """Return how many client connections may be open: `wanted`, but at most half of the `files`
     that the process may open, because sandboxes and the backend need the other half."""
     if files == resource.RLIM_INFINITY:
@@ -85,14 +85,14 @@ def most_connections(wanted: int, files: int) -> int:
     return most
 
 
-def is_this_machine(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     """Return True for a loopback address."""
     found = ip_address(address)
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return (mapped or found).is_loopback
 
 
-def _client(address: str) -> str:
+def address_key(address: str) -> str:
     """Return the key under which an address's connections are counted. For IPv6 it is the /64
     network, all of which one client may have."""
     found = ip_address(address)
@@ -101,7 +101,7 @@ def _client(address: str) -> str:
     return address
 
 
-class _Connections:
+class _ConnectionGroup:
     """Connections that share one limit: those of all clients, or of one address."""
 
     def __init__(self, most: int) -> None:
@@ -131,7 +131,7 @@ class _Connections:
         return False
 
 
-class OpenConnections(ServerState):
+class ConnectionRegistry(ServerState):
     """All connections of clients, limited in total and per address.
 
     Above a limit, a request closes the connection that has been idle longest; if none is idle, the
@@ -139,23 +139,23 @@ class OpenConnections(ServerState):
     """
 
     def __init__(
-        self, most: int, clock: Clock, is_many: Callable[[str], bool] = is_this_machine
+        self, most: int, clock: Clock, is_shared: Callable[[str], bool] = is_loopback
     ) -> None:
-        """`is_many` returns True for an address of many clients, which has no limit of its own."""
+        """`is_shared` returns True for an address of many clients, which has no own limit."""
         super().__init__()
         self.clock = clock
         self._share = max(1, most // 2)
-        self._is_many = is_many
-        self._all = _Connections(most)
-        self._of_addresses: WeakValueDictionary[str, _Connections] = WeakValueDictionary()
+        self._is_shared = is_shared
+        self._all = _ConnectionGroup(most)
+        self._of_addresses: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
 
-    def bounds_of(self, address: str | None) -> tuple[_Connections, ...]:
+    def bounds_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
         """Return the groups whose limits apply to a connection from the address."""
-        if address is None or self._is_many(address):
+        if address is None or self._is_shared(address):
             return (self._all,)
         return (
             self._all,
-            self._of_addresses.setdefault(_client(address), _Connections(self._share)),
+            self._of_addresses.setdefault(address_key(address), _ConnectionGroup(self._share)),
         )
 
     def enter(self, connection: "HTTPProtocol") -> None:
@@ -210,17 +210,17 @@ class OpenConnections(ServerState):
 class HTTPProtocol(HttpToolsProtocol):
     """One connection of a client."""
 
-    server_state: OpenConnections
+    server_state: ConnectionRegistry
 
     def __init__(
         self,
         config: Config,
-        server_state: OpenConnections,
+        server_state: ConnectionRegistry,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.bounds: tuple[_Connections, ...] = ()
+        self.bounds: tuple[_ConnectionGroup, ...] = ()
         """The groups whose limits apply to this connection."""
         self._idle_bytes = 0
         """Bytes received since the last complete head, piece of a body, or message."""
@@ -396,7 +396,7 @@ class HTTPProtocol(HttpToolsProtocol):
         # Closing before the whole body has arrived resets the connection and loses the answer.
         if not self.cycle.more_body:
             error.headers["Connection"] = "close"
-        await told(Request(scope), error)(scope, receive, with_request_id(scope, send))
+        await error_response(Request(scope), error)(scope, receive, with_request_id(scope, send))
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -475,9 +475,9 @@ class CoalescingTransport(asyncio.Transport):
 class HTTPServer(uvicorn.Server):
     """uvicorn's server; its shutdown ends the runs first, so that each client gets an answer."""
 
-    server_state: OpenConnections
+    server_state: ConnectionRegistry
 
-    def __init__(self, app: ASGIApp, runs: RunManager, connections: OpenConnections) -> None:
+    def __init__(self, app: ASGIApp, runs: RunManager, connections: ConnectionRegistry) -> None:
         self._app = _ShutdownMiddleware(app)
         super().__init__(
             uvicorn.Config(
@@ -535,5 +535,5 @@ class _ShutdownMiddleware:
                 raise
             # An answer that has begun stays incomplete, and uvicorn closes the connection.
             if not has_begun:
-                response = told(Request(scope), ServerStopsError())
+                response = error_response(Request(scope), ServerStopsError())
                 await response(scope, receive, with_request_id(scope, send))

@@ -38,7 +38,7 @@ from policies.workspace import (
 )
 from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
-from proxy.body_memory import HeldBody
+from proxy.body_memory import BodyReservation
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError, refuse_private_urls
 from proxy.schemas.content_parts import (
@@ -85,7 +85,7 @@ class InputContext:
     model: str
     credentials: Credentials | None
     limits: InputLimits
-    body: HeldBody | None
+    body: BodyReservation | None
     """Counts the memory that the files take."""
     present: Sequence[InputFile]
     """The files that are in the container already, beside its workspace."""
@@ -212,7 +212,7 @@ class Inputs:
         workspace = await asyncio.to_thread(work) if is_much(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
         if inputs:
-            inputs = await asyncio.to_thread(_digested, inputs)
+            inputs = await asyncio.to_thread(_with_digest_identities, inputs)
         return AgentInput(
             messages=workspace.messages,
             files=[*context.present, *inputs],
@@ -229,7 +229,7 @@ class Inputs:
         window = await self._window(context.model, context.owner, context.credentials)
         return moved_over(limit, window)
 
-    async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
+    async def missing_uploads(self, owner: str, file_ids: Iterable[str]) -> set[str]:
         """Return those ids that are not, or no longer, uploads of the owner."""
         return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
@@ -346,7 +346,7 @@ def _input_file(
     return InputFile(placed.path, parts[placed.source].identity, read)
 
 
-def _digested(files: Sequence[InputFile]) -> list[InputFile]:
+def _with_digest_identities(files: Sequence[InputFile]) -> list[InputFile]:
     """Return the files with a digest for their identity, which may be the data itself, because a
     workspace stores the identities of its files."""
     return [
@@ -404,7 +404,7 @@ class ModelMedia:
     once, however often the request names it, but counted each time, because the backend's request
     contains it each time."""
 
-    def __init__(self, body: HeldBody | None) -> None:
+    def __init__(self, body: BodyReservation | None) -> None:
         """`body` counts the memory that the files take."""
         self._body = body
         self._bytes_left = MAX_ALL_SHOWN_BYTES

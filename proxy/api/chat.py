@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.steps import suited
-from proxy.api.answering import streamed, whole
-from proxy.api.dependencies import read_model_request, services
-from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
+from proxy.api.dependencies import get_services, read_model_request
+from proxy.api.prepare import RunRequest, deadline_s, identify, start_or_join, status_hold
 from proxy.api.routing import RoutingDecision, resolve_route
+from proxy.api.run_response import json_response, stream_response
 from proxy.api.upstream_relay import refuse_private_urls, relay_chat, strip_plain_suffix
 from proxy.schemas.chat_request import check_messages, wants_usage
 from proxy.schemas.chat_response import StreamedCompletion, WholeCompletion, head
@@ -42,19 +42,21 @@ async def _run(
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(body, request.headers)
     asked_steps = steps_asked(body, request.headers)
-    steps = asked_steps or suited(services(request).steps, request.headers)
+    steps = asked_steps or suited(get_services(request).steps, request.headers)
     usage = wants_usage(body)
     identity = identify(request, body, terms, written)
     hold = status_hold(request, terms, identity)
-    asked = Preparation(
+    asked = RunRequest(
         body=body,
         decision=decision,
         deadline_s=deadline_s(request, terms, identity),
         hold=hold,
     )
-    listener = await start_or_join(request, identity, asked)
-    names = head(listener.run.id, listener.run.created, body["model"])
+    subscriber = await start_or_join(request, identity, asked)
+    names = head(subscriber.run.id, subscriber.run.created, body["model"])
     if hold is None:
-        return await whole(request, listener, WholeCompletion(names, listener.run.id, steps), terms)
-    frames = StreamedCompletion(names, listener.run.id, steps, wants_usage=usage)
-    return await streamed(request, listener, frames, terms, hold)
+        return await json_response(
+            request, subscriber, WholeCompletion(names, subscriber.run.id, steps), terms
+        )
+    frames = StreamedCompletion(names, subscriber.run.id, steps, wants_usage=usage)
+    return await stream_response(request, subscriber, frames, terms, hold)

@@ -19,8 +19,8 @@ from proxy.api.dependencies import (
     JSONResponse,
     Services,
     base_url,
-    has_key,
-    json_body,
+    has_valid_key,
+    read_json_object,
 )
 from proxy.api.files import (
     file_response,
@@ -33,14 +33,14 @@ from proxy.api.parameters import (
     BODY_ERRORS,
     FORM,
     Owner,
-    ServicesOf,
+    ServicesDep,
     body_of,
     content,
     errors,
-    json_of,
+    json_body,
 )
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
-from proxy.files import WHOLE
+from proxy.files import ARCHIVE
 from proxy.schemas.resources import (
     ArchiveQuery,
     ContainerCreate,
@@ -70,7 +70,7 @@ READ_BYTES = 1 << 20
 _FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM)
 
 
-async def _container(services: ServicesOf, owner: Owner, container_id: str) -> Container:
+async def _container(services: ServicesDep, owner: Owner, container_id: str) -> Container:
     """Return the client's container, and note its use. Raises NotFoundError."""
     container = await services.store.containers.use(owner, container_id)
     if container is None:
@@ -90,9 +90,9 @@ OwnedContainer = Annotated[Container, Depends(_container)]
 )
 async def create_container(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     owner: Owner,
-    asked: Annotated[ContainerCreate, Depends(json_of(ContainerCreate))],
+    asked: Annotated[ContainerCreate, Depends(json_body(ContainerCreate))],
 ) -> ContainerObject:
     """Create a container, with copies of uploads."""
     files = services.files
@@ -113,7 +113,7 @@ async def create_container(
 @router.get("/v1/containers", response_model_exclude_none=True, responses=errors(400))
 async def list_containers(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     owner: Owner,
     query: Annotated[ContainerListQuery, Query()],
 ) -> ListObject[ContainerObject]:
@@ -128,14 +128,14 @@ async def list_containers(
     "/v1/containers/{container_id}", response_model_exclude_none=True, responses=errors(404)
 )
 async def retrieve_container(
-    request: Request, services: ServicesOf, container: OwnedContainer
+    request: Request, services: ServicesDep, container: OwnedContainer
 ) -> ContainerObject:
     """Return what is known of a container."""
     return _described(request, services, container)
 
 
 @router.delete("/v1/containers/{container_id}", responses=errors(404))
-async def delete_container(services: ServicesOf, owner: Owner, container_id: str) -> Deleted:
+async def delete_container(services: ServicesDep, owner: Owner, container_id: str) -> Deleted:
     """Delete a container with its files, and cancel its runs."""
     await services.runs.cancel_in(owner, container_id)
     had_files = await services.workspaces.discard(Session(owner, container_id))
@@ -146,17 +146,17 @@ async def delete_container(services: ServicesOf, owner: Owner, container_id: str
 
 def _described(request: Request, services: Services, container: Container) -> ContainerObject:
     files = services.files
-    zip_url = files.url(base_url(request), container.id, WHOLE, files.link_expiry())
+    zip_url = files.url(base_url(request), container.id, ARCHIVE, files.link_expiry())
     return container_object(container, zip_url)
 
 
 @router.post(FILES, responses=errors(*BODY_ERRORS, 404, 408), openapi_extra=_FILE_BODY)
 async def create_container_file(
-    request: Request, services: ServicesOf, owner: Owner, container: OwnedContainer
+    request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer
 ) -> ContainerFileObject:
     """Put a file into a container: an upload, or the file of a form."""
     if request.headers.get("content-type", "").lower().startswith("application/json"):
-        asked = parse(ContainerFileCreate, await json_body(request))
+        asked = parse(ContainerFileCreate, await read_json_object(request))
         file = await _from_upload(services, owner, container.id, asked.file_id)
     else:
         file = await _from_form(request, services, owner, container.id)
@@ -166,7 +166,7 @@ async def create_container_file(
 @router.get(FILES, responses=errors(400, 404))
 async def list_container_files(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     owner: Owner,
     container: OwnedContainer,
     query: Annotated[ContainerFileListQuery, Query()],
@@ -183,13 +183,13 @@ async def list_container_files(
 )
 async def zip_of_files(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     container_id: str,
     query: Annotated[ArchiveQuery, Query()],
 ) -> Response:
     """Return an archive of all files of a container, or of those under a path; with a link, no key
     is needed."""
-    reader = _reader(request, services, container_id, WHOLE, query)
+    reader = _reader(request, services, container_id, ARCHIVE, query)
     store = services.store
     files = await store.container_files.all(container_id, reader, query.path)
     if files is None:
@@ -200,7 +200,7 @@ async def zip_of_files(
 
 @router.get(FILE, responses=errors(404))
 async def retrieve_container_file(
-    request: Request, services: ServicesOf, owner: Owner, container: OwnedContainer, file_id: str
+    request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> ContainerFileObject:
     """Return what is known of a container's file."""
     file = await services.store.container_files.get(container.id, file_id, owner)
@@ -211,7 +211,7 @@ async def retrieve_container_file(
 
 @router.delete(FILE, responses=errors(404))
 async def delete_container_file(
-    services: ServicesOf, owner: Owner, container: OwnedContainer, file_id: str
+    services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> Deleted:
     """Delete a container's file."""
     if not await services.store.container_files.delete(owner, container.id, file_id):
@@ -223,7 +223,7 @@ async def delete_container_file(
 @router.head(f"{FILE}/content", include_in_schema=False)
 async def file_content(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     container_id: str,
     file_id: str,
     query: Annotated[LinkQuery, Query()],
@@ -273,9 +273,9 @@ def _reader(
     the client itself. Raises UnauthorizedError."""
     if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
-    if not has_key(request):
+    if not has_valid_key(request):
         raise UnauthorizedError("This link has expired or is not one of ours.")
-    return dependencies.owner(request)
+    return dependencies.get_owner(request)
 
 
 def _describe_file(

@@ -13,10 +13,10 @@ from proxy.api.parameters import (
     BODY_ERRORS,
     REQUIRES_KEY,
     Owner,
-    ServicesOf,
+    ServicesDep,
     body_of,
     errors,
-    long_json_of,
+    large_json_body,
 )
 from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
@@ -47,16 +47,18 @@ ITEMS = THE_CONVERSATION + "/items"
 THE_ITEM = ITEMS + "/{item_id}"
 
 
-async def _shelf(services: ServicesOf) -> ConversationRepository:
+async def _repository(services: ServicesDep) -> ConversationRepository:
     return services.store.conversations
 
 
-Repository = Annotated[ConversationRepository, Depends(_shelf)]
+RepositoryDep = Annotated[ConversationRepository, Depends(_repository)]
 
 
-async def _conversation(shelf: Repository, owner: Owner, conversation_id: str) -> Conversation:
+async def _conversation(
+    repository: RepositoryDep, owner: Owner, conversation_id: str
+) -> Conversation:
     """Return the client's conversation. Raises NotFoundError."""
-    found = await shelf.get(owner, conversation_id)
+    found = await repository.get(owner, conversation_id)
     if found is None:
         raise no_such_conversation(conversation_id)
     return found
@@ -69,13 +71,13 @@ OwnedConversation = Annotated[Conversation, Depends(_conversation)]
 @router.post(PATH, responses=errors(*BODY_ERRORS, 404), openapi_extra=body_of(ConversationCreate))
 async def create_conversation(
     request: Request,
-    shelf: Repository,
+    repository: RepositoryDep,
     owner: Owner,
-    asked: Annotated[ConversationCreate, Depends(long_json_of(ConversationCreate))],
+    asked: Annotated[ConversationCreate, Depends(large_json_body(ConversationCreate))],
 ) -> ConversationObject:
     """Create a conversation, with the items that it begins with."""
     begins_with = await _identified(request, asked.items or [])
-    return conversation_object(await shelf.create(owner, asked.metadata or {}, begins_with))
+    return conversation_object(await repository.create(owner, asked.metadata or {}, begins_with))
 
 
 @router.get(THE_CONVERSATION, responses=errors(404))
@@ -90,22 +92,24 @@ async def retrieve_conversation(conversation: OwnedConversation) -> Conversation
     openapi_extra=body_of(ConversationUpdate),
 )
 async def update_conversation(
-    shelf: Repository,
+    repository: RepositoryDep,
     owner: Owner,
     conversation_id: str,
-    asked: Annotated[ConversationUpdate, Depends(long_json_of(ConversationUpdate))],
+    asked: Annotated[ConversationUpdate, Depends(large_json_body(ConversationUpdate))],
 ) -> ConversationObject:
     """Replace the metadata of a conversation."""
-    found = await shelf.update(owner, conversation_id, asked.metadata or {})
+    found = await repository.update(owner, conversation_id, asked.metadata or {})
     if found is None:
         raise no_such_conversation(conversation_id)
     return conversation_object(found)
 
 
 @router.delete(THE_CONVERSATION, responses=errors(404))
-async def delete_conversation(shelf: Repository, owner: Owner, conversation_id: str) -> Deleted:
+async def delete_conversation(
+    repository: RepositoryDep, owner: Owner, conversation_id: str
+) -> Deleted:
     """Delete a conversation with its items."""
-    if not await shelf.delete(owner, conversation_id):
+    if not await repository.delete(owner, conversation_id):
         raise no_such_conversation(conversation_id)
     return Deleted(id=conversation_id, object="conversation.deleted")
 
@@ -118,36 +122,36 @@ async def delete_conversation(shelf: Repository, owner: Owner, conversation_id: 
 )
 async def create_items(
     request: Request,
-    shelf: Repository,
+    repository: RepositoryDep,
     owner: Owner,
     conversation_id: str,
-    asked: Annotated[ItemsCreate, Depends(long_json_of(ItemsCreate))],
+    asked: Annotated[ItemsCreate, Depends(large_json_body(ItemsCreate))],
 ) -> Response:
     """Add items to a conversation."""
     new = await _identified(request, asked.items)
-    if not await shelf.add(owner, conversation_id, new):
+    if not await repository.add(owner, conversation_id, new):
         raise no_such_conversation(conversation_id)
     return JSONResponse(items_list(new, has_more=False))
 
 
 @router.get(ITEMS, response_model=ListObject[ItemObject], responses=errors(400, 404))
 async def list_items(
-    shelf: Repository,
+    repository: RepositoryDep,
     owner: Owner,
     conversation: OwnedConversation,
     query: Annotated[ListQuery, Query()],
 ) -> Response:
     """List the items of a conversation."""
-    found = await shelf.page(owner, conversation.id, query.page)
+    found = await repository.page(owner, conversation.id, query.page)
     return JSONResponse(items_list(found.items, found.has_more))
 
 
 @router.get(THE_ITEM, response_model=ItemObject, responses=errors(404))
 async def retrieve_item(
-    shelf: Repository, owner: Owner, conversation_id: str, item_id: str
+    repository: RepositoryDep, owner: Owner, conversation_id: str, item_id: str
 ) -> Response:
     """Return an item of a conversation."""
-    found = await shelf.item(owner, conversation_id, item_id)
+    found = await repository.item(owner, conversation_id, item_id)
     if found is None:
         raise _no_such_item(conversation_id, item_id)
     return JSONResponse(found)
@@ -155,10 +159,10 @@ async def retrieve_item(
 
 @router.delete(THE_ITEM, responses=errors(404))
 async def delete_item(
-    shelf: Repository, owner: Owner, conversation: OwnedConversation, item_id: str
+    repository: RepositoryDep, owner: Owner, conversation: OwnedConversation, item_id: str
 ) -> ConversationObject:
     """Delete an item of a conversation, and return the conversation."""
-    if not await shelf.delete_item(owner, conversation.id, item_id):
+    if not await repository.delete_item(owner, conversation.id, item_id):
         raise _no_such_item(conversation.id, item_id)
     return conversation_object(conversation)
 

@@ -31,7 +31,7 @@ from policies.profile import Profile
 from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import BodyMemory, HeldBody, weight
+from proxy.body_memory import BodyMemory, BodyReservation, weight
 from proxy.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -62,7 +62,7 @@ _SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN = "sandbox_proxy.run"
 _BODY = "sandbox_proxy.body"
-"""The memory reserved for this request's body, as a HeldBody."""
+"""The memory reserved for this request's body, as a BodyReservation."""
 _NO_RUN = "sandbox_proxy.no_run"
 """The id of a request that no run answers."""
 REQUEST_ID_HEADER = b"x-request-id"
@@ -124,7 +124,7 @@ class Services:
         return self.files.store
 
 
-def services(request: Request) -> Services:
+def get_services(request: Request) -> Services:
     """Return the parts of the server that answers the request."""
     # Kept in the scope: each request asks several times, and `app.state` takes longer to look up.
     found: Services | None = request.scope.get(_SERVICES)
@@ -141,26 +141,28 @@ class JSONResponse(responses.JSONResponse):
         return json.dumps(content).encode()
 
 
-def told(request: Request, error: ProxyError) -> Response:
+def error_response(request: Request, error: ProxyError) -> Response:
     """Return the error as a response, in the format of the API that was called."""
-    path, run_id = request.url.path, noted_run(request)
+    path, run_id = request.url.path, run_id_of(request)
     headers = {**error.headers, "X-Sandbox-Run": run_id} if run_id else error.headers
     if path != _MESSAGES_PATH and not path.startswith(f"{_MESSAGES_PATH}/"):
         return JSONResponse(error.body(), error.status, headers)
-    name = own_request_id(request.scope)
+    name = server_request_id(request.scope)
     return JSONResponse(error_body(error, name), error.status, {**headers, "request-id": name})
 
 
-def has_key(request: Request) -> bool:
+def has_valid_key(request: Request) -> bool:
     """Return True if the client sent a valid key, or none is needed."""
-    return _KEY in request.scope or services(request).keyring.find(key_sent(request)) is not None
+    return (
+        _KEY in request.scope or get_services(request).keyring.find(sent_key(request)) is not None
+    )
 
 
-def owner(request: Request) -> str:
+def get_owner(request: Request) -> str:
     """Return the owner of the client's files, runs and conversations: a digest of the key that was
     sent. On a server without keys all clients are one owner, whatever key they make up, so that
     its quotas bound them all."""
-    return owner_of("" if services(request).keyring.is_open else key_sent(request))
+    return owner_of("" if get_services(request).keyring.is_open else sent_key(request))
 
 
 def owner_of(key: str) -> str:
@@ -168,7 +170,7 @@ def owner_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def key_sent(request: Request) -> str:
+def sent_key(request: Request) -> str:
     """Return the key that the request brings, or ""."""
     known: str | None = request.scope.get(_SENT)
     if known is None:
@@ -184,10 +186,10 @@ def authorize(request: Request) -> Key:
     known = request.scope.get(_KEY)  # asked for more than once, and to find it takes its time
     if isinstance(known, Key):
         return known
-    key = services(request).keyring.find(key_sent(request))
+    key = get_services(request).keyring.find(sent_key(request))
     if key is None:
         # litellm's clients take a 401 without the first four words for a bad request.
-        what = "" if key_sent(request) else ": none"
+        what = "" if sent_key(request) else ": none"
         raise UnauthorizedError(
             f"Incorrect API key provided{what}. Send it as 'Authorization: Bearer' or 'x-api-key'."
         )
@@ -197,7 +199,7 @@ def authorize(request: Request) -> Key:
 
 def is_operator(request: Request) -> bool:
     """Return True if the request comes with the operator's key."""
-    return services(request).keyring.is_operator(key_sent(request))
+    return get_services(request).keyring.is_operator(sent_key(request))
 
 
 def require_operator(request: Request) -> None:
@@ -210,42 +212,42 @@ def require_operator(request: Request) -> None:
         )
 
 
-def set_client(request: Request, key: Key, credentials: Credentials) -> None:
+def set_client_credentials(request: Request, key: Key, credentials: Credentials) -> None:
     """Note that the backend accepts the client's own key."""
     request.scope[_KEY] = key
     request.scope[_CREDENTIALS] = credentials
 
 
-def credentials(request: Request) -> Credentials | None:
+def get_credentials(request: Request) -> Credentials | None:
     """Return the client's own credentials with the backend, or None if the server has its own."""
     found = request.scope.get(_CREDENTIALS)
     return found if isinstance(found, Credentials) else None
 
 
-def model(request: Request) -> Model:
+def get_model(request: Request) -> Model:
     """Return the model, called with the client's own credentials if it brings such."""
-    own = credentials(request)
-    door = services(request).model
+    own = get_credentials(request)
+    door = get_services(request).model
     return door if own is None else door.for_client(own)
 
 
 def base_url(request: Request) -> str:
     """Return the URL by which the client reaches this server."""
-    return services(request).public_url or str(request.base_url)
+    return get_services(request).public_url or str(request.base_url)
 
 
-def note_run(request: Request, run_id: str) -> None:
+def set_run_id(request: Request, run_id: str) -> None:
     """Note which run answers the request, so that the request's id is the one in the log."""
     request.scope[_RUN] = run_id
 
 
-def noted_run(request: Request) -> str | None:
+def run_id_of(request: Request) -> str | None:
     """Return the id of the run that answers the request, if one does."""
     run_id: str | None = request.scope.get(_RUN)
     return run_id
 
 
-def own_request_id(scope: Scope) -> str:
+def server_request_id(scope: Scope) -> str:
     """Return the server's own id of a request, always the same: that of its run, if it has one."""
     if found := scope.get(_RUN) or scope.get(_NO_RUN):
         return request_id(found)
@@ -270,7 +272,7 @@ def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> li
     for name, _ in answered:
         if name == REQUEST_ID_HEADER:
             return answered
-    answered.append((REQUEST_ID_HEADER, _id_sent(scope) or own_request_id(scope).encode()))
+    answered.append((REQUEST_ID_HEADER, _id_sent(scope) or server_request_id(scope).encode()))
     return answered
 
 
@@ -287,15 +289,17 @@ def reserve_memory(request: Request, count: int) -> None:
     body_reservation(request).take(count)
 
 
-def body_reservation(request: Request) -> HeldBody:
+def body_reservation(request: Request) -> BodyReservation:
     """Return the memory that is reserved for the request's body."""
-    held: HeldBody | None = request.scope.get(_BODY)
+    held: BodyReservation | None = request.scope.get(_BODY)
     if held is None:
-        held = request.scope[_BODY] = HeldBody(services(request).body_memory, owner(request))
+        held = request.scope[_BODY] = BodyReservation(
+            get_services(request).body_memory, get_owner(request)
+        )
     return held
 
 
-def release(scope: Scope) -> None:
+def release_body_memory(scope: Scope) -> None:
     """Release the memory of a request's body, once the request has been answered."""
     if _BODY in scope:
         scope.pop(_BODY).release()
@@ -318,7 +322,7 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     if bounds is None and not is_small(body):
         _check(JSONBounds(), bytes(body))
     read = bytes(body)
-    await _let_others_run(read)
+    await _yield_to_event_loop(read)
     return read
 
 
@@ -335,34 +339,34 @@ async def read_model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
     Raises UnauthorizedError, BodyTooLargeError, BusyError, BadRequestError.
     """
     authorize(request)
-    written = await read_body(request, services(request).inputs.max_body_bytes)
-    return written, request_body(await held_json(request, written), model=text)
+    written = await read_body(request, get_services(request).inputs.max_body_bytes)
+    return written, request_body(await decode_body(request, written), model=text)
 
 
-async def json_body(request: Request) -> dict[str, Any]:
+async def read_json_object(request: Request) -> dict[str, Any]:
     """Return the fields of the request's JSON. Raises BadRequestError, BodyTooLargeError,
     BusyError."""
-    return request_body(await held_json(request, await read_body(request)))
+    return request_body(await decode_body(request, await read_body(request)))
 
 
-async def held_json(request: Request, written: bytes) -> Any:
+async def decode_body(request: Request, written: bytes) -> Any:
     """Decode JSON, and reserve the memory that it takes beside the body. Raises BadRequestError,
     BusyError, BodyTooLargeError."""
-    value = parsed(written)
+    value = parse_json(written)
     if len(written) > SMALL_BYTES:
         reserve_memory(request, weight(written, value))
-    await _let_others_run(written)
+    await _yield_to_event_loop(written)
     return value
 
 
-async def _let_others_run(body: bytes) -> None:
+async def _yield_to_event_loop(body: bytes) -> None:
     """Let the event loop answer other requests before the next step that takes long, as each step
     does for a body of tens of megabytes."""
     if len(body) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
 
 
-def parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """Decode JSON. Raises BadRequestError."""
     try:
         if len(body) > LARGE_BYTES and not has_infinity(value := decoded(body)):

@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from policies.file_names import shown_name, type_of
 from proxy.api.dependencies import JSONResponse, Services
-from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesOf, body_of, content, errors
+from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesDep, body_of, content, errors
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
 from proxy.schemas.resources import (
@@ -61,7 +61,7 @@ async def owned_upload(
     return upload
 
 
-async def _upload(services: ServicesOf, owner: Owner, file_id: str) -> StoredUpload:
+async def _upload(services: ServicesDep, owner: Owner, file_id: str) -> StoredUpload:
     return await owned_upload(services, owner, file_id)
 
 
@@ -74,7 +74,7 @@ OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
     responses=errors(*BODY_ERRORS, 408),
     openapi_extra=body_of(UploadForm, FORM),
 )
-async def create_file(request: Request, services: ServicesOf, owner: Owner) -> FileObject:
+async def create_file(request: Request, services: ServicesDep, owner: Owner) -> FileObject:
     """Upload a file, as a form."""
     store, limits = services.store, services.file_limits
     async with store.blobs.new() as writer:
@@ -97,7 +97,7 @@ async def create_file(request: Request, services: ServicesOf, owner: Owner) -> F
 
 @router.get("/v1/files", responses=errors(400))
 async def list_files(
-    services: ServicesOf, owner: Owner, query: Annotated[FileListQuery, Query()]
+    services: ServicesDep, owner: Owner, query: Annotated[FileListQuery, Query()]
 ) -> ListObject[FileObject]:
     """List the uploads."""
     found = await services.store.uploads.page(owner, query.page, query.purpose)
@@ -111,7 +111,7 @@ async def retrieve_file(upload: OwnedUpload) -> FileObject:
 
 
 @router.delete("/v1/files/{file_id}", responses=errors(404))
-async def delete_file(services: ServicesOf, owner: Owner, file_id: str) -> Deleted:
+async def delete_file(services: ServicesDep, owner: Owner, file_id: str) -> Deleted:
     """Delete an upload."""
     if not await services.store.uploads.delete(owner, file_id):
         raise no_such_file(file_id)
@@ -121,7 +121,7 @@ async def delete_file(services: ServicesOf, owner: Owner, file_id: str) -> Delet
 @router.get(
     "/v1/files/{file_id}/content", response_class=Response, responses=content() | errors(404)
 )
-async def file_content(services: ServicesOf, upload: OwnedUpload) -> Response:
+async def file_content(services: ServicesDep, upload: OwnedUpload) -> Response:
     """Return the content of an upload."""
     path = services.store.blobs.path(upload.blob)
     return file_response(StoredFile(path, upload.filename, upload.mime_type))

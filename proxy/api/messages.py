@@ -12,16 +12,16 @@ from starlette.responses import Response
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import suited_to_messages
 from proxy.agent.model import UpstreamPaths, UpstreamRequest
-from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import (
     JSONResponse,
-    model,
+    get_model,
+    get_services,
     read_model_request,
-    services,
     while_connected,
 )
-from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
+from proxy.api.prepare import RunRequest, deadline_s, identify, start_or_join, status_hold
 from proxy.api.routing import RoutingDecision, resolve_route
+from proxy.api.run_response import json_response, stream_response
 from proxy.api.upstream_relay import forward_json
 from proxy.errors import NotFoundError, request_id
 from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, TOKENIZE_PATH, count_in
@@ -55,10 +55,10 @@ async def _run(
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(asked.chat, request.headers)
     decision = resolve_route(request, asked.chat)
-    shown = _shown(request, body, asked, decision)
+    shown = _message_options(request, body, asked, decision)
     identity = identify(request, asked.chat, terms, written)
     hold = status_hold(request, terms, identity)
-    preparation = Preparation(
+    preparation = RunRequest(
         body=asked.chat,
         decision=decision,
         deadline_s=deadline_s(request, terms, identity),
@@ -67,23 +67,25 @@ async def _run(
         forces_tool=asked.code_execution and asked.tool_first,
         # A client that asks for a sandbox is told its id, and names it in its next request.
         is_kept=asked.code_execution,
-        in_own_words=asked.in_own_words,
+        translate_error=asked.translate_error,
     )
-    listener = await start_or_join(request, identity, preparation)
+    subscriber = await start_or_join(request, identity, preparation)
     if hold is None:
-        response = await whole(request, listener, WholeMessage(listener.run.id, shown), terms)
+        response = await json_response(
+            request, subscriber, WholeMessage(subscriber.run.id, shown), terms
+        )
     else:
-        frames = StreamedMessage(listener.run.id, shown)
-        response = await streamed(request, listener, frames, terms, hold, alive=PING)
-    response.headers.update({"request-id": request_id(listener.run.id), **decision.headers})
+        frames = StreamedMessage(subscriber.run.id, shown)
+        response = await stream_response(request, subscriber, frames, terms, hold, alive=PING)
+    response.headers.update({"request-id": request_id(subscriber.run.id), **decision.headers})
     return response
 
 
-def _shown(
+def _message_options(
     request: Request, body: Mapping[str, Any], asked: MessagesAsChat, decision: RoutingDecision
 ) -> Shown:
     steps = steps_asked(body, request.headers) or suited_to_messages(
-        services(request).steps,
+        get_services(request).steps,
         code_execution=asked.code_execution,
         thinking=asked.thinking,
     )
@@ -93,7 +95,7 @@ def _shown(
         steps=steps,
         thinking=asked.thinking or steps == "reasoning",
         stop_sequences=asked.stop_sequences,
-        container_expires=services(request).files.link_expiry() if has_container else None,
+        container_expires=get_services(request).files.link_expiry() if has_container else None,
     )
 
 
@@ -104,7 +106,7 @@ async def count_tokens(request: Request) -> Response:
     if body["model"].endswith(PLAIN_SUFFIX):
         return await forward_json(request, body)
     asked = as_chat_to_count(body)
-    passage = model(request).passage
+    passage = get_model(request).passage
     if passage is None:
         raise _not_countable()
     return await while_connected(request, _count(passage, request, body, asked))

@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.agent.model import Credentials
 from proxy.api.dependencies import (
+    error_response,
     is_operator,
-    key_sent,
     owner_of,
-    release,
-    set_client,
-    told,
+    release_body_memory,
+    sent_key,
+    set_client_credentials,
     with_request_id,
 )
 from proxy.errors import ForbiddenError, ProxyError
@@ -49,7 +49,7 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, send)
         finally:
-            release(scope)
+            release_body_memory(scope)
 
 
 class FastPathMiddleware:
@@ -79,7 +79,7 @@ class ClientKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             request = Request(scope)
-            key = key_sent(request)
+            key = sent_key(request)
             if key and not is_operator(request):
                 headers = request.headers
                 account = {name: headers[name] for name in _ACCOUNT_HEADERS if headers.get(name)}
@@ -87,10 +87,10 @@ class ClientKeyMiddleware:
                 try:
                     await self._keys.require_accepted(credentials)
                 except ProxyError as error:
-                    await told(request, error)(scope, receive, send)
+                    await error_response(request, error)(scope, receive, send)
                     return
                 # Each key has a daily budget of its own, under a name that does not reveal it.
-                set_client(request, Key(owner_of(key)), credentials)
+                set_client_credentials(request, Key(owner_of(key)), credentials)
         await self._app(scope, receive, send)
 
 
@@ -129,7 +129,7 @@ class BrowserMiddleware:
                 "This server needs no key, so only web pages of its own machine, and those of"
                 " server.public_url, may send it requests."
             )
-            await told(Request(scope, receive), error)(scope, receive, send)
+            await error_response(Request(scope, receive), error)(scope, receive, send)
 
     def _is_same_site(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)

@@ -17,10 +17,10 @@ from proxy.api import dependencies
 from proxy.api.dependencies import (
     Services,
     authorize,
-    held_json,
+    decode_body,
     is_operator,
-    json_body,
     read_body,
+    read_json_object,
     require_operator,
 )
 from proxy.keys import Key
@@ -37,7 +37,7 @@ _HEADER = APIKeyHeader(
 
 # FastAPI runs a plain function in a thread; these only look something up.
 async def _services(request: Request) -> Services:
-    return dependencies.services(request)
+    return dependencies.get_services(request)
 
 
 async def _schemes(
@@ -60,7 +60,7 @@ async def _operator(request: Request, schemes: Annotated[None, Depends(_schemes)
     require_operator(request)
 
 
-ServicesOf = Annotated[Services, Depends(_services)]
+ServicesDep = Annotated[Services, Depends(_services)]
 """The parts of the server."""
 REQUIRES_KEY = Depends(_key)
 ClientKey = Annotated[Key, REQUIRES_KEY]
@@ -72,29 +72,29 @@ REQUIRES_OPERATOR = Depends(_operator)
 
 
 async def _owner(request: Request, key: ClientKey) -> str:
-    return dependencies.owner(request)
+    return dependencies.get_owner(request)
 
 
 Owner = Annotated[str, Depends(_owner)]
 """The owner of the client's files, runs and conversations, once its key is known to be valid."""
 
 
-def json_of(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
+def json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
     """Return a dependency that reads a short JSON body as the model. Raises BadRequestError,
     BodyTooLargeError, BusyError."""
 
     async def read(request: Request, key: ClientKey) -> M:
-        return parse(model, await json_body(request))
+        return parse(model, await read_json_object(request))
 
     return read
 
 
-def long_json_of(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
+def large_json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
     """Return the same for a body that may bring files, or be empty."""
 
-    async def read(request: Request, key: ClientKey, services: ServicesOf) -> M:
+    async def read(request: Request, key: ClientKey, services: ServicesDep) -> M:
         written = await read_body(request, services.inputs.max_body_bytes)
-        return parse(model, request_body(await held_json(request, written) if written else {}))
+        return parse(model, request_body(await decode_body(request, written) if written else {}))
 
     return read
 

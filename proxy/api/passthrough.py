@@ -22,9 +22,9 @@ from proxy.agent.model import UpstreamBody, UpstreamPaths, UpstreamResponse
 from proxy.api.dependencies import (
     JSONResponse,
     authorize,
-    credentials,
-    owner,
-    services,
+    get_credentials,
+    get_owner,
+    get_services,
     wait_for_disconnect,
 )
 from proxy.api.upstream_relay import (
@@ -86,7 +86,7 @@ async def _answer(request: Request) -> Response:
     _require_stateless(request)
     await _require_owned(request, body, fields)
     asks_a_model = request.method == "POST"
-    profile = services(request).profiles.of(key, _model(plain or fields), None, {})
+    profile = get_services(request).profiles.of(key, _model(plain or fields), None, {})
     if asks_a_model and profile.computer == "always":
         raise ForbiddenError(
             f"computer: always holds here (profile {profile.name!r}), and what is passed on to the"
@@ -138,7 +138,7 @@ def _upstream(request: Request, where: Way) -> UpstreamPaths:
 
 def _require_stateless(request: Request) -> None:
     """Raise ProxyError if the backend may keep something, which all clients would share."""
-    if services(request).passthrough == "all" or is_stateless(
+    if get_services(request).passthrough == "all" or is_stateless(
         request.method, written_path(request)
     ):
         return
@@ -157,7 +157,9 @@ async def _require_owned(
 ) -> None:
     """Raise ProxyError if the request continues what the backend keeps for another client, or if
     the body is too long to tell."""
-    if services(request).passthrough == "all" or not goes_on_from_responses(written_path(request)):
+    if get_services(request).passthrough == "all" or not goes_on_from_responses(
+        written_path(request)
+    ):
         return
     if isinstance(body, RequestBodyStream):
         raise BadRequestError(
@@ -175,11 +177,14 @@ async def _body(request: Request, stream: RequestBodyStream) -> bytes | RequestB
         return None
     kind, is_compressed = headers.get("content-type", "").lower(), "content-encoding" in headers
     if kind.startswith("application/json") and not is_compressed:
-        read = await stream.read(services(request).inputs.max_body_bytes)
+        read = await stream.read(get_services(request).inputs.max_body_bytes)
         if read is not None:
             return read
     # A form has its fields apart: none of them is a part of a message.
-    if not kind.startswith("multipart/form-data") and not services(request).inputs.backend_fetches:
+    if (
+        not kind.startswith("multipart/form-data")
+        and not get_services(request).inputs.backend_fetches
+    ):
         if is_compressed:
             raise uncheckable_error("is compressed")
         stream.check_with(URLScanner().check)
@@ -200,26 +205,26 @@ async def forward_response(
     """Pass on a request for a response, and record its id as the client's. Raises as
     `require_owned_by_client` and `forward_json` do."""
     await require_owned_by_client(request, asked)
-    shelf, whose = services(request).store.responses, owner(request)
+    repository, whose = get_services(request).store.responses, get_owner(request)
     if asked.get("store") is False:
         return await forward_json(request, asked, day)
-    return await forward_json(request, asked, day, partial(_record_id, shelf, whose))
+    return await forward_json(request, asked, day, partial(_record_id, repository, whose))
 
 
 async def require_owned_by_client(request: Request, asked: Mapping[str, Any]) -> None:
     """Raise NotFoundError for a request that continues what the backend may keep for another
     client."""
-    if credentials(request) is not None:
+    if get_credentials(request) is not None:
         return  # the backend itself knows whose it is
     before = asked.get("previous_response_id")
-    shelf = services(request).store.responses
-    if before and not await shelf.is_the_backends(owner(request), str(before)):
+    repository = get_services(request).store.responses
+    if before and not await repository.is_the_backends(get_owner(request), str(before)):
         raise NotFoundError(
             f"Previous response with id {str(before)!r} not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if not services(request).keyring.has_many or services(request).passthrough == "all":
+    if not get_services(request).keyring.has_many or get_services(request).passthrough == "all":
         return
     if named := _stored_state_reference(asked):
         raise NotFoundError(
@@ -239,8 +244,8 @@ def or_upstream(handler: Handler) -> Handler:
         try:
             return await handler(request, response_id)
         except NotFoundError:
-            shelf = services(request).store.responses
-            if not await shelf.is_the_backends(owner(request), response_id):
+            repository = get_services(request).store.responses
+            if not await repository.is_the_backends(get_owner(request), response_id):
                 raise
         return await forward(
             request, upstream_of(request), None, partial(wait_for_disconnect, request)
@@ -250,11 +255,13 @@ def or_upstream(handler: Handler) -> Handler:
 
 
 def _record_id(
-    shelf: ResponseRepository, whose: str, relayed: UpstreamResponse
+    repository: ResponseRepository, whose: str, relayed: UpstreamResponse
 ) -> UpstreamResponse:
     if relayed.status >= 400:
         return relayed
-    return replace(relayed, body=_IdRecorder(relayed.body, partial(shelf.note_the_backends, whose)))
+    return replace(
+        relayed, body=_IdRecorder(relayed.body, partial(repository.note_the_backends, whose))
+    )
 
 
 class _IdRecorder:

@@ -47,7 +47,13 @@ from proxy.agent.task import (
     StatusHold,
     TaskLimits,
 )
-from proxy.api.dependencies import base_url, body_reservation, credentials, owner, services
+from proxy.api.dependencies import (
+    base_url,
+    body_reservation,
+    get_credentials,
+    get_owner,
+    get_services,
+)
 from proxy.api.routing import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
 from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
 from proxy.errors import BudgetError, ProxyError
@@ -69,12 +75,12 @@ DELIVERY_FIELDS = ("stream", "stream_options")
 REQUEST_IDS = frozenset({"request_id", "rid"})
 """vLLM's and SGLang's names of one request: two that run at once may not share it."""
 
-Record = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
+StartRecording = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
 """Begins to record the response of a run, from the run's id, its Unix time and its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
+class RunRequest:
     """What `prepare_request` is given beside the HTTP request: the body as chat completions, and
     what the client's own API adds to it."""
 
@@ -93,8 +99,8 @@ class Preparation:
     """The state that the request itself names to resume from."""
     is_kept: bool = False
     """True if a later request may resume from the run by its name."""
-    record: Record | None = None
-    in_own_words: Callable[[ProxyError], ProxyError] | None = None
+    record: StartRecording | None = None
+    translate_error: Callable[[ProxyError], ProxyError] | None = None
     """Puts the client's own names of fields into an error, in place of those of `body`."""
 
 
@@ -117,9 +123,9 @@ def identify(
         written = json.dumps(work, sort_keys=True).encode()
     headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
     head = f"{request.url.path}\n{named(request.headers, body)}\n{headers}\n"
-    on_disconnect = terms.on_disconnect or services(request).on_disconnect
+    on_disconnect = terms.on_disconnect or get_services(request).on_disconnect
     return RequestIdentity(
-        owner=owner(request),
+        owner=get_owner(request),
         fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + written).hexdigest(),
         key=terms.idempotency_key,
         retry_count=terms.retry_count,
@@ -131,8 +137,8 @@ def identify(
 def deadline_s(request: Request, terms: RequestOptions, claim: RequestIdentity) -> float | None:
     """Return the seconds within which the run must answer. A client that receives something
     meanwhile, or may leave without ending the run, sets no bound by its patience."""
-    hears = claim.stream or services(request).nonstream_keep_alive_s is not None
-    return terms.deadline_s if hears or claim.detach else terms.hangs_up_s
+    hears = claim.stream or get_services(request).nonstream_keep_alive_s is not None
+    return terms.deadline_s if hears or claim.detach else terms.client_timeout_s
 
 
 def status_hold(
@@ -142,41 +148,41 @@ def status_hold(
     client hangs up; None if the response is no stream."""
     if not claim.stream:
         return None
-    hold_s = services(request).status_hold_s
+    hold_s = get_services(request).status_hold_s
     if terms.patience_s is not None:
         hold_s = min(hold_s, terms.patience_s / 2)
     return StatusHold(hold_s)
 
 
-async def start_or_join(request: Request, claim: RequestIdentity, asked: Preparation) -> Subscriber:
+async def start_or_join(request: Request, claim: RequestIdentity, asked: RunRequest) -> Subscriber:
     """Subscribe to the run that the request repeats, or prepare the request and start its run. The
     caller must leave the run again.
 
     Raises IdempotencyError, and what `prepare_request` raises.
     """
-    runs = services(request).runs
+    runs = get_services(request).runs
     async with runs.one_at_a_time(claim):  # two retries with one key must not both be prepared
-        if listener := await runs.join(claim):
-            return listener
+        if subscriber := await runs.join(claim):
+            return subscriber
         try:
             task = await prepare_request(request, asked, run_id=uuid.uuid4().hex)
         except ProxyError as error:
             # A run that another process has started for the key meanwhile costs nothing.
             may_join = isinstance(error, BudgetError) and claim.key is not None
-            if may_join and (listener := await runs.join(claim)):
-                return listener
-            if asked.in_own_words:
-                asked.in_own_words(error)
+            if may_join and (subscriber := await runs.join(claim)):
+                return subscriber
+            if asked.translate_error:
+                asked.translate_error(error)
             raise
         return await runs.start(claim, task)
 
 
-async def prepare_request(request: Request, asked: Preparation, *, run_id: str) -> AgentTask:
+async def prepare_request(request: Request, asked: RunRequest, *, run_id: str) -> AgentTask:
     """Return the task of a request, complete with its further choices.
 
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
     """
-    parts, decision, whose = services(request), asked.decision, owner(request)
+    parts, decision, whose = get_services(request), asked.decision, get_owner(request)
     alone = decision.is_passthrough
     # The body and its session
     if alone:
@@ -227,7 +233,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
         is_single_call=alone,
         limits=limits,
         delivery=Delivery(parts.narration, usage_of, asked.hold),
-        credentials=credentials(request),
+        credentials=get_credentials(request),
         body_memory=body_reservation(request),
         observer=observer,
         created=created,
@@ -266,7 +272,7 @@ async def _suspended_run(
     """Return the suspended run whose tool calls these messages answer, if it is still stored."""
     messages = with_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in names(messages):
-        if waiting := await services(request).store.parked.find(whose, name):
+        if waiting := await get_services(request).store.parked.find(whose, name):
             return waiting
     return None
 
@@ -343,14 +349,14 @@ def _is_within(waited: ResumePoint, follows: ResumePoint | None) -> bool:
 
 
 def _artifact_store(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
-    url, files = base_url(request), services(request).files
+    url, files = base_url(request), get_services(request).files
     return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
 
 
 # The profile
 
 
-def _profile_of_run(request: Request, asked: Preparation) -> Profile:
+def _profile_of_run(request: Request, asked: RunRequest) -> Profile:
     """Return the profile with what the request changes in it: how files are returned, and whether
     long texts become files. Raises BadRequestError."""
     profile, headers = asked.decision.profile, request.headers
@@ -373,18 +379,18 @@ async def _input_of(
 ) -> AgentInput | PendingInput:
     """Return the messages and files of a request. Raises BadRequestError, FileTooLargeError,
     BusyError."""
-    parts = services(request)
+    parts = get_services(request)
     context = InputContext(
         owner=session.owner,
         model=model,
-        credentials=credentials(request),
+        credentials=get_credentials(request),
         limits=profile.inputs,
         body=body_reservation(request),
         present=await _files_in_container(request, session),
         # The reference style puts the notes on the files of the user's last message after it.
         notes_follow=profile.manner.kind == "paper" and session.suspended_run is None,
     )
-    messages = await parts.files.unlinked(chat.messages, session.owner)
+    messages = await parts.files.replace_links(chat.messages, session.owner)
     return await parts.inputs.load(messages, body, context)
 
 
@@ -393,26 +399,26 @@ async def _files_in_container(request: Request, session: SessionPlan) -> Sequenc
     resume_from = session.resume_from
     if resume_from is None:
         return ()
-    files, whose, container = services(request).files, session.owner, session.container_id
+    files, whose, container = get_services(request).files, session.owner, session.container_id
     await files.remember(container, whose)
-    put_in = await files.put_in(container, whose)
-    if resume_from.anew or await services(request).store.workspaces.newest(session.session):
-        return put_in
-    return [*put_in, *await files.handed_back(container, whose)]
+    client_files = await files.client_files(container, whose)
+    if resume_from.anew or await get_services(request).store.workspaces.newest(session.session):
+        return client_files
+    return [*client_files, *await files.produced_files(container, whose)]
 
 
 # The budget
 
 
 async def _reserve_budget(
-    request: Request, asked: Preparation, profile: Profile, runs: int
+    request: Request, asked: RunRequest, profile: Profile, runs: int
 ) -> TaskLimits:
     """Return the limits of a task, with `runs` runs charged to the daily budget of the client's
     key; 0 is one model call without a sandbox.
 
     Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
     """
-    prices, model = services(request).prices, asked.decision.route.model
+    prices, model = get_services(request).prices, asked.decision.route.model
     per_day = profile.per_day if runs else profile.per_day.of_model_calls
     if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
         tariff = prices.own(model)

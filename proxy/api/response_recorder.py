@@ -21,8 +21,8 @@ class ResponseRecorder:
     """The witness of a run that writes the run's end to the store, and for a response in the
     background records every frame too."""
 
-    def __init__(self, shelf: ResponseRepository, owner: str, asked: ResponseContext) -> None:
-        self._shelf = shelf
+    def __init__(self, repository: ResponseRepository, owner: str, asked: ResponseContext) -> None:
+        self._repository = repository
         self._owner = owner
         self._writer = ResponseWriter(_in_full(asked))
         self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
@@ -65,7 +65,7 @@ class ResponseRecorder:
 
     async def _write(self, response: Mapping[str, Any], last: Sequence[str]) -> None:
         frames = await asyncio.to_thread(self.frames.to_json, last) if self.frames else None
-        await self._shelf.end(self._owner, response["id"], response, frames)
+        await self._repository.end(self._owner, response["id"], response, frames)
 
 
 def _apart(frames: str) -> list[str]:

@@ -12,12 +12,12 @@ from policies.routing import PLAIN_SUFFIX
 from policies.sessions import State
 from policies.steps import Steps, suited_to_responses
 from proxy.agent.task import RunObserver, SessionPlan
-from proxy.api.answering import streamed, whole
-from proxy.api.dependencies import owner, read_model_request, services
+from proxy.api.dependencies import get_owner, get_services, read_model_request
 from proxy.api.passthrough import forward_response
-from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
+from proxy.api.prepare import RunRequest, deadline_s, identify, start_or_join, status_hold
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.routing import RoutingDecision, resolve_route
+from proxy.api.run_response import json_response, stream_response
 from proxy.api.stored_responses import (
     PreviousContext,
     in_background,
@@ -72,7 +72,7 @@ async def _run(
         told = ResponseContext(body, run_id, created, session.container_id, steps, asked.tools)
         return await _begin_recording(request, told, session, before)
 
-    preparation = Preparation(
+    preparation = RunRequest(
         body=asked.chat,
         decision=decision,
         deadline_s=deadline_s(request, terms, identity),
@@ -83,21 +83,21 @@ async def _run(
         follows=before.follows,
         is_kept=is_kept,
         record=record if is_kept else None,
-        in_own_words=asked.in_own_words,
+        translate_error=asked.translate_error,
     )
-    listener = await start_or_join(request, identity, preparation)
+    subscriber = await start_or_join(request, identity, preparation)
     if is_background:
-        return await in_background(request, listener, stream=identity.stream)
-    run = listener.run
+        return await in_background(request, subscriber, stream=identity.stream)
+    run = subscriber.run
     told = ResponseContext(body, run.id, run.created, run.container_id, steps, asked.tools)
     if hold is None:
-        return await whole(request, listener, WholeResponse(told), terms)
-    return await streamed(request, listener, StreamedResponse(told), terms, hold)
+        return await json_response(request, subscriber, WholeResponse(told), terms)
+    return await stream_response(request, subscriber, StreamedResponse(told), terms, hold)
 
 
 def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:
     """Return how steps are shown to the client."""
-    setting, shows = services(request).steps, asked.tools.shows is not None
+    setting, shows = get_services(request).steps, asked.tools.shows is not None
     return steps_asked(body, request.headers) or suited_to_responses(setting, shows_items=shows)
 
 
@@ -125,7 +125,7 @@ async def _begin_recording(
     request: Request, asked: ResponseContext, session: SessionPlan, before: PreviousContext
 ) -> ResponseRecorder:
     """Store a response as in progress, and return its recorder."""
-    store, whose = services(request).store, owner(request)
+    store, whose = get_services(request).store, get_owner(request)
     recorder = ResponseRecorder(store.responses, whose, asked)
     save_as = session.save_as or _unchanged_files(asked.run_id, session, before)
     stored = StoredResponse(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from policies.profile import Profile
 from policies.routing import Route, plain_name, route
 from policies.tool_support import SUPPORTED, ToolVerdict
-from proxy.api.dependencies import authorize, owner, services
+from proxy.api.dependencies import authorize, get_owner, get_services
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.models.tool_support import no_tools_error
 from proxy.schemas.validation import mapping, text
@@ -63,13 +63,13 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
     """Return the route and the profile of a request. Raises UnauthorizedError, BadRequestError,
     ForbiddenError, ToolsRefusedError."""
     requested = _requested_policy(request, body)
-    profile = services(request).profiles.of(
+    profile = get_services(request).profiles.of(
         authorize(request), plain_name(body["model"]), requested.profile, requested.settings
     )
     decided = route(body, request.headers, profile)
     verdict = SUPPORTED
     if decided.kind == "sandbox":
-        verdict = services(request).tool_verdicts.verdict_for(owner(request), decided.model)
+        verdict = get_services(request).tool_verdicts.verdict_for(get_owner(request), decided.model)
         if verdict.reason:
             decided = route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":

@@ -11,7 +11,7 @@ from policies.steps import Steps, suited
 from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.api.dependencies import JSONResponse, Services
-from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesOf, errors
+from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesDep, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import RunMetadata
@@ -28,25 +28,27 @@ router = APIRouter(
 
 @router.get("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404))
 async def retrieve_run(
-    request: Request, services: ServicesOf, owner: Owner, run_id: str
+    request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
     """Return a run, with its answer if it has ended."""
-    return JSONResponse(_shown(request, services, *await _found(services, owner, run_id)))
+    return JSONResponse(_run_object(request, services, *await _found(services, owner, run_id)))
 
 
 @router.delete("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404, 409))
-async def cancel_run(request: Request, services: ServicesOf, owner: Owner, run_id: str) -> Response:
+async def cancel_run(
+    request: Request, services: ServicesDep, owner: Owner, run_id: str
+) -> Response:
     """Cancel a run if it has not ended, and return it."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("it was cancelled")
             await run.ended()
         # It may be forgotten by now.
-        return JSONResponse(_shown(request, services, run.head, run.record()))
+        return JSONResponse(_run_object(request, services, run.head, run.record()))
     known, record = await _found(services, owner, run_id)
     if record.status == "running":
         raise RunElsewhereError
-    return JSONResponse(_shown(request, services, known, record))
+    return JSONResponse(_run_object(request, services, known, record))
 
 
 async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
@@ -56,7 +58,7 @@ async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetada
     return found
 
 
-def _shown(
+def _run_object(
     request: Request, services: Services, known: RunMetadata, record: Record
 ) -> dict[str, Any]:
     shown: dict[str, Any] = {

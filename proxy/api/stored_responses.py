@@ -14,11 +14,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from policies.sessions import ResumePoint, Session, container_named
-from proxy.api.answering import headers, replayed
-from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
+from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_services, set_run_id
 from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
 from proxy.api.response_recorder import ResponseRecorder
+from proxy.api.run_response import headers, replay_response
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
 from proxy.runs.recording import FrameLog
 from proxy.runs.run import Run, Subscriber
@@ -84,12 +84,12 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response; one in the background is cancelled first."""
     stored = await get_stored(request, response_id)
-    await services(request).store.responses.delete(owner(request), response_id)
+    await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
     if run and stored.record["background"]:
         run.cancel("it was deleted")
         await run.ended()
-    await services(request).runs.forget(owner(request), run_id(response_id))
+    await get_services(request).runs.forget(get_owner(request), run_id(response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -121,7 +121,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """List the items that a response was made from, those of the responses before it included."""
     await get_stored(request, response_id)
     _check_include(request)
-    chain = await services(request).store.responses.chain(owner(request), response_id)
+    chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
     items = chain.inputs if chain else ()
     few = part(items, parse(ListQuery, dict(request.query_params)).page)
     return JSONResponse(items_list(few.items, few.has_more))
@@ -136,7 +136,7 @@ def _check_include(request: Request) -> None:
 async def get_stored(request: Request, response_id: str) -> StoredResponse:
     """Return the client's response. Raises UnauthorizedError, NotFoundError."""
     authorize(request)
-    stored = await services(request).store.responses.get(owner(request), response_id)
+    stored = await get_services(request).store.responses.get(get_owner(request), response_id)
     if stored is None:
         raise NotFoundError(f"Response with id '{response_id}' not found.", param="response_id")
     return stored
@@ -151,19 +151,19 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
     return failed(now.record, RunLostError(), []) if now.worker else now.record
 
 
-async def in_background(request: Request, listener: Subscriber, *, stream: bool) -> Response:
+async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:
     """Return what a client gets at once of a response in the background. Leaves the listener."""
-    note_run(request, listener.run.id)
-    with listener:
-        stored = await get_stored(request, response_id(listener.run.id))
+    set_run_id(request, subscriber.run.id)
+    with subscriber:
+        stored = await get_stored(request, response_id(subscriber.run.id))
         # The client has its response: a later request with the same body is a new one.
-        listener.run.heard_out |= not await request.is_disconnected()
+        subscriber.run.heard_out |= not await request.is_disconnected()
     if stream:
         return await replay_stream(request, stored)
     response = await current_response(request, stored)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSONResponse(response, headers=headers(listener.run.id, stored.session))
+    return JSONResponse(response, headers=headers(subscriber.run.id, stored.session))
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
@@ -178,14 +178,14 @@ async def replay_stream(request: Request, stored: StoredResponse) -> Response:
             code="integer_below_min_value",
         )
     names = headers(run_id(stored.id), stored.session)
-    return replayed(request, names, _frames(recording, first))
+    return replay_response(request, names, _frames(recording, first))
 
 
 async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
     run = run_of(request, stored.id)
     if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
         return run.observer.frames
-    if frames := await services(request).store.responses.frames(owner(request), stored.id):
+    if frames := await get_services(request).store.responses.frames(get_owner(request), stored.id):
         return await asyncio.to_thread(FrameLog.from_json, frames)
     if stored.record["background"] and await is_running(request, stored):
         raise RunElsewhereError
@@ -243,7 +243,9 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
 async def resolve_references(request: Request, given: Sequence[Any]) -> list[Any]:
     """Return the items, with each reference replaced by its item if that is found."""
     ids = [item["id"] for item in given if is_reference(item)]
-    found = await services(request).store.responses.items(owner(request), ids) if ids else {}
+    found = (
+        await get_services(request).store.responses.items(get_owner(request), ids) if ids else {}
+    )
     found = dict(
         zip(found, await _without_missing_files(request, list(found.values())), strict=True)
     )
@@ -257,10 +259,10 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
 
 
 async def _previous(request: Request, response_id: str) -> PreviousContext:
-    shelf = services(request).store.responses
-    chain = await shelf.chain(owner(request), response_id)
+    repository = get_services(request).store.responses
+    chain = await repository.chain(get_owner(request), response_id)
     if chain and chain.latest.worker and not await is_running(request, chain.latest):
-        chain = await shelf.chain(owner(request), response_id)  # it may just have ended
+        chain = await repository.chain(get_owner(request), response_id)  # it may just have ended
     if chain is None:
         raise BadRequestError(
             f"Previous response with id '{response_id}' not found.",
@@ -274,7 +276,7 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
             code="previous_response_in_progress",
         )
     latest = chain.latest
-    session = Session(owner(request), latest.session)
+    session = Session(get_owner(request), latest.session)
     return PreviousContext(
         items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
         follows=ResumePoint(session, chain.states, anew=True),
@@ -285,22 +287,22 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
 
 def run_of(request: Request, response_id: str) -> Run | None:
     """Return the run of a response, if it runs in this process, or is remembered by it."""
-    return services(request).runs.get(owner(request), run_id(response_id))
+    return get_services(request).runs.get(get_owner(request), run_id(response_id))
 
 
 async def is_running(request: Request, response: StoredResponse) -> bool:
     """Return True if some process still works on the response."""
     if response.worker is None:
         return False
-    if response.worker == services(request).store.worker.id:
+    if response.worker == get_services(request).store.worker.id:
         run = run_of(request, response.id)
         return run is not None and not run.has_ended
-    return not await asyncio.to_thread(services(request).store.worker.is_dead, response.worker)
+    return not await asyncio.to_thread(get_services(request).store.worker.is_dead, response.worker)
 
 
 async def _conversation(request: Request, conversation_id: str) -> PreviousContext:
-    whose = owner(request)
-    said = await services(request).store.conversations.said(whose, conversation_id)
+    whose = get_owner(request)
+    said = await get_services(request).store.conversations.said(whose, conversation_id)
     if said is None:
         raise no_such_conversation(conversation_id)
     items, seq = said
@@ -316,7 +318,9 @@ async def _without_missing_files(request: Request, items: Sequence[Item]) -> Seq
     conversation cannot leave them out."""
     if not (named := _file_ids(items)):
         return items
-    return _drop_missing_files(items, await services(request).inputs.lost(owner(request), named))
+    return _drop_missing_files(
+        items, await get_services(request).inputs.missing_uploads(get_owner(request), named)
+    )
 
 
 def is_reference(item: Any) -> bool:

@@ -16,13 +16,13 @@ from starlette.responses import Response
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import PROFILES
 from proxy.agent.model import UpstreamPaths, UpstreamRequest
-from proxy.api.dependencies import JSONResponse, Services, model, while_connected
+from proxy.api.dependencies import JSONResponse, Services, get_model, while_connected
 from proxy.api.description import DISTRIBUTION
 from proxy.api.parameters import (
     REQUIRES_KEY,
     REQUIRES_OPERATOR,
     KeyOrOperator,
-    ServicesOf,
+    ServicesDep,
     content,
     errors,
 )
@@ -77,15 +77,15 @@ async def retrieve_model(request: Request, model: str) -> Response:
 
 
 async def _models(request: Request) -> list[dict[str, Any]]:
-    served = await model(request).models()
+    served = await get_model(request).models()
     return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]
 
 
 @router.get("/v1/capabilities", response_model=Capabilities, responses=errors("4XX"))
-async def capabilities(request: Request, services: ServicesOf, key: KeyOrOperator) -> Response:
+async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
     """Return what this server can do, for clients that want to know before they ask."""
     names = services.profiles.open_to(key) if key else list(services.profiles.named)
-    served = await while_connected(request, model(request).models())
+    served = await while_connected(request, get_model(request).models())
     return JSONResponse(
         {
             "object": "capabilities",
@@ -124,10 +124,10 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
     responses=content(TEXT) | errors(403),
     dependencies=[REQUIRES_OPERATOR],
 )
-async def metrics(request: Request, services: ServicesOf) -> Response:
+async def metrics(request: Request, services: ServicesDep) -> Response:
     """Return the backend's metrics, with the proxy's own below, in Prometheus's format."""
     wanted = _wanted_format(request.headers.get("accept", ""))
-    passage = model(request).passage
+    passage = get_model(request).passage
     theirs, written = await while_connected(request, _backend_metrics(passage, wanted))
     encode, media_type = choose_encoder(written)
     return Response(theirs + encode(services.runs.metrics), media_type=media_type)

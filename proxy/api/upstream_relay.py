@@ -29,10 +29,10 @@ from proxy.api.dependencies import (
     Disconnect,
     authorize,
     cancel_on_disconnect,
-    model,
-    owner,
+    get_model,
+    get_owner,
+    get_services,
     reserve_memory,
-    services,
     wait_for_disconnect,
     while_connected,
 )
@@ -74,7 +74,7 @@ async def relay_chat(
 async def _relayed_chat(
     request: Request, body: Mapping[str, Any], extra: Mapping[str, str], day: DailyBudget
 ) -> Response:
-    ask = partial(model(request).relay, body, request.headers)
+    ask = partial(get_model(request).relay, body, request.headers)
     relayed = await metered_relay(request, day, body, ask) if day.is_set else await ask()
     # Here, for a response's own headers are a list that is searched.
     relayed = UpstreamResponse(relayed.status, {**relayed.headers, **extra}, relayed.body)
@@ -117,7 +117,7 @@ async def forward(
 
 def upstream_of(request: Request) -> UpstreamPaths:
     """Return the backend's server. Raises HTTPException if the backend is none."""
-    upstream = model(request).passage
+    upstream = get_model(request).passage
     if upstream is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
     return upstream
@@ -307,7 +307,7 @@ async def refuse_private_urls(request: Request, body: Any) -> None:
     """Check each URL in a body that the backend would fetch from inside the operator's network.
     Raises BadRequestError for a private one, ClientDisconnect."""
     if urls := urls_in(body):
-        checking = services(request).inputs.refuse_private(urls, owner(request))
+        checking = get_services(request).inputs.refuse_private(urls, get_owner(request))
         await while_connected(request, checking)
 
 
@@ -359,7 +359,7 @@ async def metered_relay(
         return await ask()
     asked = _read_fields(body) if isinstance(body, bytes) else body or {}
     model = str(asked.get("model", ""))
-    prices = services(request).prices
+    prices = get_services(request).prices
     tariff = prices.own(model) if budget.cost_usd is None else await known_tariff(prices, model)
     account = daily_account(request, budget)
     prompt = Counted(prompt=expected_tokens(asked))
@@ -427,14 +427,14 @@ class _MeteredBody:
 def daily_account(request: Request, budget: DailyBudget) -> BudgetAccount:
     """Return the daily account of the client's key. It goes by the key's name, so that neither a
     new secret nor one that a client makes up begins a new day."""
-    return services(request).store.spending.account(authorize(request).name, budget)
+    return get_services(request).store.spending.account(authorize(request).name, budget)
 
 
 async def take_from(request: Request, account: BudgetAccount, expected: Expense) -> Receipt:
     """Charge an expected expense. Raises BudgetError."""
     receipt = await account.take(expected)
     if receipt.used_up:
-        wait_s = services(request).store.spending.until_midnight_s()
+        wait_s = get_services(request).store.spending.until_midnight_s()
         raise BudgetError(NAMES[receipt.used_up], wait_s)
     return receipt
 

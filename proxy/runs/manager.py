@@ -101,7 +101,7 @@ class RunManager:
         work = partial(self._witnessed, task.observer) if task.observer else self._work
         run = Run(head, claim, partial(work, task), self._on_alone, task.observer)
         if task.body_memory:
-            task.body_memory.keep()
+            task.body_memory.add_holder()
             run.on_end(task.body_memory.release)
         self._runs[run.id] = run
         self._archive.note(run)

@@ -194,7 +194,7 @@ class MessagesAsChat:
     """Whether the client wants to see the model's thinking."""
     stop_sequences: tuple[str, ...]
 
-    def in_own_words(self, error: ProxyError) -> ProxyError:
+    def translate_error(self, error: ProxyError) -> ProxyError:
         """Return an error with the path of the client's request instead of the path in `chat`."""
         param = error.param or ""
         for place, own in self.names.items():

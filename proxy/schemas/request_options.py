@@ -35,7 +35,7 @@ class RequestOptions:
     """The number of earlier attempts, or None if the client does not send it."""
 
     @property
-    def hangs_up_s(self) -> float | None:
+    def client_timeout_s(self) -> float | None:
         """Seconds after which a client that receives nothing has hung up, or None."""
         ends = (end for end in (self.deadline_s, self.patience_s) if end is not None)
         return min(ends, default=None)

@@ -47,7 +47,7 @@ class ResponsesAsChat:
     tool_first: bool = False
     """Whether the run must begin with a tool call, which may be one of the sandbox's."""
 
-    def in_own_words(self, error: ProxyError) -> ProxyError:
+    def translate_error(self, error: ProxyError) -> ProxyError:
         """Return an error with the path of the client's request instead of the path in `chat`."""
         param = error.param or ""
         for place, own in self.names.items():

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.http_server import MIN_BYTES_PER_S, OpenConnections, is_this_machine
+from proxy.http_server import MIN_BYTES_PER_S, ConnectionRegistry, is_loopback
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import serve_app
 from tests.fakes.waiting import until
@@ -144,7 +144,7 @@ class Client:
 class House:
     """A server, its time and its clients."""
 
-    def __init__(self, url: str, connections: OpenConnections, clock: ManualClock) -> None:
+    def __init__(self, url: str, connections: ConnectionRegistry, clock: ManualClock) -> None:
         self._url = httpx.URL(url)
         self._connections = connections
         self._clock = clock
@@ -202,10 +202,10 @@ class House:
 
 @asynccontextmanager
 async def house(
-    app: App, most: int = 100, is_many: Callable[[str], bool] = is_this_machine
+    app: App, most: int = 100, is_shared: Callable[[str], bool] = is_loopback
 ) -> AsyncIterator[House]:
     clock = ManualClock()
-    connections = OpenConnections(most, clock, is_many)
+    connections = ConnectionRegistry(most, clock, is_shared)
     with anyio.fail_after(20):
         async with (
             serve_app(app, connections) as url,

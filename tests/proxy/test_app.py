@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx
 
-from proxy.app import routed
+from proxy.app import build_app
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
@@ -14,7 +14,7 @@ async def test_a_field_that_the_framework_refuses_is_named(tmp_path: Path) -> No
     async def typed(limit: int) -> int:
         return limit
 
-    app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app = build_app(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.add_api_route("/typed", typed)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:

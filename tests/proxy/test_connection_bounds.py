@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from proxy.app import create_app
-from proxy.http_server import HEADROOM, MAX_PIPELINED, OpenConnections, most_connections
+from proxy.http_server import HEADROOM, MAX_PIPELINED, ConnectionRegistry, connection_limit
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -31,7 +31,7 @@ async def full_house(state_dir: Path) -> AsyncIterator[tuple[House, httpx.AsyncC
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (held if scope["path"] == "/stream" else whole)(scope, receive, send)
 
-    connections = OpenConnections(MOST, ManualClock())
+    connections = ConnectionRegistry(MOST, ManualClock())
     with anyio.fail_after(20):
         async with (
             serve_app(app, connections) as url,
@@ -157,7 +157,7 @@ async def test_clients_that_leave_with_requests_queued_make_no_room_for_others()
 
 async def test_one_address_has_half_of_the_connections() -> None:
     app = App()
-    async with house(app, 2 * MOST, is_many="127.0.0.1".__eq__) as here:
+    async with house(app, 2 * MOST, is_shared="127.0.0.1".__eq__) as here:
         idle = await here.dial(asking("/"), "127.0.0.2")
         assert (await idle.answer())[0] == 200
         for _ in range(MOST - 1):
@@ -177,7 +177,7 @@ async def test_one_address_has_half_of_the_connections() -> None:
 
 
 async def test_connections_of_one_address_close_none_of_another() -> None:
-    async with house(App(), 2 * MOST, is_many=lambda address: False) as here:
+    async with house(App(), 2 * MOST, is_shared=lambda address: False) as here:
         early = await here.dial(asking("/"))
         assert (await early.answer())[0] == 200
         clients = [await here.dial(b"", "127.0.0.2") for _ in range(MOST + HEADROOM)]
@@ -206,4 +206,4 @@ async def test_pipelined_requests_are_bounded() -> None:
     [(100_000, 4096), (1024, 512 - HEADROOM), (10, 1), (resource.RLIM_INFINITY, 4096)],
 )
 def test_bound_leaves_half_of_the_files(files: int, most: int) -> None:
-    assert most_connections(4096, files) == most
+    assert connection_limit(4096, files) == most

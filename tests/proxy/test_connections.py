@@ -14,8 +14,8 @@ from proxy.http_server import (
     IDLE_S,
     MIN_BYTES_PER_S,
     TAKE_S,
+    ConnectionRegistry,
     HTTPServer,
-    OpenConnections,
 )
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
@@ -72,7 +72,7 @@ async def test_idle_connection_is_kept_and_then_closed() -> None:
 async def test_server_looks_by_itself(tmp_path: Path) -> None:
     services = join(ScriptedModel([]), MemorySandboxes(), tmp_path)
     clock = ManualClock()
-    connections = OpenConnections(1, clock)
+    connections = ConnectionRegistry(1, clock)
     server = HTTPServer(create_app(services), services.runs, connections)
     with socket.create_server(("127.0.0.1", 0)) as listener, anyio.fail_after(20):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -55,7 +55,7 @@ def test_a_deadline_must_be_a_time(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "hangs_up_s"),
+    ("terms", "client_timeout_s"),
     [
         (RequestOptions(), None),
         (RequestOptions(deadline_s=90), 90),
@@ -65,6 +65,6 @@ def test_a_deadline_must_be_a_time(value: Any) -> None:
     ],
 )
 def test_who_hears_nothing_hangs_up_at_the_nearer_end(
-    terms: RequestOptions, hangs_up_s: float | None
+    terms: RequestOptions, client_timeout_s: float | None
 ) -> None:
-    assert terms.hangs_up_s == hangs_up_s
+    assert terms.client_timeout_s == client_timeout_s

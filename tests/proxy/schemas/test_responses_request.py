@@ -337,7 +337,7 @@ def test_files_of_a_container_lie_in_it_and_errors_name_them_where_they_stood() 
         ("messages[1].content[0].file_data", "input[0].content[0].file_data"),
         ("max_completion_tokens", "max_output_tokens"),
     ]:
-        error = asked.in_own_words(BadRequestError(f"Invalid '{place}'.", param=place))
+        error = asked.translate_error(BadRequestError(f"Invalid '{place}'.", param=place))
         assert (error.param, error.message) == (own, f"Invalid '{own}'.")
 
 

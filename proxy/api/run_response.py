@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.agent.events import CallFailed, ChoiceEvent, Event, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.dependencies import JSONResponse, note_run, services, while_connected
+from proxy.api.dependencies import JSONResponse, get_services, set_run_id, while_connected
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.run import MAX_BEHIND, Run, Subscriber
 from proxy.schemas.request_options import RequestOptions, read_terms
@@ -68,28 +68,28 @@ class StreamEncoder(Protocol):
         """Return the end of the stream of a failed run."""
 
 
-async def whole(
-    request: Request, listener: Subscriber, builder: ResponseBuilder, terms: RequestOptions
+async def json_response(
+    request: Request, subscriber: Subscriber, builder: ResponseBuilder, terms: RequestOptions
 ) -> Response:
     """Return the answer in one piece. Leaves the listener. Raises the run's error."""
-    note_run(request, listener.run.id)
-    silence_s = services(request).nonstream_keep_alive_s
+    set_run_id(request, subscriber.run.id)
+    silence_s = get_services(request).nonstream_keep_alive_s
     if silence_s is not None:
         silence_s = _within_patience(silence_s, terms)
     try:
-        if not await while_connected(request, _collect(listener, builder, silence_s)):
-            return _ProlongedResponse(listener, builder, silence_s)
-        content = builder.finish(listener.run.result())
+        if not await while_connected(request, _collect(subscriber, builder, silence_s)):
+            return _ProlongedResponse(subscriber, builder, silence_s)
+        content = builder.finish(subscriber.run.result())
     except BaseException:
-        listener.leave()
+        subscriber.leave()
         raise
-    listener.leave()
-    return JSONResponse(content, headers=headers(listener.run.id, listener.run.container_id))
+    subscriber.leave()
+    return JSONResponse(content, headers=headers(subscriber.run.id, subscriber.run.container_id))
 
 
-async def streamed(
+async def stream_response(
     request: Request,
-    listener: Subscriber,
+    subscriber: Subscriber,
     encoder: StreamEncoder,
     terms: RequestOptions,
     hold: StatusHold,
@@ -97,31 +97,31 @@ async def streamed(
 ) -> Response:
     """Return the answer as server-sent events, once the status of the response is known; `alive` is
     the keep-alive. Leaves the listener. Raises the run's error if it failed before that."""
-    note_run(request, listener.run.id)
-    wait_s = services(request).status_wait_s
-    silence_s = _within_patience(services(request).keep_alive_s, terms)
+    set_run_id(request, subscriber.run.id)
+    wait_s = get_services(request).status_wait_s
+    silence_s = _within_patience(get_services(request).keep_alive_s, terms)
     try:
-        heard = await while_connected(request, _until_status(listener, hold, wait_s))
+        heard = await while_connected(request, _until_status(subscriber, hold, wait_s))
     except BaseException:
-        listener.leave()
+        subscriber.leave()
         raise
     hold.is_held = False
-    return _StreamResponse(listener, heard, encoder, silence_s, alive)
+    return _StreamResponse(subscriber, heard, encoder, silence_s, alive)
 
 
-async def _until_status(listener: Subscriber, hold: StatusHold, wait_s: float) -> list[Event]:
+async def _until_status(subscriber: Subscriber, hold: StatusHold, wait_s: float) -> list[Event]:
     """Wait until the status of the response is known, at most for `wait_s` or, if a model call has
     failed, until the hold ends. Return the events so far. Raises the run's error."""
     heard: list[Event] = []
     with anyio.move_on_after(wait_s) as waiting:
         waiting.deadline = min(waiting.deadline, hold.until)
-        while events := await listener.events():
+        while events := await subscriber.events():
             heard += events
             if any(map(_is_answered, events)):
                 return heard
             if any(isinstance(_of(event), CallFailed) for event in events):
                 waiting.deadline = hold.until
-        listener.run.result()
+        subscriber.run.result()
     return heard
 
 
@@ -134,11 +134,13 @@ def _of(event: Event) -> Event:
     return event.event if isinstance(event, ChoiceEvent) else event
 
 
-def replayed(
+def replay_response(
     request: Request, headers: Mapping[str, str], frames: AsyncIterator[bytes]
 ) -> Response:
     """Return a recorded answer as server-sent events; the client may disconnect and come back."""
-    silence_s = _within_patience(services(request).keep_alive_s, read_terms({}, request.headers))
+    silence_s = _within_patience(
+        get_services(request).keep_alive_s, read_terms({}, request.headers)
+    )
     return _Events(frames, silence_s, headers)
 
 
@@ -148,11 +150,13 @@ def _within_patience(silence_s: float, terms: RequestOptions) -> float:
     return min(silence_s, max(SHORTEST_SILENCE_S, terms.patience_s / SHARE_OF_PATIENCE))
 
 
-async def _collect(listener: Subscriber, builder: ResponseBuilder, within_s: float | None) -> bool:
+async def _collect(
+    subscriber: Subscriber, builder: ResponseBuilder, within_s: float | None
+) -> bool:
     """Pass the run's events to the builder for at most `within_s` seconds. Return True if the run
     has ended."""
     with anyio.move_on_after(within_s):
-        while events := await listener.events(MANY):
+        while events := await subscriber.events(MANY):
             for event in events:
                 builder.event(event)
         return True
@@ -164,15 +168,15 @@ class _ProlongedResponse(StreamingResponse):
     even if the run fails."""
 
     def __init__(
-        self, listener: Subscriber, builder: ResponseBuilder, every_s: float | None
+        self, subscriber: Subscriber, builder: ResponseBuilder, every_s: float | None
     ) -> None:
-        content = _prolonged(listener, builder, every_s)
+        content = _prolonged(subscriber, builder, every_s)
         super().__init__(
             content,
             media_type="application/json",
-            headers=headers(listener.run.id, listener.run.container_id),
+            headers=headers(subscriber.run.id, subscriber.run.container_id),
         )
-        self._listener = listener
+        self._listener = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._listener:
@@ -180,18 +184,18 @@ class _ProlongedResponse(StreamingResponse):
 
 
 async def _prolonged(
-    listener: Subscriber, builder: ResponseBuilder, every_s: float | None
+    subscriber: Subscriber, builder: ResponseBuilder, every_s: float | None
 ) -> AsyncIterator[bytes]:
     yield BLANK
     content: Mapping[str, Any]
     try:
-        while not await _collect(listener, builder, every_s):
+        while not await _collect(subscriber, builder, every_s):
             yield BLANK
-        content = builder.finish(listener.run.result())
+        content = builder.finish(subscriber.run.result())
     except ProxyError as error:
         content = builder.fail(error)
     except Exception:  # noqa: BLE001 - the status is sent, so the body has to tell
-        _log_unwritten(listener.run)
+        _log_unwritten(subscriber.run)
         content = builder.fail(internal_error())
     yield json.dumps(content).encode()
 
@@ -222,15 +226,15 @@ class _StreamResponse(_Events):
 
     def __init__(
         self,
-        listener: Subscriber,
+        subscriber: Subscriber,
         heard: Sequence[Event],
         encoder: StreamEncoder,
         silence_s: float,
         alive: ServerSentEvent,
     ) -> None:
-        names = headers(listener.run.id, listener.run.container_id)
-        super().__init__(_stream(listener, heard, encoder), silence_s, names, alive)
-        self._listener = listener
+        names = headers(subscriber.run.id, subscriber.run.container_id)
+        super().__init__(_stream(subscriber, heard, encoder), silence_s, names, alive)
+        self._listener = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._listener:
@@ -238,21 +242,21 @@ class _StreamResponse(_Events):
 
 
 async def _stream(
-    listener: Subscriber, events: Sequence[Event], encoder: StreamEncoder
+    subscriber: Subscriber, events: Sequence[Event], encoder: StreamEncoder
 ) -> AsyncIterator[bytes]:
     """Yield the answer's frames, from the `events` that the listener has returned so far on."""
     try:
         yield encoder.begin().encode()
-        events = events or await listener.events()
+        events = events or await subscriber.events()
         while events:
             if frames := "".join(map(encoder.event, events)):
                 yield frames.encode()
-            events = await listener.events()
-        last = encoder.finish(listener.run.result())
+            events = await subscriber.events()
+        last = encoder.finish(subscriber.run.result())
     except ProxyError as error:
         last = _failed(encoder, error)
     except Exception:  # noqa: BLE001 - the status is sent, so the body has to tell
-        _log_unwritten(listener.run)
+        _log_unwritten(subscriber.run)
         last = _failed(encoder, internal_error())
     yield last.encode()
 

@@ -14,8 +14,8 @@ from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.answering import StreamEncoder, streamed
-from proxy.app import routed
+from proxy.api.run_response import StreamEncoder, stream_response
+from proxy.app import build_app
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
@@ -56,13 +56,15 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
         raise AssertionError
 
     async def endpoint(request: Request) -> Response:
-        return await streamed(request, run.listen(), encoder, RequestOptions(), StatusHold(60))
+        return await stream_response(
+            request, run.listen(), encoder, RequestOptions(), StatusHold(60)
+        )
 
     def end(run: Run) -> None:
         run.cancel("the client left")
 
     run = Run(RunMetadata("r1", "m", "cntr_1", 0), RequestIdentity("me", "work"), work, end)
-    app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app = build_app(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.router.add_route("/stream", endpoint)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
