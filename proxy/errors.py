@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from policies.context import ContextSizes
+from policies.tool_support import ToolVerdict
 
 RESTART_S = 5
 """Retry-After of a server that stops or is busy."""
@@ -231,6 +232,17 @@ class ToolsRefusedError(BackendError):
 
     words = ""
     """The passage of the backend's message that says so."""
+
+
+def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
+    """Return the error for a request that needs tools from a model that does not support them."""
+    return ToolsRefusedError(
+        verdict.words,
+        status=400,
+        type="invalid_request_error",
+        code="tools_not_supported",
+        param="model",
+    )
 
 
 class OutOfTimeError(BackendError):

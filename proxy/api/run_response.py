@@ -1,5 +1,5 @@
-"""HTTP responses with the answer of a run, for every API: in one piece, or streamed while the run
-goes on. A `ResponseBuilder` or a `StreamEncoder` of proxy.schemas gives them their content."""
+"""HTTP responses of a run, for every API: `json_response`, `stream_response` and `replay_response`.
+A ResponseBuilder or a StreamEncoder of `proxy.schemas` writes the format of one API."""
 
 import json
 import logging
@@ -23,228 +23,231 @@ from proxy.schemas.request_options import RequestOptions, read_terms
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 300
-"""How long a client may not read before it counts as gone."""
+"""Seconds without progress after which a client that does not read is disconnected."""
 STOPPING_S = 4.5
-"""How long a stream may still go on when the server stops, for it to tell its end."""
-SHARE_OF_PATIENCE = 3
-"""How many keep-alives a client gets in the time that it waits without data."""
-SHORTEST_SILENCE_S = 1.0
+"""Seconds that a stream may continue when the server stops, so that it can send its end."""
+KEEP_ALIVES_PER_TIMEOUT = 3
+"""Number of keep-alives within a client's read timeout."""
+MIN_KEEP_ALIVE_S = 1.0
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
-MANY = MAX_BEHIND // 2
-"""The number of events to wait for at a time if the client gets nothing before the run's end."""
+EVENTS_PER_WAIT = MAX_BEHIND // 2
+"""Number of events to wait for if the client receives nothing before the end of the run."""
 ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
 """The end of a stream whose encoder fails. Clients of every API understand it."""
 BLANK = b" \n"
-"""Whitespace before JSON, sent to keep the connection alive."""
+"""Whitespace before JSON, sent as a keep-alive."""
 
 
 class ResponseBuilder(Protocol):
-    """Builds an answer in one piece, in the format of one API."""
+    """Builds a JSON response in the format of one API."""
 
     def event(self, event: Event) -> None:
         """Record an event of the run."""
 
     def finish(self, result: Result) -> dict[str, Any]:
-        """Return the answer of a finished run."""
+        """Return the response of a finished run."""
 
     def fail(self, error: ProxyError) -> Mapping[str, Any]:
-        """Return the answer of a failed run."""
+        """Return the error body of a failed run."""
 
 
 class StreamEncoder(Protocol):
-    """Writes an answer as server-sent events, in the format of one API. Each method returns whole
-    events, or an empty string."""
+    """Writes a response as server-sent events, in the format of one API. Each method returns
+    complete events, or an empty string."""
 
     def begin(self) -> str:
-        """Return what is sent before the run has begun."""
+        """Return the first events of the stream."""
 
     def event(self, event: Event) -> str:
-        """Return what the client sees of an event of the run."""
+        """Return the client's events for an event of the run."""
 
     def finish(self, result: Result) -> str:
-        """Return the end of the stream of a finished run."""
+        """Return the last events of the stream of a finished run."""
 
     def fail(self, error: ProxyError) -> str:
-        """Return the end of the stream of a failed run."""
+        """Return the last events of the stream of a failed run."""
 
 
 async def json_response(
-    request: Request, subscriber: Subscriber, builder: ResponseBuilder, terms: RequestOptions
+    request: Request, subscriber: Subscriber, builder: ResponseBuilder, options: RequestOptions
 ) -> Response:
-    """Return the answer in one piece. Leaves the listener. Raises the run's error."""
+    """Return the result of a run as JSON. Leaves the subscription. Raises the run's error."""
     set_run_id(request, subscriber.run.id)
-    silence_s = get_services(request).nonstream_keep_alive_s
-    if silence_s is not None:
-        silence_s = _within_patience(silence_s, terms)
+    interval_s = get_services(request).nonstream_keep_alive_s
+    if interval_s is not None:
+        interval_s = _keep_alive_interval(interval_s, options)
     try:
-        if not await while_connected(request, _collect(subscriber, builder, silence_s)):
-            return _ProlongedResponse(subscriber, builder, silence_s)
+        if not await while_connected(request, _collect(subscriber, builder, interval_s)):
+            return _KeepAliveJSONResponse(subscriber, builder, interval_s)
         content = builder.finish(subscriber.run.result())
     except BaseException:
         subscriber.leave()
         raise
     subscriber.leave()
-    return JSONResponse(content, headers=headers(subscriber.run.id, subscriber.run.container_id))
+    return JSONResponse(
+        content, headers=run_headers(subscriber.run.id, subscriber.run.container_id)
+    )
 
 
 async def stream_response(
     request: Request,
     subscriber: Subscriber,
     encoder: StreamEncoder,
-    terms: RequestOptions,
+    options: RequestOptions,
     hold: StatusHold,
-    alive: ServerSentEvent = KEEP_ALIVE,
+    keep_alive: ServerSentEvent = KEEP_ALIVE,
 ) -> Response:
-    """Return the answer as server-sent events, once the status of the response is known; `alive` is
-    the keep-alive. Leaves the listener. Raises the run's error if it failed before that."""
+    """Return the events of a run as server-sent events, once the status of the response is known.
+    Leaves the subscription. Raises the run's error if it fails before the status is known."""
     set_run_id(request, subscriber.run.id)
     wait_s = get_services(request).status_wait_s
-    silence_s = _within_patience(get_services(request).keep_alive_s, terms)
+    interval_s = _keep_alive_interval(get_services(request).keep_alive_s, options)
     try:
-        heard = await while_connected(request, _until_status(subscriber, hold, wait_s))
+        received = await while_connected(request, _wait_for_status(subscriber, hold, wait_s))
     except BaseException:
         subscriber.leave()
         raise
     hold.is_held = False
-    return _StreamResponse(subscriber, heard, encoder, silence_s, alive)
+    return _StreamResponse(subscriber, received, encoder, interval_s, keep_alive)
 
 
-async def _until_status(subscriber: Subscriber, hold: StatusHold, wait_s: float) -> list[Event]:
-    """Wait until the status of the response is known, at most for `wait_s` or, if a model call has
-    failed, until the hold ends. Return the events so far. Raises the run's error."""
-    heard: list[Event] = []
+async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: float) -> list[Event]:
+    """Wait until the backend accepts the first model call: `wait_s` seconds, or, if a model call
+    has failed, until the hold ends. Return the events so far. Raises the run's error."""
+    received: list[Event] = []
     with anyio.move_on_after(wait_s) as waiting:
         waiting.deadline = min(waiting.deadline, hold.until)
         while events := await subscriber.events():
-            heard += events
-            if any(map(_is_answered, events)):
-                return heard
-            if any(isinstance(_of(event), CallFailed) for event in events):
+            received += events
+            if any(map(_is_accepted, events)):
+                return received
+            if any(isinstance(_inner_event(event), CallFailed) for event in events):
                 waiting.deadline = hold.until
         subscriber.run.result()
-    return heard
+    return received
 
 
-def _is_answered(event: Event) -> bool:
-    """Return True if the event shows that the backend has accepted the first model call."""
-    return not isinstance(_of(event), RunStarted | TurnStarted | CallFailed)
+def _is_accepted(event: Event) -> bool:
+    """Return True if the event follows an accepted model call."""
+    return not isinstance(_inner_event(event), RunStarted | TurnStarted | CallFailed)
 
 
-def _of(event: Event) -> Event:
+def _inner_event(event: Event) -> Event:
+    """Return the event of a further choice without its choice index."""
     return event.event if isinstance(event, ChoiceEvent) else event
 
 
 def replay_response(
     request: Request, headers: Mapping[str, str], frames: AsyncIterator[bytes]
 ) -> Response:
-    """Return a recorded answer as server-sent events; the client may disconnect and come back."""
-    silence_s = _within_patience(
+    """Return recorded frames as server-sent events. They are not tied to a subscription."""
+    interval_s = _keep_alive_interval(
         get_services(request).keep_alive_s, read_terms({}, request.headers)
     )
-    return _Events(frames, silence_s, headers)
+    return _EventStream(frames, interval_s, headers)
 
 
-def _within_patience(silence_s: float, terms: RequestOptions) -> float:
-    if terms.patience_s is None:
-        return silence_s
-    return min(silence_s, max(SHORTEST_SILENCE_S, terms.patience_s / SHARE_OF_PATIENCE))
+def _keep_alive_interval(interval_s: float, options: RequestOptions) -> float:
+    if options.patience_s is None:
+        return interval_s
+    return min(interval_s, max(MIN_KEEP_ALIVE_S, options.patience_s / KEEP_ALIVES_PER_TIMEOUT))
 
 
 async def _collect(
-    subscriber: Subscriber, builder: ResponseBuilder, within_s: float | None
+    subscriber: Subscriber, builder: ResponseBuilder, timeout_s: float | None
 ) -> bool:
-    """Pass the run's events to the builder for at most `within_s` seconds. Return True if the run
-    has ended."""
-    with anyio.move_on_after(within_s):
-        while events := await subscriber.events(MANY):
+    """Pass the run's events to the builder for `timeout_s` seconds. Return True if the run has
+    ended."""
+    with anyio.move_on_after(timeout_s):
+        while events := await subscriber.events(EVENTS_PER_WAIT):
             for event in events:
                 builder.event(event)
         return True
     return False
 
 
-class _ProlongedResponse(StreamingResponse):
-    """The answer in one piece, with whitespace before it while the run goes on. Its status is 200
-    even if the run fails."""
+class _KeepAliveJSONResponse(StreamingResponse):
+    """A JSON response with whitespace before it until the run ends. The status is 200 even if the
+    run fails."""
 
     def __init__(
-        self, subscriber: Subscriber, builder: ResponseBuilder, every_s: float | None
+        self, subscriber: Subscriber, builder: ResponseBuilder, interval_s: float | None
     ) -> None:
-        content = _prolonged(subscriber, builder, every_s)
+        content = _json_after_blanks(subscriber, builder, interval_s)
         super().__init__(
             content,
             media_type="application/json",
-            headers=headers(subscriber.run.id, subscriber.run.container_id),
+            headers=run_headers(subscriber.run.id, subscriber.run.container_id),
         )
-        self._listener = subscriber
+        self._subscriber = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._listener:
+        with self._subscriber:
             await super().__call__(scope, receive, send)
 
 
-async def _prolonged(
-    subscriber: Subscriber, builder: ResponseBuilder, every_s: float | None
+async def _json_after_blanks(
+    subscriber: Subscriber, builder: ResponseBuilder, interval_s: float | None
 ) -> AsyncIterator[bytes]:
     yield BLANK
     content: Mapping[str, Any]
     try:
-        while not await _collect(subscriber, builder, every_s):
+        while not await _collect(subscriber, builder, interval_s):
             yield BLANK
         content = builder.finish(subscriber.run.result())
     except ProxyError as error:
         content = builder.fail(error)
-    except Exception:  # noqa: BLE001 - the status is sent, so the body has to tell
-        _log_unwritten(subscriber.run)
+    except Exception:  # noqa: BLE001 - the status is sent already, so the body reports it
+        _log_encoder_error(subscriber.run)
         content = builder.fail(internal_error())
     yield json.dumps(content).encode()
 
 
-class _Events(EventSourceResponse):
+class _EventStream(EventSourceResponse):
     """Server-sent events, with keep-alives."""
 
     def __init__(
         self,
         content: AsyncIterator[bytes],
-        silence_s: float,
+        interval_s: float,
         headers: Mapping[str, str],
-        alive: ServerSentEvent = KEEP_ALIVE,
+        keep_alive: ServerSentEvent = KEEP_ALIVE,
     ) -> None:
         super().__init__(
             content,
             send_timeout=SEND_TIMEOUT_S,
-            ping=silence_s,
-            ping_message_factory=lambda: alive,
+            ping=interval_s,
+            ping_message_factory=lambda: keep_alive,
             sep="\n",
             shutdown_grace_period=STOPPING_S,
             headers={**headers, "Cache-Control": "no-cache"},
         )
 
 
-class _StreamResponse(_Events):
-    """The answer as server-sent events while the run goes on."""
+class _StreamResponse(_EventStream):
+    """The events of a run as server-sent events, until the run ends."""
 
     def __init__(
         self,
         subscriber: Subscriber,
-        heard: Sequence[Event],
+        received: Sequence[Event],
         encoder: StreamEncoder,
-        silence_s: float,
-        alive: ServerSentEvent,
+        interval_s: float,
+        keep_alive: ServerSentEvent,
     ) -> None:
-        names = headers(subscriber.run.id, subscriber.run.container_id)
-        super().__init__(_stream(subscriber, heard, encoder), silence_s, names, alive)
-        self._listener = subscriber
+        names = run_headers(subscriber.run.id, subscriber.run.container_id)
+        super().__init__(_stream(subscriber, received, encoder), interval_s, names, keep_alive)
+        self._subscriber = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._listener:
+        with self._subscriber:
             await super().__call__(scope, receive, send)
 
 
 async def _stream(
     subscriber: Subscriber, events: Sequence[Event], encoder: StreamEncoder
 ) -> AsyncIterator[bytes]:
-    """Yield the answer's frames, from the `events` that the listener has returned so far on."""
+    """Yield the frames of the response. `events` are those that the subscriber has received."""
     try:
         yield encoder.begin().encode()
         events = events or await subscriber.events()
@@ -255,27 +258,27 @@ async def _stream(
         last = encoder.finish(subscriber.run.result())
     except ProxyError as error:
         last = _failed(encoder, error)
-    except Exception:  # noqa: BLE001 - the status is sent, so the body has to tell
-        _log_unwritten(subscriber.run)
+    except Exception:  # noqa: BLE001 - the status is sent already, so the body reports it
+        _log_encoder_error(subscriber.run)
         last = _failed(encoder, internal_error())
     yield last.encode()
 
 
 def _failed(encoder: StreamEncoder, error: ProxyError) -> str:
-    """Return the frames that end a stream in an error."""
+    """Return the last frames of a stream that ends in an error."""
     try:
         return encoder.fail(error)
     except Exception:
-        log.exception("an error cannot be written")
+        log.exception("the stream encoder cannot write the error; a generic error is sent")
         return ANY_ERROR
 
 
-def _log_unwritten(run: Run) -> None:
-    """Log the exception that is being handled, if it is not the run's own, which is in the log."""
+def _log_encoder_error(run: Run) -> None:
+    """Log the current exception, unless it is the run's own, which is logged already."""
     if run.status != "failed":
-        log.exception("run %s: its answer cannot be written", run.id)
+        log.exception("run %s: the response cannot be encoded", run.id)
 
 
-def headers(run_id: str, container_id: str) -> dict[str, str]:
-    """Return the headers that the answer of every run has."""
+def run_headers(run_id: str, container_id: str) -> dict[str, str]:
+    """Return the headers of every response of a run."""
     return {"X-Sandbox-Run": run_id, "X-Sandbox-Container": container_id}

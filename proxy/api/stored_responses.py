@@ -18,7 +18,7 @@ from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_servi
 from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
 from proxy.api.response_recorder import ResponseRecorder
-from proxy.api.run_response import headers, replay_response
+from proxy.api.run_response import replay_response, run_headers
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
 from proxy.runs.recording import FrameLog
 from proxy.runs.run import Run, Subscriber
@@ -163,7 +163,7 @@ async def in_background(request: Request, subscriber: Subscriber, *, stream: boo
     response = await current_response(request, stored)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSONResponse(response, headers=headers(subscriber.run.id, stored.session))
+    return JSONResponse(response, headers=run_headers(subscriber.run.id, stored.session))
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
@@ -177,8 +177,8 @@ async def replay_stream(request: Request, stored: StoredResponse) -> Response:
             param="starting_after",
             code="integer_below_min_value",
         )
-    names = headers(run_id(stored.id), stored.session)
-    return replay_response(request, names, _frames(recording, first))
+    headers = run_headers(run_id(stored.id), stored.session)
+    return replay_response(request, headers, _frames(recording, first))
 
 
 async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
@@ -209,7 +209,7 @@ class PreviousContext:
     """What a request continues: the items before its own, and the files that belong to them."""
 
     items: Sequence[Item] = ()
-    follows: ResumePoint | None = None
+    resume_point: ResumePoint | None = None
     previous_id: str | None = None
     chain: Sequence[str] = ()
     """The ids of the responses that the request continues, latest first."""
@@ -279,7 +279,7 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
     session = Session(get_owner(request), latest.session)
     return PreviousContext(
         items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
-        follows=ResumePoint(session, chain.states, anew=True),
+        resume_point=ResumePoint(session, chain.states, anew=True),
         previous_id=response_id,
         chain=chain.ids,
     )

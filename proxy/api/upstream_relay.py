@@ -36,13 +36,14 @@ from proxy.api.dependencies import (
     wait_for_disconnect,
     while_connected,
 )
+from proxy.api.routing import RoutingDecision
 from proxy.errors import BackendError, BadRequestError, BudgetError, ProxyError
 from proxy.models.prices import Prices
 from proxy.models.streamed_reply import UsageReader
 
 log = logging.getLogger(__name__)
 
-LOOK_AFTER_S = 0.1
+WATCH_AFTER_S = 0.1
 """How long an answer may take before its client's connection is watched: to watch it costs an
 eighth of a short one."""
 MAX_WHOLE_BYTES = 256 << 10
@@ -62,25 +63,34 @@ ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
 
 
 async def relay_chat(
-    request: Request, body: Mapping[str, Any], extra: Mapping[str, str], day: DailyBudget
+    request: Request, body: Mapping[str, Any], decision: RoutingDecision
 ) -> Response:
-    """Pass a chat completion on; the response gets the headers in `extra`. Raises BudgetError,
-    BackendError when the backend cannot be reached."""
-    work = _relayed_chat(request, body, extra, day)
+    """Relay a chat completion to the backend. The headers of `decision` are added to the response.
+
+    Raises BadRequestError for a private URL, BudgetError, BackendError if the backend cannot be
+    reached, ClientDisconnect.
+    """
+    await refuse_private_urls(request, body)
+    fields = strip_plain_suffix(body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request)
-    return await cancel_on_disconnect(disconnect, work, look_after_s=LOOK_AFTER_S)
+    work = _relayed_chat(request, fields, decision, disconnect)
+    return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
 async def _relayed_chat(
-    request: Request, body: Mapping[str, Any], extra: Mapping[str, str], day: DailyBudget
+    request: Request,
+    fields: Mapping[str, Any],
+    decision: RoutingDecision,
+    disconnect: Disconnect,
 ) -> Response:
-    ask = partial(get_model(request).relay, body, request.headers)
-    relayed = await metered_relay(request, day, body, ask) if day.is_set else await ask()
-    # Here, for a response's own headers are a list that is searched.
-    relayed = UpstreamResponse(relayed.status, {**relayed.headers, **extra}, relayed.body)
+    send = partial(get_model(request).relay, fields, request.headers)
+    relayed = await metered_relay(request, decision.profile.per_day.of_model_calls, fields, send)
+    # Added to the mapping, because the headers of a Response are a list that is searched.
+    headers = {**relayed.headers, **decision.headers}
+    relayed = UpstreamResponse(relayed.status, headers, relayed.body)
     if is_stream(relayed):
-        return RelayResponse(relayed, partial(wait_for_disconnect, request))
-    return await read_whole(relayed, partial(wait_for_disconnect, request))
+        return RelayResponse(relayed, disconnect)
+    return await read_whole(relayed, disconnect)
 
 
 async def forward_json(
@@ -112,7 +122,7 @@ async def forward(
     """
     passing = _passing(request, body, is_read=day.is_set or hook is not None)
     work = _forwarded(request, upstream, passing, disconnect, day, hook)
-    return await cancel_on_disconnect(disconnect, work, look_after_s=LOOK_AFTER_S)
+    return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
 def upstream_of(request: Request) -> UpstreamPaths:
@@ -220,7 +230,7 @@ class RelayResponse(Response):
         async with aclosing(self._body):
             try:
                 await cancel_on_disconnect(
-                    self._disconnect, self._send(send), look_after_s=LOOK_AFTER_S
+                    self._disconnect, self._send(send), watch_after_s=WATCH_AFTER_S
                 )
             except ClientDisconnect:
                 pass

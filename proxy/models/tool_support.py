@@ -41,7 +41,7 @@ from proxy.agent.model import (
     UpstreamResponse,
 )
 from proxy.agent.result import Result, tokens
-from proxy.errors import BackendError, ToolsRefusedError
+from proxy.errors import BackendError, ToolsRefusedError, no_tools_error
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parsed
 from proxy.models.relay import read_at_most
@@ -408,17 +408,6 @@ def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendEr
         return no_tools_error(verdict)
     return BackendError(
         error.message, status=error.status, type=error.type, code=error.code, param=error.param
-    )
-
-
-def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
-    """Return the error for a request that needs tools, with a verdict against them."""
-    return ToolsRefusedError(
-        verdict.words,
-        status=400,
-        type="invalid_request_error",
-        code="tools_not_supported",
-        param="model",
     )
 
 

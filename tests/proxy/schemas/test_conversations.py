@@ -75,7 +75,7 @@ def kept(
 ) -> SessionPlan:
     """The place of a request that others may go on from by its name."""
     said = {"messages": [USER], **body}
-    return resolve_session("me", "r2", headers, said, waiting, follows=follows, is_kept=True)
+    return resolve_session("me", "r2", headers, said, waiting, resume_point=follows, is_stored=True)
 
 
 def test_a_request_that_others_go_on_from_leaves_its_files_under_its_name() -> None:
