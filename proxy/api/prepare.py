@@ -54,7 +54,7 @@ from proxy.api.dependencies import (
     get_services,
 )
 from proxy.api.routing import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
-from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
+from proxy.api.upstream_relay import charge, find_tariff, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
@@ -393,17 +393,12 @@ async def _reserve_budget(
 
     Raises BudgetError, and BadRequestError if the cost is limited and the prices are unknown.
     """
-    prices = get_services(request).prices
     per_day = profile.per_day if runs else profile.per_day.of_model_calls
-    if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
-        tariff = prices.own(model)
-    else:
-        tariff = await known_tariff(prices, model)
+    limits_cost = per_day.cost_usd is not None or profile.limits.max_cost_usd is not None
+    tariff = await find_tariff(request, model, is_required=limits_cost)
     if not per_day.is_set:
         return tariff, None
-    account = daily_account(request, per_day)
-    receipt = await take_from(request, account, Expense(runs=runs))
-    return tariff, BudgetReservation(account, receipt)
+    return tariff, BudgetReservation(*await charge(request, per_day, Expense(runs=runs)))
 
 
 # Further choices

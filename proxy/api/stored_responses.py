@@ -1,5 +1,6 @@
-"""Responses that are kept: the routes of /v1/responses/{id}, the events of one in the background,
-and what a new request continues, by previous_response_id, conversation or item references."""
+"""Stored responses: the routes of /v1/responses/{id}, the event stream of a background response,
+and the context that a new request names by previous_response_id, conversation or item references.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -41,12 +42,13 @@ from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
 LOST = "[A file that was given here was deleted since, or has expired.]"
-"""Stands in an item in the place of a file that is no longer kept."""
+"""The placeholder in an item for a file that is no longer stored."""
 Item = Mapping[str, Any]
 
 
 class _Route(APIRoute):
-    """Leaves POST /v1/responses/input_tokens and the like, which are no ids, to the backend."""
+    """A route that does not match POST /v1/responses/{name}, such as input_tokens: that path is
+    relayed to the backend."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -62,7 +64,7 @@ router = APIRouter(
 )
 
 
-# Queries are described, but read only where the response is not the backend's, which has its own.
+# Queries are documented, but parsed only for a response of this server: the backend has its own.
 @router.get(
     PATH,
     response_model=ResponseObject,
@@ -71,7 +73,7 @@ router = APIRouter(
 )
 @or_upstream
 async def retrieve_response(request: Request, response_id: str) -> Response:
-    """Return a response that was kept, or its events as a stream."""
+    """Return a stored response, or its events as a stream."""
     stored = await get_stored(request, response_id)
     _check_include(request)
     if request.query_params.get("stream") == "true":
@@ -82,12 +84,12 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 @router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
 @or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a response; one in the background is cancelled first."""
+    """Delete a response, and cancel its run if that is in the background."""
     stored = await get_stored(request, response_id)
     await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
     if run and stored.record["background"]:
-        run.cancel("it was deleted")
+        run.cancel("the response was deleted")
         await run.ended()
     await get_services(request).runs.forget(get_owner(request), run_id(response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -98,12 +100,12 @@ async def delete_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Cancel a response in the background, and return it."""
+    """Cancel a background response, and return it."""
     stored = await get_stored(request, response_id)
     if not stored.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
     if run := run_of(request, response_id):
-        run.cancel("it was cancelled")
+        run.cancel("a request cancelled it")
         await run.ended()
     elif await is_running(request, stored):
         raise RunElsewhereError
@@ -118,18 +120,18 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """List the items that a response was made from, those of the responses before it included."""
+    """List the input items of a response, including those of the responses before it."""
     await get_stored(request, response_id)
     _check_include(request)
     chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
     items = chain.inputs if chain else ()
-    few = part(items, parse(ListQuery, dict(request.query_params)).page)
-    return JSONResponse(items_list(few.items, few.has_more))
+    page = part(items, parse(ListQuery, dict(request.query_params)).page)
+    return JSONResponse(items_list(page.items, page.has_more))
 
 
 def _check_include(request: Request) -> None:
-    """Refuse an unknown name; what the known ones ask for is always included."""
-    for name in ("include", "include[]"):  # the latter is how the SDKs write a list
+    """Raise BadRequestError for an unknown name. Responses always include the known ones."""
+    for name in ("include", "include[]"):  # the SDKs encode a list as the latter
         array(one_of(*INCLUDES))(request.query_params.getlist(name), "include")
 
 
@@ -143,20 +145,20 @@ async def get_stored(request: Request, response_id: str) -> StoredResponse:
 
 
 async def current_response(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
-    """Return OpenAI's response object, as it stands now."""
+    """Return OpenAI's response object in its current state."""
     if stored.worker is None or await is_running(request, stored):
         return stored.record
-    # It may have ended since it was looked up.
+    # The run may have ended since `stored` was read.
     now = await get_stored(request, stored.id)
     return failed(now.record, RunLostError(), []) if now.worker else now.record
 
 
 async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:
-    """Return what a client gets at once of a response in the background. Leaves the listener."""
+    """Return the immediate answer to a background request. Leaves the subscription."""
     set_run_id(request, subscriber.run.id)
     with subscriber:
         stored = await get_stored(request, response_id(subscriber.run.id))
-        # The client has its response: a later request with the same body is a new one.
+        # The client receives this response: a later request with the same body is not a retry.
         subscriber.run.heard_out |= not await request.is_disconnected()
     if stream:
         return await replay_stream(request, stored)
@@ -167,21 +169,21 @@ async def in_background(request: Request, subscriber: Subscriber, *, stream: boo
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
-    """Send a response's events from the beginning, or after the one that the request names."""
-    recording = await _recording(request, stored)
+    """Return a response's events from the start, or those after `starting_after`."""
+    frames = await _frame_log(request, stored)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
-    if first < recording.first:
+    if first < frames.first:
         raise BadRequestError(
-            f"Events before number {recording.first} are kept no more.",
+            f"Events before number {frames.first} are no longer stored.",
             param="starting_after",
             code="integer_below_min_value",
         )
     headers = run_headers(run_id(stored.id), stored.session)
-    return replay_response(request, headers, _frames(recording, first))
+    return replay_response(request, headers, _frames_from(frames, first))
 
 
-async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
+async def _frame_log(request: Request, stored: StoredResponse) -> FrameLog:
     run = run_of(request, stored.id)
     if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
         return run.observer.frames
@@ -190,23 +192,23 @@ async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
     if stored.record["background"] and await is_running(request, stored):
         raise RunElsewhereError
     raise BadRequestError(
-        "This response cannot be streamed: only one that was made in the background, to its end,"
-        " can be.",
+        "This response cannot be streamed: only a background response can be, if its run has ended"
+        " or is in progress.",
         param="stream",
         code="invalid_value",
     )
 
 
-async def _frames(recording: FrameLog, first: int) -> AsyncIterator[bytes]:
+async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
     """Yield the frames from number `first` on, until the response has ended."""
-    while frames := await recording.since(first):
-        first = max(first, recording.first) + len(frames)
+    while frames := await log.since(first):
+        first = max(first, log.first) + len(frames)
         yield "".join(frames).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousContext:
-    """What a request continues: the items before its own, and the files that belong to them."""
+    """The context that a request continues: the items before its own, and their files."""
 
     items: Sequence[Item] = ()
     resume_point: ResumePoint | None = None
@@ -219,8 +221,8 @@ class PreviousContext:
 
 
 async def previous_context(request: Request, body: Mapping[str, Any]) -> PreviousContext:
-    """Return the context that a request names. A value of the wrong type is ignored here, and
-    refused when all fields are checked.
+    """Return the context that a request names. A value of the wrong type is ignored here: it is
+    rejected when all fields are validated.
 
     Raises BadRequestError, NotFoundError.
     """
@@ -240,16 +242,16 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
     return PreviousContext()
 
 
-async def resolve_references(request: Request, given: Sequence[Any]) -> list[Any]:
-    """Return the items, with each reference replaced by its item if that is found."""
-    ids = [item["id"] for item in given if is_reference(item)]
+async def resolve_references(request: Request, items: Sequence[Any]) -> list[Any]:
+    """Return the items, with each reference replaced by the stored item if there is one."""
+    ids = [item["id"] for item in items if is_reference(item)]
     found = (
         await get_services(request).store.responses.items(get_owner(request), ids) if ids else {}
     )
     found = dict(
         zip(found, await _without_missing_files(request, list(found.values())), strict=True)
     )
-    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in given]
+    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in items]
 
 
 def no_such_conversation(conversation_id: str) -> NotFoundError:
@@ -262,7 +264,9 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
     repository = get_services(request).store.responses
     chain = await repository.chain(get_owner(request), response_id)
     if chain and chain.latest.worker and not await is_running(request, chain.latest):
-        chain = await repository.chain(get_owner(request), response_id)  # it may just have ended
+        chain = await repository.chain(
+            get_owner(request), response_id
+        )  # the run may just have ended
     if chain is None:
         raise BadRequestError(
             f"Previous response with id '{response_id}' not found.",
@@ -286,12 +290,12 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
 
 
 def run_of(request: Request, response_id: str) -> Run | None:
-    """Return the run of a response, if it runs in this process, or is remembered by it."""
+    """Return the run of a response if this process has it, else None."""
     return get_services(request).runs.get(get_owner(request), run_id(response_id))
 
 
 async def is_running(request: Request, response: StoredResponse) -> bool:
-    """Return True if some process still works on the response."""
+    """Return True if a run of any process is in progress for the response."""
     if response.worker is None:
         return False
     if response.worker == get_services(request).store.worker.id:
@@ -301,57 +305,54 @@ async def is_running(request: Request, response: StoredResponse) -> bool:
 
 
 async def _conversation(request: Request, conversation_id: str) -> PreviousContext:
-    whose = get_owner(request)
-    said = await get_services(request).store.conversations.said(whose, conversation_id)
-    if said is None:
+    owner = get_owner(request)
+    found = await get_services(request).store.conversations.said(owner, conversation_id)
+    if found is None:
         raise no_such_conversation(conversation_id)
-    items, seq = said
-    session = Session(whose, container_named(whose, conversation_id))
-    told = await _without_missing_files(request, items)
+    items, seq = found
+    session = Session(owner, container_named(owner, conversation_id))
     return PreviousContext(
-        told, ResumePoint(session), conversation_id=conversation_id, seen_seq=seq
+        await _without_missing_files(request, items),
+        ResumePoint(session),
+        conversation_id=conversation_id,
+        seen_seq=seq,
     )
 
 
 async def _without_missing_files(request: Request, items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items without uploads that are no longer kept: a client that names a response or a
-    conversation cannot leave them out."""
-    if not (named := _file_ids(items)):
+    """Return the items with a placeholder for each upload that is no longer stored. The client
+    cannot remove the upload itself from stored items."""
+    if not (file_ids := _file_ids(items)):
         return items
-    return _drop_missing_files(
-        items, await get_services(request).inputs.missing_uploads(get_owner(request), named)
-    )
+    lost = await get_services(request).inputs.missing_uploads(get_owner(request), file_ids)
+    return [
+        _with_placeholder(item, lost) if lost.intersection(_file_ids([item])) else item
+        for item in items
+    ]
 
 
 def is_reference(item: Any) -> bool:
-    """Return True if an item only refers to another."""
+    """Return True if the item is a reference to a stored item."""
     if not isinstance(item, dict) or item_type(item) != "item_reference":
         return False
     return isinstance(item.get("id"), str)
 
 
 def _file_ids(items: Iterable[Item]) -> set[str]:
-    """Return the uploads that items name."""
-    named = (part.get("file_id") for item in items for part in _parts(item)[1])
-    return {file_id for file_id in named if isinstance(file_id, str)}
-
-
-def _drop_missing_files(items: Sequence[Item], lost: Collection[str]) -> list[Item]:
-    """Return the items, with a placeholder for each of the lost uploads."""
-    return [
-        _with_placeholder(item, lost) if _file_ids([item]).intersection(lost) else item
-        for item in items
-    ]
+    """Return the ids of the uploads in the items."""
+    ids = (part.get("file_id") for item in items for part in _parts(item)[1])
+    return {file_id for file_id in ids if isinstance(file_id, str)}
 
 
 def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
-    place, parts = _parts(item)
-    word = {"type": "input_text", "text": LOST}
-    return {**item, place: [word if part.get("file_id") in lost else part for part in parts]}
+    field, parts = _parts(item)
+    placeholder = {"type": "input_text", "text": LOST}
+    parts = [placeholder if part.get("file_id") in lost else part for part in parts]
+    return {**item, field: parts}
 
 
 def _parts(item: Item) -> tuple[str, Sequence[Item]]:
-    """Return the field of an item's parts, and the parts, which were checked when they came."""
-    place = "output" if str(item.get("type")).endswith("_output") else "content"
-    parts = item.get(place)
-    return place, parts if isinstance(parts, list) else []
+    """Return the name of the field with an item's content parts, and the parts."""
+    field = "output" if str(item.get("type")).endswith("_output") else "content"
+    parts = item.get(field)
+    return field, parts if isinstance(parts, list) else []
