@@ -31,7 +31,7 @@ from policies.profile import Profile
 from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import BodyMemory, BodyReservation, weight
+from proxy.body_memory import BodyMemory, BodyReservation, copies_bytes
 from proxy.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -362,7 +362,7 @@ async def decode_body(request: Request, raw: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     if len(raw) > SMALL_BYTES:
-        reserve_memory(request, weight(raw, value))
+        reserve_memory(request, copies_bytes(raw, value))
     if len(raw) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
     return value

@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/runs/{id}: a run at work, what came of it, or how it ended."""
+"""GET and DELETE /v1/runs/{id}: the state of a run, its result or its error."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from proxy.schemas.resources import RunObject
 from proxy.schemas.result_objects import usage
 
 router = APIRouter(
-    tags=["RunManager"],
+    tags=["Runs"],
     default_response_class=JSONResponse,
     dependencies=[REQUIRES_KEY],
 )
@@ -30,7 +30,7 @@ router = APIRouter(
 async def retrieve_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Return a run, with its answer if it has ended."""
+    """Return a run, with its completion if it has ended."""
     return JSONResponse(_run_object(request, services, *await _found(services, owner, run_id)))
 
 
@@ -41,14 +41,14 @@ async def cancel_run(
     """Cancel a run if it has not ended, and return it."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
-            run.cancel("it was cancelled")
+            run.cancel("a request cancelled it")
             await run.ended()
-        # It may be forgotten by now.
+        # Not from `_found`: the manager may have dropped the run after its end.
         return JSONResponse(_run_object(request, services, run.head, run.record()))
-    known, record = await _found(services, owner, run_id)
+    metadata, record = await _found(services, owner, run_id)
     if record.status == "running":
         raise RunElsewhereError
-    return JSONResponse(_run_object(request, services, known, record))
+    return JSONResponse(_run_object(request, services, metadata, record))
 
 
 async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
@@ -59,14 +59,14 @@ async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetada
 
 
 def _run_object(
-    request: Request, services: Services, known: RunMetadata, record: Record
+    request: Request, services: Services, metadata: RunMetadata, record: Record
 ) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": known.id,
+    fields: dict[str, Any] = {
+        "id": metadata.id,
         "object": "run",
-        "created_at": known.created,
-        "model": known.model,
-        "container_id": known.container_id,
+        "created_at": metadata.created,
+        "model": metadata.model,
+        "container_id": metadata.container_id,
         "status": "failed" if record.status == "lost" else record.status,
         "stop_reason": str(record.result.stop_reason) if record.result else None,
         "usage": usage(record.result) if record.result else None,
@@ -78,17 +78,17 @@ def _run_object(
             result = record.outcome()
             if not record.is_summary:
                 steps = suited(services.steps, request.headers)
-                shown["completion"] = _completion(steps, known, record.events, result)
+                fields["completion"] = _completion(steps, metadata, record.events, result)
         except ProxyError as error:
-            shown |= error.body()
-    return shown
+            fields |= error.body()
+    return fields
 
 
 def _completion(
-    steps: Steps, known: RunMetadata, events: Sequence[Event], result: Result
+    steps: Steps, metadata: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
-    names = head(known.id, known.created, known.model)
-    document = WholeCompletion(names, known.id, steps)
+    names = head(metadata.id, metadata.created, metadata.model)
+    builder = WholeCompletion(names, metadata.id, steps)
     for event in events:
-        document.event(event)
-    return document.finish(result)
+        builder.event(event)
+    return builder.finish(result)

@@ -13,7 +13,7 @@ from proxy.http_server import (
     HEAD_S,
     IDLE_S,
     MIN_BYTES_PER_S,
-    TAKE_S,
+    READ_S,
     ConnectionRegistry,
     HTTPServer,
 )
@@ -199,7 +199,7 @@ async def test_answer_that_is_not_taken_is_given_up() -> None:
             await each.until(b"\r\n\r\n")
         for _ in range(3):
             await client.read(LARGE_BYTES // 4)
-            await here.pass_time(TAKE_S - 1)
+            await here.pass_time(READ_S - 1)
         await client.read(LARGE_BYTES // 4)
         await client.send(asking("/"))
         assert (await client.answer())[0] == 200
@@ -219,7 +219,7 @@ async def test_answer_that_is_taken_too_slowly_is_given_up() -> None:
                 unsent = here.unsent
                 await each.read(size)
                 await until(lambda unsent=unsent: here.unsent < unsent)
-            await here.pass_time(TAKE_S - 1)
+            await here.pass_time(READ_S - 1)
         assert len(await slow.rest()) < LARGE_BYTES // 2
         await good.read(LARGE_BYTES - 2 * (512 << 10))
         await good.send(asking("/"))
@@ -232,6 +232,6 @@ async def test_stream_whose_client_takes_nothing_is_given_up() -> None:
         client = await here.dial(asking("/endless"))
         await client.until(b"\r\n\r\n")
         await here.pass_time(0)
-        await here.pass_time(TAKE_S)
+        await here.pass_time(READ_S)
         assert await client.rest()
         await app.is_left.wait()

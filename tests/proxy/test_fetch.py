@@ -51,7 +51,7 @@ async def web(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
 async def got(
     fetcher: Fetcher, url: str = URL, max_bytes: int = 1 << 20, owner: str = "mine"
 ) -> Fetched:
-    return await fetcher.fetch(url, max_bytes=max_bytes, room=ByteBudget(1 << 20, owner))
+    return await fetcher.fetch(url, max_bytes=max_bytes, budget=ByteBudget(1 << 20, owner))
 
 
 async def complaint(site: Behaviour, url: str = URL, max_bytes: int = 1 << 20) -> str:
@@ -167,12 +167,12 @@ async def test_what_is_too_large_is_given_up() -> None:
 
 async def test_files_are_bounded_together() -> None:
     internet = Internet()
-    room = ByteBudget(2 * len(PNG), "mine")
+    budget = ByteBudget(2 * len(PNG), "mine")
     async with internet.server(Site(answer(body=PNG))), web(internet) as fetcher:
         for _ in range(2):
-            await fetcher.fetch(URL, max_bytes=100, room=room)
+            await fetcher.fetch(URL, max_bytes=100, budget=budget)
         with pytest.raises(FetchError, match="too large together"):
-            await fetcher.fetch(URL, max_bytes=100, room=room)
+            await fetcher.fetch(URL, max_bytes=100, budget=budget)
 
 
 @pytest.mark.parametrize(

@@ -117,4 +117,4 @@ async def test_a_store_that_fails_does_not_fail_the_run(
     await kept.failed(RunCancelledError())
     assert kept.frames
     assert (await heard(kept.frames))[-1] == "event: response.failed"
-    assert "response resp_1 cannot be kept" in caplog.text
+    assert "response resp_1 cannot be stored" in caplog.text

@@ -225,8 +225,8 @@ async def test_fetcher_and_egress_know_no_proxy(monkeypatch: pytest.MonkeyPatch)
     async with behind_proxy(monkeypatch) as (_, proxy), internet.server(origin):
         with anyio.fail_after(10):
             fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-            room = ByteBudget(1 << 20, "key")
-            await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, room=room)
+            budget = ByteBudget(1 << 20, "key")
+            await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, budget=budget)
             rules = Rules(Egress(mode="open"))
             dialer = Dialer(rules, (), internet.resolve, internet.connect, 5)
             _, writer = await dialer.dial(Target("allowed.example", 80))
