@@ -1,9 +1,9 @@
-"""/v1/containers: the files that runs produced and that clients put beside them; one by one for a
-client with the link or the key, or all as a zip."""
+"""/v1/containers: containers with the files that runs produce and clients upload. A file, or a zip
+of all files, can be downloaded with the client's key or with a signed link."""
 
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +71,7 @@ _FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM)
 
 
 async def _container(services: ServicesDep, owner: Owner, container_id: str) -> Container:
-    """Return the client's container, and note its use. Raises NotFoundError."""
+    """Return the client's container, and extend its expiry. Raises NotFoundError."""
     container = await services.store.containers.use(owner, container_id)
     if container is None:
         raise _no_such_container(container_id)
@@ -92,22 +92,22 @@ async def create_container(
     request: Request,
     services: ServicesDep,
     owner: Owner,
-    asked: Annotated[ContainerCreate, Depends(json_body(ContainerCreate))],
+    body: Annotated[ContainerCreate, Depends(json_body(ContainerCreate))],
 ) -> ContainerObject:
-    """Create a container, with copies of uploads."""
+    """Create a container with copies of uploads."""
     files = services.files
-    wish = asked.wish(max_minutes=files.container_minutes)
+    new_container = body.wish(max_minutes=files.container_minutes)
     uploads = [
-        await owned_upload(services, owner, each, "file_ids") for each in asked.file_ids or []
+        await owned_upload(services, owner, file_id, "file_ids") for file_id in body.file_ids or []
     ]
-    container = await files.store.containers.create(owner, wish)
+    container = await files.store.containers.create(owner, new_container)
     try:
         for upload in uploads:
             await put_upload(services, owner, container.id, upload)
     except ProxyError:
         await files.store.containers.delete(owner, container.id)
         raise
-    return _described(request, services, container)
+    return _container_object(request, services, container)
 
 
 @router.get("/v1/containers", response_model_exclude_none=True, responses=errors(400))
@@ -119,9 +119,8 @@ async def list_containers(
 ) -> ListObject[ContainerObject]:
     """List the containers."""
     found = await services.store.containers.page(owner, query.page, query.name)
-    return ListObject.of(
-        [_described(request, services, each) for each in found.items], found.has_more
-    )
+    objects = [_container_object(request, services, container) for container in found.items]
+    return ListObject.of(objects, found.has_more)
 
 
 @router.get(
@@ -130,8 +129,8 @@ async def list_containers(
 async def retrieve_container(
     request: Request, services: ServicesDep, container: OwnedContainer
 ) -> ContainerObject:
-    """Return what is known of a container."""
-    return _described(request, services, container)
+    """Return a container."""
+    return _container_object(request, services, container)
 
 
 @router.delete("/v1/containers/{container_id}", responses=errors(404))
@@ -144,7 +143,9 @@ async def delete_container(services: ServicesDep, owner: Owner, container_id: st
     return Deleted(id=container_id, object="container.deleted")
 
 
-def _described(request: Request, services: Services, container: Container) -> ContainerObject:
+def _container_object(
+    request: Request, services: Services, container: Container
+) -> ContainerObject:
     files = services.files
     zip_url = files.url(base_url(request), container.id, ARCHIVE, files.link_expiry())
     return container_object(container, zip_url)
@@ -154,13 +155,13 @@ def _described(request: Request, services: Services, container: Container) -> Co
 async def create_container_file(
     request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer
 ) -> ContainerFileObject:
-    """Put a file into a container: an upload, or the file of a form."""
+    """Add a file to a container: a copy of an upload, or the file of a form."""
     if request.headers.get("content-type", "").lower().startswith("application/json"):
-        asked = parse(ContainerFileCreate, await read_json_object(request))
-        file = await _from_upload(services, owner, container.id, asked.file_id)
+        body = parse(ContainerFileCreate, await read_json_object(request))
+        file = await _from_upload(services, owner, container.id, body.file_id)
     else:
         file = await _from_form(request, services, owner, container.id)
-    return _describe_file(request, services)(file)
+    return _file_object(request, services, file)
 
 
 @router.get(FILES, responses=errors(400, 404))
@@ -173,7 +174,8 @@ async def list_container_files(
 ) -> ListObject[ContainerFileObject]:
     """List the files of a container."""
     found = await services.store.container_files.page(owner, container.id, query.page, query.path)
-    return ListObject.of(list(map(_describe_file(request, services), found.items)), found.has_more)
+    objects = [_file_object(request, services, file) for file in found.items]
+    return ListObject.of(objects, found.has_more)
 
 
 @router.get(
@@ -187,8 +189,8 @@ async def zip_of_files(
     container_id: str,
     query: Annotated[ArchiveQuery, Query()],
 ) -> Response:
-    """Return an archive of all files of a container, or of those under a path; with a link, no key
-    is needed."""
+    """Return an archive of the files of a container, or of those under a path. A signed link needs
+    no key."""
     reader = _reader(request, services, container_id, ARCHIVE, query)
     store = services.store
     files = await store.container_files.all(container_id, reader, query.path)
@@ -202,11 +204,11 @@ async def zip_of_files(
 async def retrieve_container_file(
     request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> ContainerFileObject:
-    """Return what is known of a container's file."""
+    """Return the metadata of a container's file."""
     file = await services.store.container_files.get(container.id, file_id, owner)
     if file is None:
         raise _no_such_file(container.id, file_id)
-    return _describe_file(request, services)(file)
+    return _file_object(request, services, file)
 
 
 @router.delete(FILE, responses=errors(404))
@@ -228,7 +230,7 @@ async def file_content(
     file_id: str,
     query: Annotated[LinkQuery, Query()],
 ) -> Response:
-    """Return the content of a container's file; with a link, no key is needed."""
+    """Return the content of a container's file. A signed link needs no key."""
     reader = _reader(request, services, container_id, file_id, query)
     stored = await services.files.find(container_id, file_id, reader)
     if stored is None:
@@ -269,8 +271,8 @@ async def _from_form(
 def _reader(
     request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
 ) -> str | None:
-    """Return the owner whose files the request may read: None, for any, with a valid link, else
-    the client itself. Raises UnauthorizedError."""
+    """Return the owner whose files the request may read: the client, or None for any owner if the
+    link is valid. Raises UnauthorizedError."""
     if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
     if not has_valid_key(request):
@@ -278,14 +280,10 @@ def _reader(
     return dependencies.get_owner(request)
 
 
-def _describe_file(
-    request: Request, services: Services
-) -> Callable[[ContainerFile], ContainerFileObject]:
-    files, base = services.files, base_url(request)
-    expires = files.link_expiry()
-    return lambda file: container_file_object(
-        file, files.url(base, file.container_id, file.id, expires)
-    )
+def _file_object(request: Request, services: Services, file: ContainerFile) -> ContainerFileObject:
+    files = services.files
+    url = files.url(base_url(request), file.container_id, file.id, files.link_expiry())
+    return container_file_object(file, url)
 
 
 def _no_such_file(container_id: str, file_id: str) -> NotFoundError:
@@ -297,13 +295,13 @@ def _no_such_container(container_id: str) -> NotFoundError:
 
 
 def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
-    """Yield a zip of files, each with the path of its content, while it is made."""
+    """Yield the pieces of a zip. `files` are pairs of a file and the path of its content."""
     buffer, names = _ZipBuffer(), ArchiveNames()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, path in files:
             info = zipfile.ZipInfo(names.give(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
-            info.file_size = file.bytes  # decides whether it needs the large format
+            info.file_size = file.bytes  # zipfile chooses the 64-bit format by it
             info.external_attr = 0o644 << 16
             with path.open("rb") as source, archive.open(info, "w") as target:
                 while piece := source.read(READ_BYTES):
@@ -313,7 +311,7 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
 
 
 class _ZipBuffer:
-    """The file that the archive writes into; it cannot seek."""
+    """The output file of the archive. It cannot seek."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -323,12 +321,12 @@ class _ZipBuffer:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """See io.IOBase."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """See io.IOBase."""
 
     def take(self) -> bytes:
-        """Return what was written since the last call."""
+        """Return the bytes written since the last call."""
         data, self._pieces = b"".join(self._pieces), []
         return data
