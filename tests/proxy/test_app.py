@@ -1,4 +1,4 @@
-"""What the web framework says, in OpenAI's words."""
+"""Errors of FastAPI itself, in OpenAI's format."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
 
 
-async def test_a_field_that_the_framework_refuses_is_named(tmp_path: Path) -> None:
+async def test_fastapi_validation_error_is_an_openai_error_with_its_param(tmp_path: Path) -> None:
     async def typed(limit: int) -> int:
         return limit
 
@@ -18,8 +18,8 @@ async def test_a_field_that_the_framework_refuses_is_named(tmp_path: Path) -> No
     app.add_api_route("/typed", typed)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        answer = await client.get("/typed", params={"limit": "many"})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+        response = await client.get("/typed", params={"limit": "many"})
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert "integer" in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": "limit", "code": "invalid_value"}

@@ -1,4 +1,4 @@
-"""A stream whose encoder fails ends in an error."""
+"""Streams whose encoder fails."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ STEPS: Steps = "off"
 
 
 class BrokenEncoder(StreamedCompletion):
-    """An encoder that fails at the answer."""
+    """An encoder that raises at the first AnswerDelta."""
 
     def __init__(self) -> None:
         super().__init__(head("r1", 0, "m"), "r1", STEPS, wants_usage=False)
@@ -39,15 +39,15 @@ class BrokenEncoder(StreamedCompletion):
         return super().event(event)
 
 
-class MuteEncoder(BrokenEncoder):
-    """An encoder that cannot write an error either."""
+class BrokenErrorEncoder(BrokenEncoder):
+    """An encoder that raises for an error too."""
 
     def fail(self, error: ProxyError) -> str:
         raise RuntimeError("the encoder is broken")
 
 
 async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response, Run]:
-    """The response that this encoder makes of a run that says one word and goes on."""
+    """Return the encoder's response to a run that sends one word and does not end, and the run."""
 
     async def work(run: Run, emit: Emit) -> Result:
         await emit(CallAccepted())
@@ -74,7 +74,7 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
     return answer, run
 
 
-async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
+async def test_stream_with_a_failing_encoder_ends_in_an_error_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer, run = await stream(tmp_path, BrokenEncoder())
@@ -86,10 +86,10 @@ async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
     assert run.status == "cancelled"
 
 
-async def test_an_encoder_that_cannot_write_an_error_either_ends_in_one_that_every_client_knows(
+async def test_stream_with_an_encoder_that_fails_twice_ends_in_a_generic_error(
     tmp_path: Path,
 ) -> None:
-    answer, _ = await stream(tmp_path, MuteEncoder())
+    answer, _ = await stream(tmp_path, BrokenErrorEncoder())
     name, data = answer.text.split("\n\n")[-2].split("\n")
     assert name == "event: error"
     body = {"type": "error", **internal_error().body()}
