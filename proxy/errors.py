@@ -359,8 +359,7 @@ class AuditError(ProxyError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The run was ended: what it does must be written down, and its audit log cannot be"
-            " written.",
+            "The run was cancelled: its profile requires an audit log, which cannot be written.",
             status=503,
             type="server_error",
             code="audit_unavailable",

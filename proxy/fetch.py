@@ -35,7 +35,7 @@ CONNECT_S = 5.0
 """Time limit for a DNS lookup, and for a connection."""
 MAX_HOSTS = 32
 """Maximum number of hosts and ports in the URLs that the backend downloads for one request."""
-CHECKS_AT_ONCE = 4
+MAX_CONCURRENT_CHECKS = 4
 """Maximum number of concurrent DNS lookups of one request."""
 _MAX_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
@@ -180,15 +180,15 @@ async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str)
             raise _not_allowed(url, error) from error
     if len(by_target) > MAX_HOSTS:
         raise BadRequestError(
-            f"The request names URLs of more than {MAX_HOSTS} hosts, each of which is looked up"
-            " before the backend is asked. Name fewer, or send the files as data URLs.",
+            f"The request names URLs of more than {MAX_HOSTS} hosts, the maximum. Name fewer, or"
+            " send the files as data URLs.",
             code="too_many_urls",
         )
-    at_once = asyncio.Semaphore(CHECKS_AT_ONCE)
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
 
     async def check(url: str) -> FetchError | None:
         try:
-            async with at_once:
+            async with semaphore:
                 await fetcher.check(url, owner)
         except FetchError as error:
             return error

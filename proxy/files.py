@@ -142,7 +142,6 @@ class FileLookup:
         self._store = store
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
-        """See Uploads."""
         container_id, slash, name = file_id.partition("/")
         if not slash:
             return await self._store.uploads.find(owner, file_id)

@@ -244,7 +244,6 @@ class HTTPProtocol(HttpToolsProtocol):
         """Time at which the connection is closed, unless the client reads more of its response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """See asyncio."""
         self._out = CoalescingTransport(transport)
         super().connection_made(self._out)
         self._expire_in(HEAD_S)
@@ -252,7 +251,6 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self.server_state.leave(self)
         super().connection_lost(exc)
         if self._running and not self._running.response_complete:
@@ -261,7 +259,6 @@ class HTTPProtocol(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         self._idle_bytes += len(data)
         try:
             self._feed_without_upgrade_offer(data)
@@ -272,14 +269,12 @@ class HTTPProtocol(HttpToolsProtocol):
                 self._refuse("Request header fields too large.")
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         super().on_message_begin()
         self._is_in_head = True
         if self.cycle and self.cycle.response_complete:
             self._expire_in(HEAD_S)
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         self._idle_bytes = 0
         self._is_in_head = False
         if self.parser.should_upgrade():
@@ -297,7 +292,6 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expire_in(BODY_S)
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._idle_bytes = 0
         super().on_body(body)
         if self._is_answering() and not self.pipeline:
@@ -305,7 +299,6 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expires_at = min(extended, self.server_state.clock.time() + BODY_S)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         self._idle_bytes = 0
         if self.parser.should_upgrade():
             return
@@ -428,7 +421,6 @@ class CoalescingTransport(asyncio.Transport):
         return self._passed_bytes - self._transport.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See asyncio.WriteTransport."""
         if self._held_bytes + len(data) > MAX_HELD_BYTES:
             self._send()
             self._passed_bytes += len(data)
@@ -440,17 +432,14 @@ class CoalescingTransport(asyncio.Transport):
         self._held_bytes += len(data)
 
     def close(self) -> None:
-        """See asyncio.BaseTransport."""
         self._send()
         self._transport.close()
 
     def abort(self) -> None:
-        """See asyncio.WriteTransport."""
         self._held.clear()
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio.WriteTransport."""
         return self._held_bytes + self._transport.get_write_buffer_size()
 
     def _send(self) -> None:
@@ -462,23 +451,18 @@ class CoalescingTransport(asyncio.Transport):
     # Delegated unchanged
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio.BaseTransport."""
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """See asyncio.BaseTransport."""
         return self._transport.is_closing()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """See asyncio.BaseTransport."""
         self._transport.set_protocol(protocol)
 
     def pause_reading(self) -> None:
-        """See asyncio.ReadTransport."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See asyncio.ReadTransport."""
         self._transport.resume_reading()
 
 

@@ -57,7 +57,7 @@ from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
 """Maximum number of URLs of one request that are downloaded. The last ones are."""
-FETCHES_AT_ONCE = 8
+MAX_CONCURRENT_FETCHES = 8
 MAX_SHOWN_BYTES = 20 << 20
 """Maximum size of a file that the model receives. A larger file is in the sandbox only."""
 MAX_ALL_SHOWN_BYTES = 50 << 20
@@ -194,7 +194,9 @@ class Inputs:
         context: InputContext,
     ) -> AgentInput:
         """Return the messages with a sandbox path in place of each file and each long text."""
-        given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
+        files = [
+            self._given_file(part, content) for part, content in zip(parts, contents, strict=True)
+        ]
         over = await self._text_limit(messages, context)
         near = long_texts(messages, over) if self._lengths else ()
         counted: Mapping[str, int] = {}
@@ -203,7 +205,7 @@ class Inputs:
         work = partial(
             plan,
             messages,
-            given,
+            files,
             over_tokens=over,
             counted=counted,
             without_notes=last_of_user(messages) if context.notes_follow else None,
@@ -245,7 +247,7 @@ class Inputs:
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
-    def _given(self, part: FilePart, content: _FileContent) -> GivenFile:
+    def _given_file(self, part: FilePart, content: _FileContent) -> GivenFile:
         return GivenFile(
             at=part.at,
             kind=part.kind,
@@ -289,10 +291,10 @@ class Inputs:
         the size limit."""
         newest = (part.source.url for part in reversed(parts) if isinstance(part.source, Remote))
         urls = list(dict.fromkeys(newest))
-        at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
         async with asyncio.TaskGroup() as group:
             tasks = {
-                url: group.create_task(self._fetch(url, at_once, budget, limits))
+                url: group.create_task(self._fetch(url, semaphore, budget, limits))
                 for url in urls[:MAX_FETCHES]
             }
         beyond = f"was not fetched: only the newest {MAX_FETCHES} URLs of a request are"
@@ -300,12 +302,12 @@ class Inputs:
         return {url: task.result() for url, task in tasks.items()} | older
 
     async def _fetch(
-        self, url: str, at_once: asyncio.Semaphore, budget: ByteBudget, limits: InputLimits
+        self, url: str, semaphore: asyncio.Semaphore, budget: ByteBudget, limits: InputLimits
     ) -> _FileContent:
         try:
             if self._fetcher is None or not limits.fetch_urls:
                 raise FetchError("URLs are not fetched here")
-            async with at_once:
+            async with semaphore:
                 file = await self._fetcher.fetch(
                     url, max_bytes=limits.max_file_mib << 20, budget=budget
                 )

@@ -7,12 +7,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from starlette import responses
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
@@ -67,8 +68,8 @@ _BODY = "sandbox_proxy.body"
 """The BodyReservation of the request."""
 _NO_RUN = "sandbox_proxy.no_run"
 """The random id of a request that has no run."""
-REQUEST_ID_HEADER = b"x-request-id"
-_PRINTABLE_ID = re.compile(rb"[!-~]{1,128}")
+REQUEST_ID_HEADER = "x-request-id"
+_PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
 """A client's request id that may be sent back: at most 128 printable characters, no spaces."""
 SLOW_BYTES = 4 << 20
 """Minimum size of a body whose decoding blocks the event loop for milliseconds."""
@@ -263,27 +264,14 @@ def with_request_id(scope: Scope, send: Send) -> Send:
 
     def send_with_id(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": _with_request_id(scope, message["headers"])}
+            headers = MutableHeaders(scope=message)
+            if REQUEST_ID_HEADER not in headers:
+                client_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+                is_printable = _PRINTABLE_ID.fullmatch(client_id)
+                headers[REQUEST_ID_HEADER] = client_id if is_printable else server_request_id(scope)
         return send(message)
 
     return send_with_id
-
-
-def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:
-    result = list(headers)
-    for name, _ in result:
-        if name == REQUEST_ID_HEADER:
-            return result
-    result.append((REQUEST_ID_HEADER, _client_id(scope) or server_request_id(scope).encode()))
-    return result
-
-
-def _client_id(scope: Scope) -> bytes | None:
-    """Return the client's id of the request if it is printable, else None."""
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID_HEADER:
-            return value if _PRINTABLE_ID.fullmatch(value) else None
-    return None
 
 
 def reserve_memory(request: Request, count: int) -> None:

@@ -119,14 +119,14 @@ def _model(fields: Mapping[str, Any]) -> str:
 def _upstream(request: Request, path_class: Way) -> UpstreamPaths:
     """Return the backend's server if the request may be relayed to it. Raises ProxyError,
     HTTPException."""
-    named = f"{request.method} {request.url.path}"
+    endpoint = f"{request.method} {request.url.path}"
     if request.method not in METHODS:
         raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
     if path_class == "unreadable":
         raise HTTPException(404, "Not Found, and of a path that servers read differently")
     if path_class == "closed":
         raise ProxyError(
-            f"{named} is for the backend's administrators and is not passed on.",
+            f"{endpoint} is for the backend's administrators and is not relayed.",
             status=403,
             type="invalid_request_error",
             code="path_closed",
@@ -143,9 +143,9 @@ def _require_stateless(request: Request) -> None:
     ):
         return
     raise ProxyError(
-        f"{request.method} {request.url.path} is not passed on: the backend may keep something of"
-        " it, and does not tell one client of this server from another. The operator opens such"
-        " paths with backend.passthrough: all.",
+        f"{request.method} {request.url.path} is not relayed: the backend may store state, which it"
+        " would share between all clients of this server. The operator can allow such paths with"
+        " backend.passthrough: all.",
         status=403,
         type="invalid_request_error",
         code="path_keeps_state",
@@ -163,8 +163,8 @@ async def _require_owned(
         return
     if isinstance(body, RequestBodyStream):
         raise BadRequestError(
-            "The request body cannot be checked for responses of other clients: send less, as"
-            " application/json and not compressed."
+            "The request body cannot be checked for responses of other clients. Send a smaller"
+            " body, as application/json and not compressed."
         )
     await require_owned_by_client(request, fields)
 
@@ -227,12 +227,12 @@ async def require_owned_by_client(request: Request, body: Mapping[str, Any]) -> 
         )
     if not get_services(request).keyring.has_many or get_services(request).passthrough == "all":
         return
-    if named := _stored_state_reference(body):
+    if param := _stored_state_reference(body):
         raise NotFoundError(
-            f"Invalid '{named}': what the backend keeps cannot be named here, because the backend"
-            " does not tell one client of this server from another. Send the items themselves, or"
-            " previous_response_id. The operator allows it with backend.passthrough: all.",
-            param=named,
+            f"Invalid '{param}': state that the backend stores cannot be named here, because the"
+            " backend shares it between all clients of this server. Send the items themselves, or"
+            " previous_response_id. The operator can allow it with backend.passthrough: all.",
+            param=param,
         )
 
 
@@ -290,7 +290,6 @@ class _IdRecorder:
         return piece
 
     async def aclose(self) -> None:
-        """See UpstreamBody."""
         await self._body.aclose()
 
 
@@ -299,21 +298,17 @@ def _stored_state_reference(fields: Mapping[str, Any]) -> str | None:
     container in the backend's store, or None."""
     if fields.get("conversation"):
         return "conversation"
-    items, tools = fields.get("input"), fields.get("tools")
-    if isinstance(items, list):
-        for index, item in enumerate(items):
-            if isinstance(item, dict) and _names_item(item):
-                return f"input[{index}]"
-    if isinstance(tools, list):
-        for index, tool in enumerate(tools):
-            if isinstance(tool, dict) and _names_container(tool):
-                return f"tools[{index}]"
+    for name, is_reference in (("input", _is_item_reference), ("tools", _names_container)):
+        values = fields.get(name)
+        for index, value in enumerate(values if isinstance(values, list) else ()):
+            if isinstance(value, dict) and is_reference(value):
+                return f"{name}[{index}]"
     return None
 
 
-def _names_item(item: Mapping[str, Any]) -> bool:
+def _is_item_reference(item: Mapping[str, Any]) -> bool:
     return item.get("type") == _REFERENCE_TYPE or (
-        "id" in item and _REFERENCE_FIELDS.issuperset(item)
+        "id" in item and item.keys() <= _REFERENCE_FIELDS
     )
 
 

@@ -124,10 +124,10 @@ async def start_or_join(
         if options.patience_s is not None:
             hold_s = min(hold_s, options.patience_s / 2)
         hold = StatusHold(hold_s)
-    # A client that receives data, or whose run is detached, does not time out for want of a byte.
+    # The client's timeout does not apply if it receives data or keep-alives, or if it may leave.
     gets_data = identity.stream or services.nonstream_keep_alive_s is not None
-    has_no_timeout = gets_data or identity.detach
-    deadline_s = options.deadline_s if has_no_timeout else options.client_timeout_s
+    may_wait = gets_data or identity.detach
+    deadline_s = options.deadline_s if may_wait else options.client_timeout_s
     runs = services.runs
     async with runs.one_at_a_time(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):

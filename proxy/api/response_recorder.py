@@ -37,18 +37,15 @@ class ResponseRecorder:
             self.frames.add(_split_frames(self._encoder.begin()))
 
     def heard(self, event: Event) -> None:
-        """See RunObserver."""
         self._writer.event(event)
         if self.frames:
             self.frames.add(_split_frames(self._encoder.event(event)))
 
     async def ended(self, result: Result) -> None:
-        """See RunObserver."""
         response = self._writer.finish(result)[-1]["response"]
         await self._store(response, self._encoder.finish(result) if self.frames else "")
 
     async def failed(self, error: ProxyError) -> None:
-        """See RunObserver."""
         response = self._writer.fail(error)[-1]["response"]
         await self._store(response, self._encoder.fail(error) if self.frames else "")
 

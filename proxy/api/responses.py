@@ -106,7 +106,7 @@ def _check_network(profile: Profile, translated: ResponsesAsChat) -> None:
     mode = profile.isolation.egress.mode
     for param, wanted in translated.tools.networks:
         if (wanted == "disabled") != (mode == "none"):
-            raise unsupported(param, f"The way out of sandboxes is set here to {mode!r}.")
+            raise unsupported(param, f"This server sets the network mode of sandboxes to {mode!r}.")
 
 
 def _is_stored(body: Mapping[str, Any]) -> bool:

@@ -350,8 +350,8 @@ def uncheckable_error(what: str) -> BadRequestError:
     """Return the error for a body whose URLs cannot be checked. `what` describes the body."""
     return BadRequestError(
         f"The request body {what}, and URLs in it cannot be checked: the backend would fetch them"
-        " from inside its network. Send less, as application/json and not compressed; or the"
-        " operator allows it with backend.fetches_urls.",
+        " from inside its network. Send a smaller body, as application/json and not compressed. The"
+        " operator can allow any URL with backend.fetches_urls.",
         code="url_not_allowed",
     )
 
@@ -416,7 +416,6 @@ class _MeteredBody:
         return piece
 
     async def aclose(self) -> None:
-        """See UpstreamBody."""
         try:
             await self._body.aclose()
         finally:
@@ -458,8 +457,8 @@ async def find_tariff(request: Request, model: str, *, is_required: bool) -> Tar
     if tariff := await prices.find(model):
         return tariff
     raise BadRequestError(
-        f"What the model {model!r} costs is not known here, and cost is bounded: whoever runs this"
-        " server can name its price (backend.prices).",
+        f"What the model {model!r} costs is not known to this server, and its cost is limited. The"
+        " operator can set its price in backend.prices.",
         param="model",
         code="model_price_unknown",
     )
