@@ -109,17 +109,17 @@ class RunRequest:
 
 
 async def start_or_join(
-    request: Request, wanted: RunRequest
+    request: Request, run_request: RunRequest
 ) -> tuple[Subscriber, StatusHold | None]:
     """Subscribe to the run that the request repeats, or to a new run. The caller must leave the
     subscription. The StatusHold delays the status line of a stream; it is None for JSON.
 
     Raises IdempotencyError, and the errors of `prepare_request`.
     """
-    identity = identify(request, wanted)
-    services, options = get_services(request), wanted.options
+    identity = identify(request, run_request)
+    services, options = get_services(request), run_request.options
     hold = None
-    if identity.stream and not wanted.is_background:
+    if identity.stream and not run_request.is_background:
         hold_s = services.status_hold_s
         if options.patience_s is not None:
             hold_s = min(hold_s, options.patience_s / 2)
@@ -133,25 +133,25 @@ async def start_or_join(
         if subscriber := await runs.join(identity):
             return subscriber, hold
         try:
-            task = await prepare_request(request, wanted, uuid.uuid4().hex, deadline_s, hold)
+            task = await prepare_request(request, run_request, uuid.uuid4().hex, deadline_s, hold)
         except ProxyError as error:
             # Another process may have started a run for the key; to join it costs no budget.
             may_join = isinstance(error, BudgetError) and identity.key is not None
             if may_join and (subscriber := await runs.join(identity)):
                 return subscriber, hold
-            if wanted.translate_error:
-                wanted.translate_error(error)
+            if run_request.translate_error:
+                run_request.translate_error(error)
             raise
         return await runs.start(identity, task), hold
 
 
-def identify(request: Request, wanted: RunRequest) -> RequestIdentity:
+def identify(request: Request, run_request: RunRequest) -> RequestIdentity:
     """Return the request's identity, by which a retry finds the run of the first attempt.
 
     With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
     Without a key they must be equal byte by byte, as the retries of the SDKs are.
     """
-    body, options, raw = wanted.client_body, wanted.options, wanted.raw
+    body, options, raw = run_request.client_body, run_request.options, run_request.raw
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
         raw = json.dumps(fields, sort_keys=True).encode()
@@ -164,13 +164,13 @@ def identify(request: Request, wanted: RunRequest) -> RequestIdentity:
         key=options.idempotency_key,
         retry_count=options.retry_count,
         stream=bool(body.get("stream")),
-        detach=wanted.is_background or on_disconnect == "detach",
+        detach=run_request.is_background or on_disconnect == "detach",
     )
 
 
 async def prepare_request(
     request: Request,
-    wanted: RunRequest,
+    run_request: RunRequest,
     run_id: str,
     deadline_s: float | None,
     hold: StatusHold | None,
@@ -180,25 +180,25 @@ async def prepare_request(
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
     """
     services, owner, headers = get_services(request), get_owner(request), request.headers
-    decision, profile = wanted.decision, wanted.decision.profile
+    decision, profile = run_request.decision, run_request.decision.profile
     is_single_call = decision.is_passthrough
-    body, session = await _body_and_session(request, wanted, run_id)
+    body, session = await _body_and_session(request, run_request, run_id)
     chat, params = parse_chat(
         body,
-        has_client_indexes=not wanted.is_translated
+        has_client_indexes=not run_request.is_translated
         and [message.get("role") for message in body["messages"]]
-        == [message.get("role") for message in wanted.body["messages"]],
-        forces_tool=wanted.forces_tool,
-        max_tool_calls=wanted.max_tool_calls,
+        == [message.get("role") for message in run_request.body["messages"]],
+        forces_tool=run_request.forces_tool,
+        max_tool_calls=run_request.max_tool_calls,
     )
 
     # The profile, with the settings that the request changes.
     usage_of: UsageOf = "all_calls"
     if not is_single_call:
         profile = replace(profile, artifacts=profile.artifacts.suited(headers))
-        if not documents_wanted(wanted.body, headers):
+        if not documents_wanted(run_request.body, headers):
             profile = replace(profile, inputs=replace(profile.inputs, move_text_over_tokens=None))
-        usage_of = usage_asked(wanted.body, headers)
+        usage_of = usage_asked(run_request.body, headers)
 
     # The messages and the files.
     agent_input: AgentInput | PendingInput = AgentInput(chat.messages)
@@ -224,9 +224,9 @@ async def prepare_request(
     )
     created = int(time.time())
     observer = None
-    if wanted.start_recording:
+    if run_request.start_recording:
         try:
-            observer = await wanted.start_recording(run_id, created, session)
+            observer = await run_request.start_recording(run_id, created, session)
         except BaseException:
             if reservation:
                 await reservation.refund()
@@ -256,12 +256,12 @@ async def prepare_request(
 
 
 async def _body_and_session(
-    request: Request, wanted: RunRequest, run_id: str
+    request: Request, run_request: RunRequest, run_id: str
 ) -> tuple[dict[str, Any], SessionPlan]:
     """Return the body as the model is to receive it, and the session of the run."""
     services, owner = get_services(request), get_owner(request)
-    body = dict(wanted.body)
-    if wanted.decision.is_passthrough:
+    body = dict(run_request.body)
+    if run_request.decision.is_passthrough:
         await services.inputs.refuse_private(urls_in(body["messages"]), owner)
         body["messages"], _ = read(without_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
@@ -275,8 +275,8 @@ async def _body_and_session(
         request.headers,
         body,
         await _suspended_run(request, owner, body),
-        resume_point=wanted.resume_point,
-        is_stored=wanted.is_stored,
+        resume_point=run_request.resume_point,
+        is_stored=run_request.is_stored,
     )
     return body, session
 

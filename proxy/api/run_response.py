@@ -112,8 +112,11 @@ async def stream_response(
 
 
 async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: float) -> list[Event]:
-    """Wait until the backend accepts the first model call: `wait_s` seconds, or, if a model call
-    has failed, until the hold ends. Return the events so far. Raises the run's error."""
+    """Wait until the backend accepts the first model call, and return the events so far.
+
+    The wait ends after `wait_s` seconds or, once a model call has failed, at the end of the hold.
+    Raises the run's error.
+    """
     received: list[Event] = []
     with anyio.move_on_after(wait_s) as waiting:
         waiting.deadline = min(waiting.deadline, hold.until)
