@@ -274,11 +274,6 @@ def with_request_id(scope: Scope, send: Send) -> Send:
     return send_with_id
 
 
-def reserve_memory(request: Request, count: int) -> None:
-    """Reserve `count` bytes of the body memory. Raises BusyError, BodyTooLargeError."""
-    body_reservation(request).take(count)
-
-
 def body_reservation(request: Request) -> BodyReservation:
     """Return the request's reservation in the body memory; it is created at the first call."""
     reservation: BodyReservation | None = request.scope.get(_BODY)
@@ -305,10 +300,10 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         if len(received) > max_bytes:
             raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
         if bounds is not None:
-            reserve_memory(request, len(piece))
+            body_reservation(request).take(len(piece))
             _check(bounds, piece)
         elif len(received) > SMALL_BYTES:
-            reserve_memory(request, len(received))
+            body_reservation(request).take(len(received))
             _check(bounds := JSONBounds(), bytes(received))
     if bounds is None and not is_small(received):
         _check(JSONBounds(), bytes(received))
@@ -350,7 +345,7 @@ async def decode_body(request: Request, raw: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     if len(raw) > SMALL_BYTES:
-        reserve_memory(request, copies_bytes(raw, value))
+        body_reservation(request).take(copies_bytes(raw, value))
     if len(raw) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
     return value

@@ -30,11 +30,11 @@ from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
     Disconnect,
     authorize,
+    body_reservation,
     cancel_on_disconnect,
     get_model,
     get_owner,
     get_services,
-    reserve_memory,
     wait_for_disconnect,
     while_connected,
 )
@@ -276,12 +276,12 @@ class RequestBodyStream:
             self._ready.append(piece)
             size += len(piece)
             if size > SMALL_BYTES:
-                reserve_memory(self._request, size - counted)
+                body_reservation(self._request).take(size - counted)
                 counted = size
             if size > limit or not bounds.has_room_for(piece):
                 return None
         if counted:
-            reserve_memory(self._request, size)  # for the decoded copy
+            body_reservation(self._request).take(size)  # for the decoded copy
         self._over.set()
         body = b"".join(self._ready)
         self._ready.clear()
