@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxy.http_server import connection_limit
+
 if TYPE_CHECKING:
     from socket import socket
 
@@ -178,7 +180,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     from proxy.app import create_app
     from proxy.bootstrap import build_services
     from proxy.doctor import announce, check_model, require_sound
-    from proxy.http_server import HTTPServer, OpenConnections, is_this_machine, most_connections
+    from proxy.http_server import ConnectionRegistry, HTTPServer, is_loopback
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
 
@@ -193,12 +195,12 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     gc.collect()
     gc.freeze()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = most_connections(config.server.max_connections, files)
+    most = connection_limit(config.server.max_connections, files)
     # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "")
     proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
-    connections = OpenConnections(
-        most, SystemClock(), lambda address: is_this_machine(address) or address in proxies
+    connections = ConnectionRegistry(
+        most, SystemClock(), lambda address: is_loopback(address) or address in proxies
     )
     await HTTPServer(app, services.runs, connections).serve(sockets=[listener])
 

@@ -1,4 +1,4 @@
-"""The web application: its routes, and every error in the format of the API that was called."""
+"""The web application: its routes and middleware, and the error responses."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -24,7 +24,7 @@ from proxy.api import (
     stored_responses,
     system,
 )
-from proxy.api.dependencies import Services, told
+from proxy.api.dependencies import Services, error_response
 from proxy.api.middleware import (
     BrowserMiddleware,
     ClientKeyMiddleware,
@@ -34,7 +34,7 @@ from proxy.api.middleware import (
 from proxy.errors import BadRequestError, ProxyError, internal_error
 from proxy.schemas.resources import validation_error
 
-CLIENT_LEFT = 499
+CLIENT_CLOSED_REQUEST = 499
 ROUTERS = (
     chat,
     responses,
@@ -48,19 +48,19 @@ ROUTERS = (
     description,
 )
 HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
-"""The routes that ask a model."""
+"""The routes that call a model."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
-    """Return the application as it is served."""
-    return RequestMiddleware(routed(services, lifespan))
+    """Return the application with the outermost middleware."""
+    return RequestMiddleware(build_app(services, lifespan))
 
 
-def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
-    """Return the application without what goes around each request. All routes are within one
-    stack of middleware, whose last is the short way to the routes that ask a model."""
-    # As they are: include_router makes each anew, when its first request comes.
+def build_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
+    """Return the FastAPI application. All routes have the same middleware; the innermost is the
+    fast path to the routes that call a model."""
+    # Not include_router, which builds each route again at its first request.
     routes: list[BaseRoute] = list(_routes())
     app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
@@ -100,27 +100,27 @@ def _endpoints() -> list[str]:
 
 
 def _methods(scope: Scope) -> list[str]:
-    """Return all methods of a path; the router tells only those of the first of its routes."""
+    """Return all methods of a path. Starlette's 405 has only those of the first matching route."""
     here = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
     return sorted({method for route in here for method in route.methods or ()})
 
 
 async def _on_proxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
-    return told(request, error)
+    return error_response(request, error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer the router's own 404 and 405."""
+    """Return the router's 404 or 405 as an error response."""
     assert isinstance(error, HTTPException)
-    words = f"{error.detail}: {request.method} {request.url.path}."
+    message = f"{error.detail}: {request.method} {request.url.path}."
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request.scope)):
         headers["Allow"] = ", ".join(methods)
-    return told(
+    return error_response(
         request,
         ProxyError(
-            words,
+            message,
             status=error.status_code,
             type="invalid_request_error",
             code="unknown_url" if error.status_code == 404 else None,
@@ -130,22 +130,22 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
-    """Answer what FastAPI finds wrong, for which it has a 422 of its own."""
+    """Return a validation error of FastAPI as status 400 instead of 422."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    # The first step says where the field was looked for: body, query, path or header.
-    return told(request, validation_error({**first, "loc": first["loc"][1:]}))
+    # The first element of `loc` is the part of the request: body, query, path or header.
+    return error_response(request, validation_error({**first, "loc": first["loc"][1:]}))
 
 
 async def _on_recursion_error(request: Request, error: Exception) -> Response:
-    """Answer JSON that can just be decoded, but not encoded again."""
-    return told(request, BadRequestError("The request body is nested too deeply."))
+    """Reject JSON that is too deep to be encoded again, although it could be decoded."""
+    return error_response(request, BadRequestError("The request body is nested too deeply."))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_LEFT)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    """Answer an error of this server; Starlette logs the traceback."""
-    return told(request, internal_error())
+    """Return an internal error. Starlette logs the traceback."""
+    return error_response(request, internal_error())

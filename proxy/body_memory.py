@@ -1,4 +1,5 @@
-"""One memory for the bodies of all requests, so that many large ones cannot fill the machine's."""
+"""A memory budget for the bodies of all requests, so that many large bodies cannot exhaust the
+machine's memory."""
 
 import sys
 from collections.abc import Iterable
@@ -8,41 +9,42 @@ from proxy.errors import BodyTooLargeError, BusyError
 
 DEFAULT_MIB = 3072
 COPIES = 3
-"""The copies of an ASCII body in memory: as received, as decoded, and as sent to the backend."""
+"""Number of copies of an ASCII body in memory: received, decoded, and encoded for the backend."""
 
 
 class BodyMemory:
-    """Counts the bytes of the bodies that requests and their runs hold."""
+    """Counts the bytes that the bodies of requests and their runs take."""
 
     def __init__(self, max_bytes: int = DEFAULT_MIB << 20, share_bytes: int | None = None) -> None:
-        """`share_bytes` is what one owner's may take; None: all."""
+        """`share_bytes` is the maximum for one owner; None: `max_bytes`."""
         self._max_bytes = max_bytes
         self.share_bytes = max_bytes if share_bytes is None else share_bytes
         self._of_owners: dict[str, int] = {}
         self.held_bytes = 0
-        """All that is counted at present."""
+        """The reserved bytes of all owners."""
 
     def take(self, owner: str, count: int) -> None:
-        """Count more bytes. Raises BusyError where other requests' bodies leave no room, or the
-        owner's other ones."""
-        owners = self._of_owners.get(owner, 0) + count
-        if owners > self.share_bytes:
+        """Reserve bytes. Raises BusyError if the bodies of other requests leave too few, in total
+        or in the owner's share."""
+        owner_bytes = self._of_owners.get(owner, 0) + count
+        if owner_bytes > self.share_bytes:
             raise BusyError("Too many large requests of yours are being answered. Send it later.")
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
         self.held_bytes += count
-        self._of_owners[owner] = owners
+        self._of_owners[owner] = owner_bytes
 
-    def give(self, owner: str, count: int) -> None:
-        """Count bytes as held no more."""
+    def release(self, owner: str, count: int) -> None:
+        """Release reserved bytes."""
         self.held_bytes -= count
         self._of_owners[owner] -= count
         if not self._of_owners[owner]:
             del self._of_owners[owner]
 
 
-class HeldBody:
-    """One request's share of the memory, kept until its answer is sent and its run has ended."""
+class BodyReservation:
+    """The reservation of one request. It is held until the response is sent and the run has
+    ended."""
 
     def __init__(self, memory: BodyMemory, owner: str) -> None:
         self._memory = memory
@@ -51,8 +53,8 @@ class HeldBody:
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """Count more bytes. Raises BusyError, or BodyTooLargeError for more than may ever be
-        counted for one owner."""
+        """Reserve more bytes. Raises BusyError. Raises BodyTooLargeError if the request alone
+        exceeds an owner's share."""
         if self._bytes + count > self._memory.share_bytes:
             raise BodyTooLargeError(
                 f"{self._memory.share_bytes >> 20} MiB, as it is held in memory"
@@ -60,28 +62,28 @@ class HeldBody:
         self._memory.take(self._owner, count)
         self._bytes += count
 
-    def keep(self) -> None:
-        """Add a holder, which calls `release` in its turn."""
+    def add_holder(self) -> None:
+        """Add a holder, which must call `release` too."""
         self._holders += 1
 
     def release(self) -> None:
-        """Take a holder away. With the last one the bytes are counted no more."""
+        """Remove a holder. After the last one, the bytes are released."""
         self._holders -= 1
         if not self._holders and self._bytes:
-            self._memory.give(self._owner, self._bytes)
+            self._memory.release(self._owner, self._bytes)
             self._bytes = 0
 
 
-def weight(written: bytes, value: Any) -> int:
-    """Return the bytes of a body's other copies: `value`, as it was decoded, and the one that is
-    sent to the backend."""
-    if written.isascii() and b"\\" not in written:
-        return 2 * len(written)
-    return len(written) + _size(value)
+def copies_bytes(raw: bytes, value: Any) -> int:
+    """Return the bytes of a body's further copies: the decoded `value`, and the encoded body for
+    the backend."""
+    if raw.isascii() and b"\\" not in raw:
+        return 2 * len(raw)
+    return len(raw) + _size(value)
 
 
 def _size(value: Any) -> int:
-    """Return how many bytes the strings of a value take: up to four for each character."""
+    """Return the bytes of all strings in a value: up to four for each character."""
     size = 0
     left: list[Iterable[Any]] = [[value]]
     while left:

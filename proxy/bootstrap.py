@@ -32,7 +32,7 @@ from proxy.config import (
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
-from proxy.files import FileStore, NamedFiles
+from proxy.files import FileLookup, FileStore
 from proxy.inputs import Inputs, TextLengths
 from proxy.keys import ClientKeys, Key, Keyring
 from proxy.metrics import Metrics
@@ -338,7 +338,7 @@ def _inputs(
         max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
         modalities=config.backend.modalities,
         fetcher=Fetcher(forbidden=forbidden),
-        uploads=NamedFiles(store),
+        uploads=FileLookup(store),
         lengths=TextLengths(agent.model),
         window=agent.window,
         backend_fetches=config.backend.fetches_urls,

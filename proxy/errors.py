@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from policies.context import ContextSizes
+from policies.tool_support import ToolVerdict
 
 RESTART_S = 5
 """Retry-After of a server that stops or is busy."""
@@ -40,7 +41,7 @@ FULL_S = 2
 
 
 class StoreError(Exception):
-    """The state on disk cannot be used."""
+    """The data directory cannot be used."""
 
 
 class ProxyError(Exception):
@@ -65,7 +66,7 @@ class ProxyError(Exception):
         self.param = param
         self.headers = dict(headers or {})
         self.beside = dict(beside or {})
-        """Numbers that a backend's error has in addition to OpenAI's fields."""
+        """Numeric fields of a backend's error, in addition to OpenAI's fields."""
 
     def body(self) -> dict[str, dict[str, str | int | None]]:
         """Return OpenAI's error body."""
@@ -230,7 +231,18 @@ class ToolsRefusedError(BackendError):
     """The backend refused the request because it contains tools."""
 
     words = ""
-    """The passage of the backend's message that says so."""
+    """The part of the backend's message that names the tools as the reason."""
+
+
+def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
+    """Return the error for a request that needs tools from a model that does not support them."""
+    return ToolsRefusedError(
+        verdict.message,
+        status=400,
+        type="invalid_request_error",
+        code="tools_not_supported",
+        param="model",
+    )
 
 
 class OutOfTimeError(BackendError):
@@ -263,17 +275,17 @@ class RunCancelledError(ProxyError):
             status=409,
             type="invalid_request_error",
             code="run_cancelled",
-            headers={"x-should-retry": "false"},  # OpenAI's SDKs would begin it anew
+            headers={"x-should-retry": "false"},  # OpenAI's SDKs retry a 409
         )
 
 
 class RunElsewhereError(ProxyError):
-    """Another process of the server works on the run."""
+    """The run is in progress in another process of the server."""
 
     def __init__(self) -> None:
         super().__init__(
-            "The run is at work in another process of this server: only that can end it, or tell it"
-            " event by event.",
+            "The run is in progress in another process of this server. Only that process can cancel"
+            " or stream it.",
             status=409,
             type="invalid_request_error",
             code="run_elsewhere",
@@ -281,7 +293,7 @@ class RunElsewhereError(ProxyError):
 
 
 class RunLostError(ProxyError):
-    """The run ended without a result, mostly because its server stopped. A retry is safe."""
+    """The run has no result, usually because its server stopped. A retry is safe."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -338,7 +350,7 @@ def internal_error() -> ProxyError:
         status=500,
         type="server_error",
         code="internal_error",
-        headers={"Connection": "close"},  # the server ends it, which the client must know
+        headers={"Connection": "close"},  # uvicorn closes the connection after an exception
     )
 
 
@@ -347,8 +359,7 @@ class AuditError(ProxyError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The run was ended: what it does must be written down, and its audit log cannot be"
-            " written.",
+            "The run was cancelled: its profile requires an audit log, which cannot be written.",
             status=503,
             type="server_error",
             code="audit_unavailable",
@@ -369,19 +380,19 @@ _MESSAGES_TYPES = {
     529: "overloaded_error",
 }
 TOO_LONG = "prompt is too long"
-"""Anthropic's clients compact a conversation when an error message contains these words."""
+"""Words in an error message for which Anthropic's clients compact the conversation."""
 LOST_THREAD = "thread_not_found"
-"""Anthropic's SDKs send the whole conversation again when they receive this code."""
+"""Error code for which Anthropic's SDKs send the whole conversation again."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def request_id(run_id: str) -> str:
-    """Return the request id as Anthropic's SDKs show it."""
+    """Return the request id of a run, in the form that Anthropic's SDKs expect."""
     return f"req_{run_id}"
 
 
 def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
-    """Return Anthropic's error body, which is also the data of an `error` event."""
+    """Return Anthropic's error body. It is also the data of an `error` event."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     detail: dict[str, Any] = {
         "type": _MESSAGES_TYPES.get(error.status, fallback),
@@ -393,7 +404,7 @@ def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
 
 
 def _messages_text(error: ProxyError) -> str:
-    """Return the message as Anthropic words it: the field first, its path written with dots."""
+    """Return the message in Anthropic's form: the field first, and its path with dots."""
     if error.code == "context_length_exceeded":
         return f"{TOO_LONG}: {error.message}"
     if not error.param:

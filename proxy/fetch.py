@@ -1,6 +1,7 @@
-"""Downloads the files that a request names by URL, and checks URLs that its backend would download.
+"""Downloads of the files that a request names by URL, and the check of URLs that the backend would
+download.
 
-Both reach public addresses only. Downloads are limited in time and size.
+Only public addresses are allowed. Downloads have limits on time and size.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from policies.egress import Egress, EgressRules
 from policies.hosts import Target, parse_authority
-from proxy.body_memory import HeldBody
+from proxy.body_memory import BodyReservation
 from proxy.errors import BadRequestError, BodyTooLargeError, BusyError
 from sandbox_runtime.egress.decision import EgressError
 from sandbox_runtime.egress.dialer import (
@@ -33,9 +34,9 @@ FETCH_S = 20.0
 CONNECT_S = 5.0
 """Time limit for a DNS lookup, and for a connection."""
 MAX_HOSTS = 32
-"""How many hosts and ports the URLs of one request may name that the backend downloads."""
-CHECKS_AT_ONCE = 4
-"""How many hosts of one request are looked up at the same time."""
+"""Maximum number of hosts and ports in the URLs that the backend downloads for one request."""
+MAX_CONCURRENT_CHECKS = 4
+"""Maximum number of concurrent DNS lookups of one request."""
 _MAX_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
 _URL_CHARS = "/%:@!$&'()*+,;=~?"
@@ -47,7 +48,7 @@ _HEADERS = (
 
 
 class FetchError(Exception):
-    """The file cannot be downloaded; the text says why."""
+    """A file cannot be downloaded. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Fetched:
     """The server's Content-Type, or an empty string."""
 
 
-class HostPlace(NamedTuple):
+class ParsedURL(NamedTuple):
     """A parsed URL."""
 
     scheme: str
@@ -70,22 +71,21 @@ class HostPlace(NamedTuple):
 
 
 class ByteBudget:
-    """How many bytes may still be downloaded for one request of an owner. The bytes are counted in
-    `body`, too."""
+    """The bytes that may still be downloaded for one request. They are reserved in `body` too."""
 
-    def __init__(self, bytes: int, owner: str, body: HeldBody | None = None) -> None:
+    def __init__(self, max_bytes: int, owner: str, body: BodyReservation | None = None) -> None:
         self.owner = owner
-        self._left = bytes
+        self._bytes_left = max_bytes
         self._body = body
 
-    def take(self, bytes: int) -> None:
-        """Count bytes of a download. Raises FetchError if they exceed the limit."""
-        self._left -= bytes
-        if self._left < 0:
+    def take(self, count: int) -> None:
+        """Subtract bytes of a download. Raises FetchError if they exceed the budget."""
+        self._bytes_left -= count
+        if self._bytes_left < 0:
             raise FetchError("the request's files are too large together")
         if self._body:
             try:
-                self._body.take(bytes)
+                self._body.take(count)
             except (BusyError, BodyTooLargeError) as error:
                 raise FetchError(f"the server has no memory for it: {error}") from error
 
@@ -93,8 +93,9 @@ class ByteBudget:
 class Fetcher:
     """Downloads files by GET.
 
-    Each host name, also that of a redirect, is resolved once; the address is checked, and that
-    address is connected to. `forbidden` are the addresses of the proxy itself and of its backend.
+    Each host name, also of a redirect, is resolved once. The resolved address is checked and then
+    connected to, so that a second DNS answer cannot replace it. `forbidden` are the addresses of
+    the proxy itself and of its backend.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class Fetcher:
         self._tls = tls
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
-    async def fetch(self, url: str, *, max_bytes: int, room: ByteBudget) -> Fetched:
+    async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> Fetched:
         """Download a file. Raises FetchError."""
-        dialer = self._dialers.setdefault(room.owner, self._new_dialer())
+        dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._follow(url, dialer, max_bytes, room)
+                return await self._follow(url, dialer, max_bytes, budget)
         except TimeoutError as error:
             raise FetchError(f"it took longer than {self._timeout_s:g} s") from error
         except EgressError as error:
@@ -131,32 +132,33 @@ class Fetcher:
             raise FetchError(f"the connection failed: {error}") from error
 
     async def check(self, url: str, owner: str) -> None:
-        """Raises FetchError for a URL that `fetch` would not download: it is malformed, or its host
-        has no public address."""
+        """Raise FetchError if the URL is malformed or its host has no public address."""
         dialer = self._dialers.setdefault(owner, self._new_dialer())
-        target = _target_of(url)
+        target = _target(url)
         try:
             await dialer.check(target)
         except EgressError as error:
             raise FetchError(str(error)) from error
 
     def _new_dialer(self) -> Dialer:
-        """Each owner has a dialer, so that slow names of one delay no other."""
+        """Return a dialer for one owner, so that its slow DNS lookups do not delay other owners."""
         rules = EgressRules(Egress(mode="open"))
         return Dialer(rules, self._forbidden, self._resolve, self._connect, self._connect_timeout_s)
 
-    async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: ByteBudget) -> Fetched:
-        from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - slow to import, seldom used
+    async def _follow(
+        self, url: str, dialer: Dialer, max_bytes: int, budget: ByteBudget
+    ) -> Fetched:
+        from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - imports httpcore: 70 ms
 
-        tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
+        tls = self._tls = self._tls or ssl.create_default_context()  # loads the CA certificates
         for _ in range(_MAX_REDIRECTS + 1):
-            host, request = _parsed(url)
+            host, request = _parse_url(url)
             headers = [("Host", host), *_HEADERS]
             async with ssrf_safe_get(request, headers, dialer, tls) as response:
                 is_redirect = 300 <= response.status < 400
                 location = response.headers.get("location") if is_redirect else None
                 if location is None:
-                    return await _file_of(response, max_bytes, room)
+                    return await _file_of(response, max_bytes, budget)
             try:
                 url = urljoin(url, location)
             except ValueError as error:
@@ -165,38 +167,38 @@ class Fetcher:
 
 
 async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str) -> None:
-    """Check URLs that the backend is about to download, each host and port once.
+    """Check URLs that the backend is to download, once for each host and port.
 
-    Raises BadRequestError for a private address, for a name that cannot be looked up, and for more
-    than `MAX_HOSTS` hosts.
+    Raises BadRequestError for a private address, for a host name that cannot be resolved, and for
+    more than `MAX_HOSTS` hosts.
     """
     by_target: dict[Target, str] = {}
     for url in urls:
         try:
-            by_target.setdefault(_target_of(url), url)
+            by_target.setdefault(_target(url), url)
         except FetchError as error:
             raise _not_allowed(url, error) from error
     if len(by_target) > MAX_HOSTS:
         raise BadRequestError(
-            f"The request names URLs of more than {MAX_HOSTS} hosts, each of which is looked up"
-            " before the backend is asked. Name fewer, or send the files as data URLs.",
+            f"The request names URLs of more than {MAX_HOSTS} hosts, the maximum. Name fewer, or"
+            " send the files as data URLs.",
             code="too_many_urls",
         )
-    at_once = asyncio.Semaphore(CHECKS_AT_ONCE)
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
 
-    async def fault(url: str) -> FetchError | None:
+    async def check(url: str) -> FetchError | None:
         try:
-            async with at_once:
+            async with semaphore:
                 await fetcher.check(url, owner)
         except FetchError as error:
             return error
         return None
 
     async with asyncio.TaskGroup() as group:
-        checks = {url: group.create_task(fault(url)) for url in by_target.values()}
-    for url, check in checks.items():
-        if found := check.result():
-            raise _not_allowed(url, found) from found
+        tasks = {url: group.create_task(check(url)) for url in by_target.values()}
+    for url, task in tasks.items():
+        if fault := task.result():
+            raise _not_allowed(url, fault) from fault
 
 
 def _not_allowed(url: str, error: FetchError) -> BadRequestError:
@@ -207,14 +209,14 @@ def _not_allowed(url: str, error: FetchError) -> BadRequestError:
     )
 
 
-def _target_of(url: str) -> Target:
-    _, place = _parsed(url)
-    return Target(place.host, place.port)
+def _target(url: str) -> Target:
+    _, parsed = _parse_url(url)
+    return Target(parsed.host, parsed.port)
 
 
-def _parsed(url: str) -> tuple[str, HostPlace]:
-    """Return a URL's Host header and its parts. The URL is parsed here alone, so that the host that
-    is checked is the host that is connected to. Raises FetchError."""
+def _parse_url(url: str) -> tuple[str, ParsedURL]:
+    """Return a URL's Host header and its parts. No other code parses the URL, so the checked host
+    is the host that is connected to. Raises FetchError."""
     try:
         split = urlsplit(url)
         if split.scheme not in _PORTS:
@@ -222,13 +224,13 @@ def _parsed(url: str) -> tuple[str, HostPlace]:
         target = parse_authority(split.netloc, _PORTS[split.scheme])
         query = f"?{split.query}" if split.query else ""
         path = quote((split.path or "/") + query, safe=_URL_CHARS)
-    except ValueError as error:  # also for half a surrogate pair
+    except ValueError as error:  # includes UnicodeEncodeError, for a lone surrogate
         raise FetchError(f"its URL is malformed: {error}") from error
     host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
-    return host, HostPlace(split.scheme, target.host, target.port, path)
+    return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 
-async def _file_of(response: "FetchedBody", max_bytes: int, room: ByteBudget) -> Fetched:
+async def _file_of(response: "FetchedBody", max_bytes: int, budget: ByteBudget) -> Fetched:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":
@@ -238,5 +240,5 @@ async def _file_of(response: "FetchedBody", max_bytes: int, room: ByteBudget) ->
         data += piece
         if len(data) > max_bytes:
             raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
-        room.take(len(piece))
+        budget.take(len(piece))
     return Fetched(bytes(data), response.headers.get("content-type", ""))

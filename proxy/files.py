@@ -1,7 +1,7 @@
-"""The files that runs produce: stored for a while, and downloaded by signed links without a key.
+"""The files that runs produce. They are stored for a while, and downloaded by signed links.
 
-`FileStore` stores and finds them, `RunArtifactStore` takes those of one run, `NamedFiles` finds the
-files that a request names by their ids, and `LinkSigner` signs the links.
+`FileStore` finds stored files, `RunArtifactStore` saves the files of one run, `FileLookup` finds
+the files that a request names by id, and `LinkSigner` signs the links.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000
-"""How many links of one request are looked up."""
-WHOLE = "zip"
-"""The file id in the signature of a link to all files of a container."""
+"""Maximum number of links in one request that are looked up."""
+ARCHIVE = "zip"
+"""The file id of a link to all files of a container."""
 _MAX_EXPIRY_DIGITS = 12
 
 
@@ -52,7 +52,7 @@ class StoredFile:
 
 
 class FileStore:
-    """The produced files of all runs, and the links to them."""
+    """The stored files of all containers, and the links to them."""
 
     def __init__(self, store: Store, *, limits: ArtifactLimits) -> None:
         self.store = store
@@ -66,23 +66,22 @@ class FileStore:
         owner: str,
         limits: ArtifactLimits | None = None,
     ) -> "RunArtifactStore":
-        """Return the store of one run's files. `base_url` is the URL of this server as its clients
-        see it; `limits` replace the server's."""
+        """Return the artifact store of one run. `base_url` is the URL of this server as its client
+        sees it. `limits` replace the server's."""
         return RunArtifactStore(self, container_id, base_url, owner, limits or self.limits)
 
     async def remember(self, container_id: str, owner: str) -> None:
-        """Create the container unless it exists, and note that it is used now."""
+        """Create the container if it does not exist, and extend its expiry."""
         wish = NewContainer(name=container_id, minutes=self.container_minutes)
         await self.store.containers.create(owner, wish, container_id)
         await self.store.containers.use(owner, container_id)
 
-    async def put_in(self, container_id: str, owner: str) -> list[InputFile]:
-        """Return the files that the client has put into a container."""
+    async def client_files(self, container_id: str, owner: str) -> list[InputFile]:
+        """Return the files that the client has uploaded into a container."""
         return await self._files(container_id, owner, INPUT_DIR, "user")
 
-    async def handed_back(self, container_id: str, owner: str) -> list[InputFile]:
-        """Return the files that runs have produced in a container. If its workspace is not kept,
-        they are all that is left of it."""
+    async def produced_files(self, container_id: str, owner: str) -> list[InputFile]:
+        """Return the files that runs have produced in a container."""
         return await self._files(container_id, owner, OUTPUT_DIR, "assistant")
 
     async def _files(
@@ -96,18 +95,18 @@ class FileStore:
         ]
 
     def link_expiry(self, limits: ArtifactLimits | None = None) -> int:
-        """Return the Unix time at which a link that is made now expires."""
+        """Return the expiry of a new link, as Unix time."""
         return int(self.store.now() + (limits or self.limits).retention_hours * 3600)
 
     @property
     def container_minutes(self) -> int:
-        """After how many minutes an unused container expires."""
+        """Minutes after which an unused container expires."""
         return math.ceil(self.limits.retention_hours * 60)
 
     def url(self, base_url: str, container_id: str, file_id: str, expires: int) -> str:
-        """Return the signed link to a file, or, for WHOLE, to all files of the container."""
+        """Return the signed link to a file, or to all files of the container for ARCHIVE."""
         signature = self._signer.sign(container_id, file_id, expires)
-        path = "content" if file_id == WHOLE else f"{file_id}/content"
+        path = "content" if file_id == ARCHIVE else f"{file_id}/content"
         return (
             f"{base_url.rstrip('/')}/v1/containers/{container_id}/files/{path}"
             f"?exp={expires}&sig={signature}"
@@ -117,10 +116,10 @@ class FileStore:
         """Return True if this server signed the link and it has not expired."""
         return self._signer.is_signed(container_id, file_id, expires, signature)
 
-    async def unlinked(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
-        """Return messages whose links to the owner's files are replaced by the files' paths. A part
-        that is such a file names it by its id instead (see NamedFiles). A link to any other file
-        loses its signature."""
+    async def replace_links(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
+        """Return the messages with paths in place of links to the owner's files. A content part
+        with such a link has the file's id instead, for FileLookup. Other links lose their
+        signature."""
         links = list(islice(dict.fromkeys(linked_files(list(messages))), MAX_LINKED_FILES))
         paths = {}
         for container, file_id in links:
@@ -134,22 +133,21 @@ class FileStore:
     async def find(
         self, container_id: str, file_id: str, owner: str | None = None
     ) -> StoredFile | None:
-        """Return a container's file, or None. `owner` is None if a signed link gives access."""
+        """Return a file of a container, or None. `owner` is None if a signed link grants access."""
         file = await self.store.container_files.get(container_id, file_id, owner)
         if file is None:
             return None
         return StoredFile(self.store.blobs.path(file.blob), file.filename, file.mime_type)
 
 
-class NamedFiles:
-    """Finds the files that requests name: an upload by its id, a container's file by
-    `container/file`."""
+class FileLookup:
+    """Finds the files that requests name: an upload by its id, and a file of a container by
+    `container_id/file_id`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
-        """See Uploads."""
         container_id, slash, name = file_id.partition("/")
         if not slash:
             return await self._store.uploads.find(owner, file_id)
@@ -161,7 +159,7 @@ class NamedFiles:
 
 
 class RunArtifactStore:
-    """Stores the files that one run produces; see Outbox."""
+    """The ArtifactStore of one run."""
 
     def __init__(
         self,
@@ -220,7 +218,7 @@ class RunArtifactStore:
         )
 
     async def _open(self) -> None:
-        """Create the container before the first file is put in."""
+        """Create the container before the first file is saved."""
         if not self._is_open:
             wish = NewContainer(name=self._container_id, minutes=self._files.container_minutes)
             await self._files.store.containers.create(self._owner, wish, self.container_id)
@@ -239,10 +237,10 @@ class RunArtifactStore:
 
 
 class LinkSigner:
-    """Signs links, and verifies them also after a restart."""
+    """Signs links, and verifies them. The key outlives a restart."""
 
     def __init__(self, key: Path, now: Callable[[], float]) -> None:
-        """`key` is the file with the key; it is created unless it exists."""
+        """`key` is the file of the key. It is created if it does not exist."""
         self._key = _read_or_create_key(key)
         self._now = now
 
@@ -263,7 +261,7 @@ class LinkSigner:
 
 def _read_or_create_key(path: Path) -> bytes:
     if not path.exists():
-        # A hard link to a finished file, because several proxies may start at the same time.
+        # A hard link to a complete file, because several processes may create the key at once.
         finished = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         finished.touch(mode=0o600)
         finished.write_bytes(secrets.token_bytes(32))

@@ -1,9 +1,15 @@
-"""The HTTP server: uvicorn with bounds on connections, and a shutdown that answers its clients.
+"""The HTTP server: uvicorn with limits on connections, and a shutdown that answers its clients.
 
-`HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection, read by
-httptools, which takes half of h11's time; it adds time and size limits on what a client leaves
-unfinished. `OpenConnections` bounds how many connections are open. `CoalescingTransport` sends the
-writes of one turn of the event loop together.
+`HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection, with
+time and size limits on unfinished requests and unread responses. `ConnectionRegistry` limits the
+number of connections. `CoalescingTransport` sends the writes of one iteration of the event loop
+together.
+
+uvicorn's httptools protocol is extended, because httptools takes half of h11's time
+(`bench/relay.py`) and uvicorn has none of these limits. tests/proxy/test_connections.py tests the
+time limits, test_connection_bounds.py the connection and pipelining limits,
+tests/clients/test_http_protocol.py the parser's limits and the upgrade offers, and
+tests/proxy/test_coalescing.py the transport.
 """
 
 import asyncio
@@ -25,7 +31,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from proxy.api.dependencies import told, with_request_id
+from proxy.api.dependencies import error_response, with_request_id
 from proxy.errors import ServerStopsError, TooManyConnectionsError
 from proxy.runs.manager import RunManager
 from sandbox_runtime.clock import Clock
@@ -33,51 +39,52 @@ from sandbox_runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 MAX_IDLE_BYTES = 64 * 1024
-"""Limit for an unfinished request head, or unfinished trailers; h11 has the same."""
+"""Maximum size of an incomplete request head or incomplete trailers; h11 has the same limit."""
 MAX_PIPELINED = 64
-"""Requests that a client may send before the first is answered. Without this limit, one connection
-filled 60 MB of memory a second."""
+"""Maximum number of pipelined requests. Without this limit, one connection filled 60 MB of memory
+per second."""
 HEAD_S = 20.0
-"""Time limit for a request's head, from the connection's start or, on a reused connection, from the
-head's first byte."""
+"""Time limit for a request head, from the start of the connection or, on a reused connection, from
+the head's first byte."""
 BODY_S = 30.0
-"""Longest pause within a request body."""
+"""Maximum pause within a request body, in seconds."""
 MIN_BYTES_PER_S = 500
-"""Minimum rate at which a body or an answer extends its time limit, so that a client that sends or
-reads a byte now and then cannot keep the connection for ever."""
+"""Minimum rate of a body or a response: each received or sent byte extends the time limit by
+1 / MIN_BYTES_PER_S seconds, so a single byte now and then does not keep a connection open."""
 IDLE_S = 120.0
-"""How long an idle connection is kept. It is longer than clients keep theirs, because a request
-that is sent just as the server closes is lost. Go's and reqwest's pools keep a connection for 90 s,
-nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for 5."""
-TAKE_S = 600.0
-"""How long a client may read nothing while bytes of its answer wait to be sent."""
+"""Time limit for an idle connection. It is longer than the clients' own limits, because a request
+that is sent while the server closes the connection is lost. Go's and reqwest's pools keep a
+connection for 90 s, nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for
+5."""
+READ_S = 600.0
+"""Maximum seconds without progress while a client does not read its response."""
 HEADROOM = 32
-"""Connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
+"""Number of connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
 ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024
-"""Bytes that `CoalescingTransport` holds back. Larger writes go to the transport at once, so that
-its flow control sees them: without it, a fast writer would fill the memory."""
-RUNS_PATIENCE_S = 3.0
-"""How long runs may continue after the shutdown has begun."""
-PATIENCE_S = 4.5
-"""How long any request may continue, so that it can still report the end of a run."""
-CUT_OFF_S = 5
-"""When uvicorn closes the remaining connections."""
+"""Maximum number of bytes that `CoalescingTransport` buffers. Beyond, writes go to the transport at
+once, whose flow control then pauses the writer."""
+RUN_SHUTDOWN_S = 3.0
+"""Maximum seconds that a run may continue after the start of the shutdown."""
+REQUEST_SHUTDOWN_S = 4.5
+"""Maximum seconds that a request may continue, so that it can report the end of its run."""
+CONNECTION_SHUTDOWN_S = 5
+"""Seconds after which uvicorn closes the remaining connections."""
 TICKS_PER_CHECK = 10
-"""Expired connections are looked for every tenth tick of uvicorn, which is every second."""
+"""Number of uvicorn's ticks (10 per second) between two checks for expired connections."""
 
 
-def most_connections(wanted: int, files: int) -> int:
-    """Return how many client connections may be open: `wanted`, but at most half of the `files`
-    that the process may open, because sandboxes and the backend need the other half."""
+def connection_limit(wanted: int, files: int) -> int:
+    """Return the maximum number of client connections: `wanted`, but at most half of the `files`
+    that the process may open. Sandboxes and the backend need the other half."""
     if files == resource.RLIM_INFINITY:
         return wanted
     most = min(wanted, max(1, files // 2 - HEADROOM))
     if most < wanted:
         log.warning(
-            "at most %d connections of clients, not server.max_connections (%d): the process may"
-            " open %d files only (RLIMIT_NOFILE)",
+            "server.max_connections is lowered to %d (configured: %d): the process may open only"
+            " %d files; raise RLIMIT_NOFILE",
             most,
             wanted,
             files,
@@ -85,24 +92,24 @@ def most_connections(wanted: int, files: int) -> int:
     return most
 
 
-def is_this_machine(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     """Return True for a loopback address."""
     found = ip_address(address)
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return (mapped or found).is_loopback
 
 
-def _client(address: str) -> str:
-    """Return the key under which an address's connections are counted. For IPv6 it is the /64
-    network, all of which one client may have."""
+def _address_key(address: str) -> str:
+    """Return the key under which the connections of an address are counted. For IPv6 it is the /64
+    network, which one client may own."""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
         return str(IPv6Network((int(found) >> 64 << 64, 64)))
     return address
 
 
-class _Connections:
-    """Connections that share one limit: those of all clients, or of one address."""
+class _ConnectionGroup:
+    """Connections with a common limit: those of all clients, or of one address."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -112,17 +119,16 @@ class _Connections:
 
     @property
     def is_far_over(self) -> bool:
-        """Return True if the headroom above the limit is used up."""
+        """Return True if the number exceeds the limit and the headroom."""
         return len(self.open) > self._most + HEADROOM
 
     def make_room(self) -> bool:
-        """Return True if one more request may be answered, after closing an idle connection if
-        necessary."""
+        """Return True if one more request may be answered. Close an idle connection if needed."""
         return len(self.open) <= self._most or self.close_one()
 
     def close_one(self) -> bool:
-        """Close the connection that has been idle longest; return False if none is idle. A
-        connection with unsent bytes counts as idle once `close_expired` finds them sent."""
+        """Close the connection that has been idle longest, and return False if none is idle. A
+        connection with unsent bytes becomes idle when `close_expired` finds them sent."""
         while self.waiting:
             connection, _ = self.waiting.popitem(last=False)
             if connection.is_idle():
@@ -131,36 +137,37 @@ class _Connections:
         return False
 
 
-class OpenConnections(ServerState):
-    """All connections of clients, limited in total and per address.
+class ConnectionRegistry(ServerState):
+    """All connections of clients, with limits in total and per address.
 
-    Above a limit, a request closes the connection that has been idle longest; if none is idle, the
+    Above a limit, a request closes the connection that has been idle longest. If none is idle, the
     request is refused. One address may have half of all connections.
     """
 
     def __init__(
-        self, most: int, clock: Clock, is_many: Callable[[str], bool] = is_this_machine
+        self, most: int, clock: Clock, is_shared: Callable[[str], bool] = is_loopback
     ) -> None:
-        """`is_many` returns True for an address of many clients, which has no limit of its own."""
+        """`is_shared` returns True for an address of many clients, such as a reverse proxy. It has
+        no limit of its own."""
         super().__init__()
         self.clock = clock
         self._share = max(1, most // 2)
-        self._is_many = is_many
-        self._all = _Connections(most)
-        self._of_addresses: WeakValueDictionary[str, _Connections] = WeakValueDictionary()
+        self._is_shared = is_shared
+        self._all = _ConnectionGroup(most)
+        self._of_addresses: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
 
-    def bounds_of(self, address: str | None) -> tuple[_Connections, ...]:
-        """Return the groups whose limits apply to a connection from the address."""
-        if address is None or self._is_many(address):
+    def bounds_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
+        """Return the groups of a connection from the address."""
+        if address is None or self._is_shared(address):
             return (self._all,)
         return (
             self._all,
-            self._of_addresses.setdefault(_client(address), _Connections(self._share)),
+            self._of_addresses.setdefault(_address_key(address), _ConnectionGroup(self._share)),
         )
 
     def enter(self, connection: "HTTPProtocol") -> None:
-        """Add a new connection. If the headroom above a limit is used up, close the connection that
-        has been idle longest; that is the new one if all others have a request."""
+        """Add a new connection. If a limit and its headroom are exceeded, close the connection that
+        has been idle longest: the new one if all others have a request."""
         for each in connection.bounds:
             each.open.add(connection)
             each.waiting[connection] = None
@@ -186,14 +193,14 @@ class OpenConnections(ServerState):
         return True
 
     def leave(self, connection: "HTTPProtocol") -> None:
-        """Remove a closed connection. Safe to call twice."""
+        """Remove a closed connection. Idempotent."""
         for each in connection.bounds:
             each.open.discard(connection)
             each.waiting.pop(connection, None)
 
     def close_expired(self) -> None:
-        """Close the connections whose clients exceed a time limit, and mark those as idle that have
-        sent all of their answers."""
+        """Close the connections whose clients exceed a time limit. Mark connections as idle whose
+        responses have been sent since the last check."""
         now = self.clock.time()
         closed = 0
         for connection in list(self._all.open):
@@ -204,39 +211,39 @@ class OpenConnections(ServerState):
                 for each in connection.bounds:
                     each.waiting.setdefault(connection)
         if closed:
-            log.info("%d connections closed: their clients were too slow", closed)
+            log.info("closed %d connections whose clients exceeded a time limit", closed)
 
 
 class HTTPProtocol(HttpToolsProtocol):
     """One connection of a client."""
 
-    server_state: OpenConnections
+    server_state: ConnectionRegistry
 
     def __init__(
         self,
         config: Config,
-        server_state: OpenConnections,
+        server_state: ConnectionRegistry,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.bounds: tuple[_Connections, ...] = ()
-        """The groups whose limits apply to this connection."""
+        self.bounds: tuple[_ConnectionGroup, ...] = ()
+        """The groups of this connection."""
         self._idle_bytes = 0
-        """Bytes received since the last complete head, piece of a body, or message."""
+        """Bytes received since the last complete head, body piece or message."""
         self._is_in_head = False
         self._running: RequestResponseCycle | None = None
-        """The request that is answered now, or was last. `cycle` is the newest that arrived."""
+        """The request that is being answered, or the last one. `cycle` is the newest received
+        one."""
         self._expires_at = math.inf
-        """When the connection is closed unless the client sends more."""
+        """Time at which the connection is closed, unless the client sends more."""
         self._out: CoalescingTransport
         self._taken_bytes = 0
         """`CoalescingTransport.taken_bytes` at the last check."""
         self._stalls_at = math.inf
-        """When the connection is closed unless the client reads more of its answer."""
+        """Time at which the connection is closed, unless the client reads more of its response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """See asyncio."""
         self._out = CoalescingTransport(transport)
         super().connection_made(self._out)
         self._expire_in(HEAD_S)
@@ -244,7 +251,6 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self.server_state.leave(self)
         super().connection_lost(exc)
         if self._running and not self._running.response_complete:
@@ -253,7 +259,6 @@ class HTTPProtocol(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         self._idle_bytes += len(data)
         try:
             self._feed_without_upgrade_offer(data)
@@ -264,14 +269,12 @@ class HTTPProtocol(HttpToolsProtocol):
                 self._refuse("Request header fields too large.")
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         super().on_message_begin()
         self._is_in_head = True
         if self.cycle and self.cycle.response_complete:
             self._expire_in(HEAD_S)
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         self._idle_bytes = 0
         self._is_in_head = False
         if self.parser.should_upgrade():
@@ -289,7 +292,6 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expire_in(BODY_S)
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._idle_bytes = 0
         super().on_body(body)
         if self._is_answering() and not self.pipeline:
@@ -297,7 +299,6 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expires_at = min(extended, self.server_state.clock.time() + BODY_S)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         self._idle_bytes = 0
         if self.parser.should_upgrade():
             return
@@ -323,8 +324,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.server_state.wait(self)
 
     def is_expired(self, now: float) -> bool:
-        """Return True if the client exceeds a time limit for sending its request or for reading its
-        answer."""
+        """Return True if the client exceeds a time limit for its request or for its response."""
         if self._out.get_write_buffer_size():
             return self._is_stalled(now)
         self._stalls_at = math.inf
@@ -338,19 +338,19 @@ class HTTPProtocol(HttpToolsProtocol):
         return now >= self._expires_at
 
     def _is_stalled(self, now: float) -> bool:
-        """Return True if the client reads its answer too slowly."""
+        """Return True if the client reads its response too slowly."""
         taken = self._out.taken_bytes
         extended = self._stalls_at + (taken - self._taken_bytes) / MIN_BYTES_PER_S
-        self._taken_bytes, self._stalls_at = taken, min(extended, now + TAKE_S)
+        self._taken_bytes, self._stalls_at = taken, min(extended, now + READ_S)
         return now >= self._stalls_at
 
     def is_idle(self) -> bool:
-        """Return True if no request is in progress and all answers are sent."""
+        """Return True if no request is in progress and all responses are sent."""
         return not self._is_answering() and not self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close the connection at once."""
-        # asyncio calls `connection_lost` in the next turn of the loop; this one counts already.
+        # asyncio calls `connection_lost` later, but the connection must not count from now on.
         self.connections.discard(self)
         self.server_state.leave(self)
         self.transport.abort()
@@ -362,9 +362,11 @@ class HTTPProtocol(HttpToolsProtocol):
         self._expires_at = self.server_state.clock.time() + seconds
 
     def _feed_without_upgrade_offer(self, data: bytes) -> None:
-        """Parse data as if no request offered to switch protocols, as Java's client does with
-        HTTP/2. httptools reads what follows such an offer, a body too, as the other protocol,
-        although the server has not accepted; so the head is parsed again without the offer."""
+        """Parse data, and ignore an offer to switch protocols, such as Java's HTTP/2 offer.
+
+        After an offer, httptools treats all further bytes as the other protocol, even a body,
+        although the server has not accepted. So the head is parsed again without the offer.
+        """
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
@@ -376,8 +378,8 @@ class HTTPProtocol(HttpToolsProtocol):
             self.parser.feed_data(head + data[offered.args[0] :])
 
     def _head_without_offer(self) -> bytes:
-        """Return the request's head without the option `upgrade` of the header `Connection`, or of
-        `Proxy-Connection`, which httptools treats alike: without it, `Upgrade` means nothing."""
+        """Return the request head without the `upgrade` option of `Connection` and of
+        `Proxy-Connection`, which httptools treats alike. Without it, `Upgrade` has no effect."""
         version = self.parser.get_http_version().encode()
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
@@ -387,22 +389,23 @@ class HTTPProtocol(HttpToolsProtocol):
             head += (name, b": ", value, b"\r\n")
         return b"".join([*head, b"\r\n"])
 
-    def _refuse(self, words: str) -> None:
-        self.logger.warning(words)
-        self.send_400_response(words)
+    def _refuse(self, message: str) -> None:
+        self.logger.warning(message)
+        self.send_400_response(message)
 
     async def _refuse_too_many(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = TooManyConnectionsError()
-        # Closing before the whole body has arrived resets the connection and loses the answer.
+        # To close before the whole body has arrived would reset the connection, and the response
+        # would be lost.
         if not self.cycle.more_body:
             error.headers["Connection"] = "close"
-        await told(Request(scope), error)(scope, receive, with_request_id(scope, send))
+        await error_response(Request(scope), error)(scope, receive, with_request_id(scope, send))
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that sends the writes of one turn of the event loop together, such as an answer's
-    head and its body. Each packet costs both processes a system call and a turn of their loops,
-    which is a tenth of the time of a short answer."""
+    """A transport that sends the writes of one iteration of the event loop together, such as the
+    head and the body of a response. Each separate write costs client and server a system call and
+    an iteration, a tenth of the time of a short response (`bench/relay.py`)."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -414,11 +417,10 @@ class CoalescingTransport(asyncio.Transport):
 
     @property
     def taken_bytes(self) -> int:
-        """How many of the written bytes the kernel has accepted."""
+        """Number of the written bytes that the kernel has accepted."""
         return self._passed_bytes - self._transport.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See asyncio.WriteTransport."""
         if self._held_bytes + len(data) > MAX_HELD_BYTES:
             self._send()
             self._passed_bytes += len(data)
@@ -430,17 +432,14 @@ class CoalescingTransport(asyncio.Transport):
         self._held_bytes += len(data)
 
     def close(self) -> None:
-        """See asyncio.BaseTransport."""
         self._send()
         self._transport.close()
 
     def abort(self) -> None:
-        """See asyncio.WriteTransport."""
         self._held.clear()
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio.WriteTransport."""
         return self._held_bytes + self._transport.get_write_buffer_size()
 
     def _send(self) -> None:
@@ -449,35 +448,30 @@ class CoalescingTransport(asyncio.Transport):
             held, self._held, self._held_bytes = self._held, [], 0
             self._transport.write(b"".join(held))
 
-    # Unchanged
+    # Delegated unchanged
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio.BaseTransport."""
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """See asyncio.BaseTransport."""
         return self._transport.is_closing()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """See asyncio.BaseTransport."""
         self._transport.set_protocol(protocol)
 
     def pause_reading(self) -> None:
-        """See asyncio.ReadTransport."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See asyncio.ReadTransport."""
         self._transport.resume_reading()
 
 
 class HTTPServer(uvicorn.Server):
-    """uvicorn's server; its shutdown ends the runs first, so that each client gets an answer."""
+    """uvicorn's server. Its shutdown ends the runs first, so that each client gets a response."""
 
-    server_state: OpenConnections
+    server_state: ConnectionRegistry
 
-    def __init__(self, app: ASGIApp, runs: RunManager, connections: OpenConnections) -> None:
+    def __init__(self, app: ASGIApp, runs: RunManager, connections: ConnectionRegistry) -> None:
         self._app = _ShutdownMiddleware(app)
         super().__init__(
             uvicorn.Config(
@@ -486,28 +480,29 @@ class HTTPServer(uvicorn.Server):
                 log_config=None,
                 log_level="warning",
                 access_log=False,
-                timeout_graceful_shutdown=CUT_OFF_S,
+                timeout_graceful_shutdown=CONNECTION_SHUTDOWN_S,
             )
         )
         self.server_state = connections
         self._runs = runs
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn, which calls this ten times a second."""
+        """See uvicorn, which calls this method ten times per second."""
         if counter % TICKS_PER_CHECK == 0:
             self.server_state.close_expired()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """See uvicorn. Accept no new connection, end the runs, then cancel requests that remain."""
-        giving_up = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up)
-        stopping = asyncio.create_task(self._runs.stop(RUNS_PATIENCE_S))
+        """See uvicorn. Accept no new connections, end the runs, then cancel the remaining
+        requests."""
+        timer = asyncio.get_running_loop().call_later(REQUEST_SHUTDOWN_S, self._cancel_requests)
+        stopping = asyncio.create_task(self._runs.stop(RUN_SHUTDOWN_S))
         await super().shutdown(sockets)
-        giving_up.cancel()
+        timer.cancel()
         await stopping
 
-    def _give_up(self) -> None:
-        log.warning("the server stops: %d requests are given up", len(self.server_state.tasks))
+    def _cancel_requests(self) -> None:
+        log.warning("the server stops: %d requests are cancelled", len(self.server_state.tasks))
         self._app.stops = True
         for request in self.server_state.tasks:
             request.cancel()
@@ -533,7 +528,7 @@ class _ShutdownMiddleware:
         except asyncio.CancelledError:
             if not self.stops:
                 raise
-            # An answer that has begun stays incomplete, and uvicorn closes the connection.
+            # A response that has begun stays incomplete, and uvicorn closes the connection.
             if not has_begun:
-                response = told(Request(scope), ServerStopsError())
+                response = error_response(Request(scope), ServerStopsError())
                 await response(scope, receive, with_request_id(scope, send))

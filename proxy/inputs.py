@@ -1,8 +1,8 @@
-"""The files of a request: taken out of its messages, and made ready for the sandbox.
+"""The input files of a request.
 
-`Inputs` finds the files inside the request, among the client's uploads and on the web, and replaces
-them in the messages by their paths. `ModelMedia` is what the model is shown of them, and
-`TextLengths` counts the tokens of long texts, which become files as well.
+`Inputs` finds the files in the request, among the client's uploads and on the web, and replaces
+them in the messages by their paths in the sandbox. `ModelMedia` encodes the files that the model
+receives too. `TextLengths` counts the tokens of long texts, which become files as well.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from policies.workspace import (
 )
 from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
-from proxy.body_memory import HeldBody
+from proxy.body_memory import BodyReservation
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError, refuse_private_urls
 from proxy.schemas.content_parts import (
@@ -56,18 +56,18 @@ from proxy.store.records import EmptyUploadLookup, Upload, UploadLookup
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
-"""How many URLs of one request are downloaded: its last ones."""
-FETCHES_AT_ONCE = 8
+"""Maximum number of URLs of one request that are downloaded. The last ones are."""
+MAX_CONCURRENT_FETCHES = 8
 MAX_SHOWN_BYTES = 20 << 20
-"""The largest file that the model is shown; a larger one is in the sandbox only."""
+"""Maximum size of a file that the model receives. A larger file is in the sandbox only."""
 MAX_ALL_SHOWN_BYTES = 50 << 20
-"""The limit for all files of a request that the model is shown, each counted as often as it is
-named; OpenAI accepts 50 MB. Files beyond it are in the sandbox only."""
+"""Maximum total size of the files that the model receives with one request. A file counts once for
+each part that names it. OpenAI accepts 50 MB. Files beyond are in the sandbox only."""
 COUNT_S = 2.0
-"""How long a request waits for the token counts of its texts, before estimates are used."""
+"""Seconds to wait for the token counts of a request's texts, before estimates are used."""
 MAX_COUNTED = 8
-"""How many texts of one request are counted."""
-_MAX_KNOWN_COUNTS = 1000
+"""Maximum number of texts of one request that are counted."""
+_MAX_CACHED_COUNTS = 1000
 _PIECE_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 16 << 20
 
@@ -79,38 +79,39 @@ the model, the client's owner, and the client's own credentials for the backend,
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """What `Inputs` has to know of a request beside its messages."""
+    """The properties of a request, apart from its messages, that `Inputs` needs."""
 
     owner: str
     model: str
     credentials: Credentials | None
     limits: InputLimits
-    body: HeldBody | None
-    """Counts the memory that the files take."""
+    body: BodyReservation | None
+    """Reserves the memory of the files."""
     present: Sequence[InputFile]
-    """The files that are in the container already, beside its workspace."""
+    """The stored files of the container that the workspace snapshot does not contain."""
     notes_follow: bool
-    """True if the notes on the files of the user's last message stay out of that message."""
+    """True if the notes on the files of the user's last message are not inserted in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FileContent:
-    """The content of a file part, or the reason why there is none."""
+    """The content of a file part, or the reason why it has none."""
 
     mime_type: str = ""
     bytes: int = 0
     read: Callable[[], Pieces] | None = None
     fault: str = ""
     filename: str = ""
-    """The name if the part itself has none."""
+    """The file's name, if the part has none."""
     shown: Mapping[str, Any] | None = None
-    """The part that a model receives which accepts this kind of file."""
+    """The content part for a model that accepts this kind of file."""
     fetched: Fetched | None = None
-    """The downloaded file, if the part has a URL."""
+    """The downloaded file of a part with a URL."""
 
 
 class Inputs:
-    """Takes files out of requests. `modalities` are the kinds of files that the model accepts."""
+    """Extracts the files of requests. `modalities` are the kinds of files that the model
+    accepts."""
 
     def __init__(
         self,
@@ -123,9 +124,8 @@ class Inputs:
         window: WindowOf | None = None,
         backend_fetches: bool = False,
     ) -> None:
-        """`max_total_mib` is the highest limit of any profile. Without `fetcher`, nothing is
-        downloaded; without `lengths`, texts are not counted. `backend_fetches` allows the backend
-        to download any URL from inside its own network."""
+        """`max_total_mib` is the highest limit of any profile. Without `fetcher`, no file is
+        downloaded. Without `lengths`, no text is counted."""
         self._max_total_mib = max_total_mib
         self._modalities = frozenset[Kind](modalities)
         self._uploads = uploads or EmptyUploadLookup()
@@ -133,36 +133,35 @@ class Inputs:
         self._lengths = lengths
         self._window = window
         self.backend_fetches = backend_fetches
-        """True if the backend may download any URL."""
+        """True if the backend may download any URL, from inside its own network."""
 
     async def load(
-        self, given: Sequence[Message], body: Mapping[str, Any], context: InputContext
+        self, messages_with_files: Sequence[Message], body: Mapping[str, Any], context: InputContext
     ) -> AgentInput | PendingInput:
-        """Return the messages without their files, and the files, which are also named in other
-        fields of the body. Downloads begin with the run, so that the client of a stream does not
-        wait for them without an answer.
+        """Return the messages without their files, and the files of the messages and of other
+        fields of the body. The run downloads files, so that a stream is answered meanwhile.
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
-        messages, parts = extract_files(given)
+        messages, parts = extract_files(messages_with_files)
         parts = [*uploads_in_sandbox_field(body), *parts]
         await self._check_other_urls(messages, parts, context.owner)
         limits = context.limits
-        sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
+        sizes = await asyncio.to_thread(_inline_sizes, parts, limits) if parts else {}
         media = ModelMedia(context.body)
         local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
         if not any(isinstance(part.source, RemoteFile) for part in parts):
             return await self._place(messages, parts, local, context)
-        left = (limits.max_total_mib << 20) - sum(sizes.values())
-        room = ByteBudget(left, context.owner, context.body)
-        download = partial(self._download, messages, parts, local, room, media, context)
-        return PendingInput(given, context.present, download)
+        bytes_left = (limits.max_total_mib << 20) - sum(sizes.values())
+        budget = ByteBudget(bytes_left, context.owner, context.body)
+        download = partial(self._download, messages, parts, local, budget, media, context)
+        return PendingInput(messages_with_files, context.present, download)
 
     async def _check_other_urls(
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
     ) -> None:
-        """Check URLs in places where only some backends read them: in parts without a type, or in
-        the model's own messages. Raises BadRequestError."""
+        """Check the URLs that only some backends download: those of parts without a type, and of
+        assistant messages. Raises BadRequestError for a private URL."""
         fetched = {part.source.url for part in parts if isinstance(part.source, RemoteFile)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
         if urls := [url for url in others if url not in fetched]:
@@ -173,12 +172,12 @@ class Inputs:
         messages: Sequence[Message],
         parts: Sequence[FilePart],
         local: Sequence[_FileContent],
-        room: ByteBudget,
+        budget: ByteBudget,
         media: "ModelMedia",
         context: InputContext,
     ) -> AgentInput:
-        """Return the messages and the files, the downloaded ones among them."""
-        fetched = await self._fetch_all(parts, room, context.limits)
+        """Download the files, and return the messages and all files."""
+        fetched = await self._fetch_all(parts, budget, context.limits)
         contents = [
             await self._with_shown(part, fetched[part.source.url], media)
             if isinstance(part.source, RemoteFile)
@@ -194,8 +193,10 @@ class Inputs:
         contents: Sequence[_FileContent],
         context: InputContext,
     ) -> AgentInput:
-        """Return the messages with a path in the sandbox for each file and for each long text."""
-        given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
+        """Return the messages with a sandbox path in place of each file and each long text."""
+        files = [
+            self._given_file(part, content) for part, content in zip(parts, contents, strict=True)
+        ]
         over = await self._text_limit(messages, context)
         near = texts_to_count(messages, over) if self._lengths else ()
         counted: Mapping[str, int] = {}
@@ -204,7 +205,7 @@ class Inputs:
         work = partial(
             plan_workspace,
             messages,
-            given,
+            files,
             over_tokens=over,
             counted=counted,
             without_notes=last_user_index(messages) if context.notes_follow else None,
@@ -212,7 +213,7 @@ class Inputs:
         workspace = await asyncio.to_thread(work) if is_slow_to_plan(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
         if inputs:
-            inputs = await asyncio.to_thread(_digested, inputs)
+            inputs = await asyncio.to_thread(_with_digests, inputs)
         return AgentInput(
             messages=workspace.messages,
             files=[*context.present, *inputs],
@@ -221,22 +222,22 @@ class Inputs:
         )
 
     async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
-        """Return above how many tokens a text becomes files. The model's window is asked for only
-        if a text is long enough for it to matter."""
+        """Return the number of tokens above which a text becomes files, or None. The model's
+        context window is looked up only if a text is long."""
         limit = context.limits.offload_text_over_tokens
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
         window = await self._window(context.model, context.owner, context.credentials)
         return offload_threshold(limit, window)
 
-    async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
-        """Return those ids that are not, or no longer, uploads of the owner."""
+    async def missing_uploads(self, owner: str, file_ids: Iterable[str]) -> set[str]:
+        """Return the ids that are not stored uploads of the owner."""
         return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
     async def _local_content(
         self, part: FilePart, sizes: Mapping[str, int], owner: str, media: "ModelMedia"
     ) -> _FileContent:
-        """Return the content of a part that needs no download, and an empty one of others."""
+        """Return the content of a part, or an empty content if it must be downloaded."""
         match part.source:
             case InlineData() as data:
                 pieces = partial(_inline_pieces, data)
@@ -246,7 +247,7 @@ class Inputs:
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
-    def _given(self, part: FilePart, content: _FileContent) -> ReceivedFile:
+    def _given_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
         return ReceivedFile(
             position=part.at,
             kind=part.kind,
@@ -260,13 +261,13 @@ class Inputs:
 
     @property
     def max_body_bytes(self) -> int:
-        """How large a request body may be: its files in base64, and its texts."""
+        """Maximum size of a request body: the files in base64, and the texts."""
         return (self._max_total_mib << 20) * 4 // 3 + _MAX_TEXT_BYTES
 
     # Files on the web
 
     async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
-        """See `refuse_private_urls`. Nothing is checked if the backend may be given any URL."""
+        """Call `refuse_private_urls`, unless the backend may download any URL."""
         if self.backend_fetches:
             return
         await refuse_private_urls(self._fetcher or Fetcher(), urls, owner)
@@ -274,26 +275,28 @@ class Inputs:
     async def _with_shown(
         self, part: FilePart, fetched: _FileContent, media: "ModelMedia"
     ) -> _FileContent:
-        """Return a downloaded file with what the model is shown of it: the bytes, never the URL,
-        which the backend would download from inside its network."""
+        """Return a downloaded file with its content part for the model. The part has the bytes and
+        not the URL, which the backend would download from inside its network."""
         if self.backend_fetches:
             return replace(fetched, shown=part.part)
         if fetched.fetched is None or part.kind not in self._modalities:
             return fetched
         data = fetched.fetched.data
-        return replace(fetched, shown=await media.fetched(part, fetched.mime_type, data))
+        return replace(fetched, shown=await media.downloaded(part, fetched.mime_type, data))
 
     async def _fetch_all(
-        self, parts: Sequence[FilePart], room: ByteBudget, limits: InputLimits
+        self, parts: Sequence[FilePart], budget: ByteBudget, limits: InputLimits
     ) -> dict[str, _FileContent]:
-        """Return the file of each URL. The newest are downloaded first, before the size limit is
-        reached."""
-        named = (part.source.url for part in reversed(parts) if isinstance(part.source, RemoteFile))
-        urls = list(dict.fromkeys(named))
-        at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
+        """Return the file of each URL. The newest are downloaded first: they take precedence under
+        the size limit."""
+        newest = (
+            part.source.url for part in reversed(parts) if isinstance(part.source, RemoteFile)
+        )
+        urls = list(dict.fromkeys(newest))
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
         async with asyncio.TaskGroup() as group:
             tasks = {
-                url: group.create_task(self._fetch(url, at_once, room, limits))
+                url: group.create_task(self._fetch(url, semaphore, budget, limits))
                 for url in urls[:MAX_FETCHES]
             }
         beyond = f"was not fetched: only the newest {MAX_FETCHES} URLs of a request are"
@@ -301,19 +304,20 @@ class Inputs:
         return {url: task.result() for url, task in tasks.items()} | older
 
     async def _fetch(
-        self, url: str, at_once: asyncio.Semaphore, room: ByteBudget, limits: InputLimits
+        self, url: str, semaphore: asyncio.Semaphore, budget: ByteBudget, limits: InputLimits
     ) -> _FileContent:
         try:
             if self._fetcher is None or not limits.fetch_urls:
                 raise FetchError("URLs are not fetched here")
-            async with at_once:
+            async with semaphore:
                 file = await self._fetcher.fetch(
-                    url, max_bytes=limits.max_file_mib << 20, room=room
+                    url, max_bytes=limits.max_file_mib << 20, budget=budget
                 )
         except FetchError as error:
             return _FileContent(fault=f"{url[:200]} was not fetched: {error}")
         read = partial(_pieces, file.data)
-        return _FileContent(normalize_mime_type(file.mime_type), len(file.data), read, fetched=file)
+        mime_type = normalize_mime_type(file.mime_type)
+        return _FileContent(mime_type, len(file.data), read, fetched=file)
 
     # Uploads
 
@@ -339,15 +343,15 @@ def _input_file(
     placed: FileToWrite, parts: Sequence[FilePart], contents: Sequence[_FileContent]
 ) -> InputFile:
     if isinstance(placed.source, str):
-        text = placed.source.encode(errors="replace")  # half a surrogate pair is no text
+        text = placed.source.encode(errors="replace")  # UTF-8 cannot encode a lone surrogate
         return InputFile(placed.path, placed.source, partial(_pieces, text))
     read = contents[placed.source].read
     assert read is not None
     return InputFile(placed.path, parts[placed.source].identity, read)
 
 
-def _digested(files: Sequence[InputFile]) -> list[InputFile]:
-    """Return the files with a digest for their identity, which may be the data itself, because a
+def _with_digests(files: Sequence[InputFile]) -> list[InputFile]:
+    """Return the files with a digest as identity. An identity may be the file's data, and a
     workspace stores the identities of its files."""
     return [
         replace(
@@ -377,11 +381,11 @@ async def _file_pieces(path: Path) -> Pieces:
             yield piece
 
 
-def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
-    """Return the bytes of each file inside the request, by its identity. Raises BadRequestError,
+def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
+    """Return the size of each file in the request body, by its identity. Raises BadRequestError,
     FileTooLargeError."""
     sizes: dict[str, int] = {}
-    room = limits.max_total_mib << 20
+    bytes_left = limits.max_total_mib << 20
     for part in parts:
         if not isinstance(part.source, InlineData) or part.identity in sizes:
             continue
@@ -389,8 +393,8 @@ def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
             size = sizes[part.identity] = part.source.measure()
         except ValueError as error:
             raise malformed_data(part.param, error) from error
-        room -= size
-        if size > limits.max_file_mib << 20 or room < 0:
+        bytes_left -= size
+        if size > limits.max_file_mib << 20 or bytes_left < 0:
             raise FileTooLargeError(
                 f"Invalid file data: '{part.param}'. A file inside a request may have"
                 f" {limits.max_file_mib} MiB, and all together {limits.max_total_mib} MiB.",
@@ -400,19 +404,21 @@ def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
 
 
 class ModelMedia:
-    """The files of one request that its model is shown, as parts with data URLs. Each is encoded
-    once, however often the request names it, but counted each time, because the backend's request
-    contains it each time."""
+    """The files of one request that the model receives, as content parts with data URLs. A file is
+    encoded once. It is counted for each part that names it, because the backend's request contains
+    it for each part."""
 
-    def __init__(self, body: HeldBody | None) -> None:
-        """`body` counts the memory that the files take."""
+    def __init__(self, body: BodyReservation | None) -> None:
+        """`body` reserves the memory of the files."""
         self._body = body
         self._bytes_left = MAX_ALL_SHOWN_BYTES
         self._urls: dict[tuple[str, str], str] = {}
 
-    async def fetched(self, part: FilePart, mime_type: str, data: bytes) -> dict[str, Any] | None:
-        """Return a part that names an image, sound or video by its URL with a data URL instead.
-        Return None if the data is none of these, or too large. Raises BusyError."""
+    async def downloaded(
+        self, part: FilePart, mime_type: str, data: bytes
+    ) -> dict[str, Any] | None:
+        """Return the part of an image, audio or video URL with a data URL instead. Return None if
+        the data is of another type or too large. Raises BusyError."""
         known_type = media_type_to_show(part, mime_type)
         if known_type is None:
             return None
@@ -425,7 +431,7 @@ class ModelMedia:
         try:
             url = await self._data_url(part, mime_type, upload.bytes, upload.path.read_bytes)
         except OSError:
-            return None  # the upload has just expired: the sandbox reports it
+            return None  # the upload has just expired: the copy to the sandbox reports it
         if url is None:
             return None
         written = part.part or {}
@@ -433,7 +439,7 @@ class ModelMedia:
         return {"type": "image_url", "image_url": {"url": url, **detail}}
 
     async def _data_url(
-        self, part: FilePart, mime_type: str, size: int, read: Callable[[], bytes]
+        self, part: FilePart, mime_type: str, size: int, extract_files: Callable[[], bytes]
     ) -> str | None:
         if size > min(MAX_SHOWN_BYTES, self._bytes_left):
             return None
@@ -441,52 +447,52 @@ class ModelMedia:
         head = f"data:{mime_type};base64,"
         key = (part.identity, mime_type)
         if self._body:
-            copies = 1 if key in self._urls else 2  # the backend's request, and the string itself
+            copies = 1 if key in self._urls else 2  # in the backend's request, and in `_urls`
             self._body.take(copies * (len(head) + (size + 2) // 3 * 4))
         if key not in self._urls:
-            self._urls[key] = await asyncio.to_thread(_encoded, head, read)
+            self._urls[key] = await asyncio.to_thread(_encoded, head, extract_files)
         return self._urls[key]
 
 
-def _encoded(head: str, read: Callable[[], bytes]) -> str:
-    return head + base64.b64encode(read()).decode()
+def _encoded(head: str, extract_files: Callable[[], bytes]) -> str:
+    return head + base64.b64encode(extract_files()).decode()
 
 
 class TextLengths:
-    """Counts the tokens of texts with the model's own tokenizer, if the backend offers it. Each
-    text is counted once, because a client sends its conversation again with each request."""
+    """Counts the tokens of texts with the model's tokenizer, if the backend has an endpoint for it.
+    Counts are cached, because each request of a conversation contains the texts again."""
 
-    def __init__(self, model: Model, patience_s: float = COUNT_S) -> None:
+    def __init__(self, model: Model, timeout_s: float = COUNT_S) -> None:
         self._model = model
-        self._patience_s = patience_s
-        self._known: dict[tuple[str, bytes], int] = {}
+        self._timeout_s = timeout_s
+        self._cache: dict[tuple[str, bytes], int] = {}
 
     async def counted(
         self, model: str, texts: Iterable[str], credentials: Credentials | None = None
     ) -> dict[str, int]:
-        """Return the token counts of those texts that are counted in time. `credentials` are the
-        client's own for the backend."""
+        """Return the token counts of the texts that are counted before the timeout. `credentials`
+        are the client's own for the backend."""
         backend = self._model.for_client(credentials) if credentials else self._model
         found: dict[str, int] = {}
         unknown: dict[str, tuple[str, bytes]] = {}
         for text in dict.fromkeys(texts):
             key = (model, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
-            if (count := self._known.get(key)) is None:
+            if (count := self._cache.get(key)) is None:
                 unknown[text] = key
             else:
                 found[text] = count
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 for text in list(unknown)[:MAX_COUNTED]:
                     count = await backend.count_tokens(model, text)
                     if count is not None:
-                        found[text] = self._remember(unknown[text], count)
+                        found[text] = self._store(unknown[text], count)
         except TimeoutError:
-            pass  # an estimate serves the client better than a longer wait
+            pass  # the caller uses estimates for the others
         return found
 
-    def _remember(self, key: tuple[str, bytes], count: int) -> int:
-        while len(self._known) >= _MAX_KNOWN_COUNTS:
-            del self._known[next(iter(self._known))]
-        self._known[key] = count
+    def _store(self, key: tuple[str, bytes], count: int) -> int:
+        while len(self._cache) >= _MAX_CACHED_COUNTS:
+            del self._cache[next(iter(self._cache))]
+        self._cache[key] = count
         return count

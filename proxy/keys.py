@@ -1,7 +1,7 @@
-"""API keys: those that the operator gave out, and clients' own keys for the backend.
+"""API keys: those that the operator issued, and clients' own keys for the backend.
 
-`Keyring` has the keys of the configuration. `ClientKeys` asks the backend whether it accepts a
-client's own key, and remembers the answer for a while, by the key's digest.
+`Keyring` has the keys of the configuration. `ClientKeys` verifies a client's own key with the
+backend, and caches the result by the key's digest.
 """
 
 import asyncio
@@ -20,48 +20,48 @@ from proxy.agent.model import Credentials, Model, UpstreamRequest, UpstreamRespo
 from proxy.errors import BackendError, UnauthorizedError
 from proxy.models.backend_errors import backend_error_from_response, timed_out
 
-REMEMBERED_S = 300.0
-"""How long the backend's answer about a key is remembered."""
-MAX_REMEMBERED = 10_000
-"""How many keys are remembered; beyond that the oldest is forgotten."""
+CACHE_S = 300.0
+"""Seconds that the verification of a key is cached."""
+MAX_CACHED_KEYS = 10_000
+"""Maximum number of cached keys. The oldest is evicted first."""
 MAX_CHECKS = 16
-"""How many keys are checked at the same time."""
+"""Maximum number of concurrent verifications."""
 MAX_KEY_CHARS = 4096
 CHECK_S = 10.0
-"""Time limit for the check of a key, including the wait for its turn."""
+"""Timeout for the verification of a key, including its time in the queue."""
 _MAX_ERROR_BYTES = 64 * 1024
 _JSON = {"content-type": "application/json"}
 _REFUSED = frozenset({400, 401})
 _UNDECIDED = frozenset({403, 404, 405})
-"""Answers to a list of models that say nothing of the key: it may be valid for completions only, or
+"""Statuses of a model list that leave the key undecided: it may be valid for completions only, or
 the server lists no models."""
 _NOT_ALLOWED = frozenset({401, 403})
 _INVALID_BODY = frozenset({400, 422})
-"""The backend has accepted the key, and then refused the request."""
+"""Statuses of a request that the backend rejects after it has accepted the key."""
 _ANY_KEY = (
     "The backend accepts any key, so it cannot tell clients apart: give it keys of its own, or set"
     " backend.forward_client_key to false."
 )
 ANYONE = "anyone"
-"""The name of all clients of a server that asks for no key."""
+"""The key name of all clients of a server without keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a client's key allows. Without keys, all clients share one of the name `ANYONE`."""
+    """The permissions of a client's key. On a server without keys, all clients share one `Key`."""
 
     name: str = ANYONE
     profiles: tuple[str, ...] = ()
-    """The profiles that it may ask for by name; the first is its default."""
+    """The profiles that a request with this key may name. The first is the default."""
     policy: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that restrict its profile."""
+    """Settings that restrict the profile."""
 
 
 _ANYONE = Key()
 
 
 class Keyring:
-    """The keys that the operator gave out. Without any, the server is open to everyone."""
+    """The keys that the operator issued. Without keys, the server is open to everyone."""
 
     def __init__(
         self,
@@ -70,15 +70,16 @@ class Keyring:
         is_closed: bool = False,
         operator: str | None = None,
     ) -> None:
-        """`keys` are pairs of a secret and its key. `is_closed` keeps a server without keys closed,
-        because the backend verifies its clients' keys. `operator` is the operator's secret."""
+        """`keys` are pairs of a secret and its Key. `is_closed` is True if the backend verifies the
+        clients' keys: the server is then not open, although it has no keys. `operator` is the
+        operator's secret."""
         self._is_closed = is_closed
         self._keys = {_digest(secret): key for secret, key in keys}
         self._operator = None if operator is None else _digest(operator)
 
     @property
     def is_open(self) -> bool:
-        """Return True if the server asks for no key."""
+        """Return True if the server requires no key."""
         return not self._keys and not self._is_closed
 
     @property
@@ -87,67 +88,67 @@ class Keyring:
         return self._is_closed or len(self._keys) > 1
 
     def find(self, sent: str) -> Key | None:
-        """Return the key of a secret, or None if there is none."""
-        # Keys are compared by digest, so that the time of a comparison reveals nothing of a key.
+        """Return the key of a secret, or None."""
+        # Looked up by digest, so that the time of a comparison reveals nothing about a key.
         return _ANYONE if self.is_open else self._keys.get(_digest(sent))
 
     def is_operator(self, sent: str) -> bool:
-        """Return True for the operator's secret. If there is none, it is the only key of a server
-        with one key, and anything on an open server."""
+        """Return True for the operator's secret. Without one, return True for the only key of a
+        server with one key, and for any key on an open server."""
         if self._operator is not None:
             return _digest(sent) == self._operator
         return self.is_open or (len(self._keys) == 1 and self.find(sent) is not None)
 
 
 class ClientKeys:
-    """Verifies clients' own keys for the backend, and remembers the result."""
+    """Verifies clients' own keys for the backend, and caches the results."""
 
     def __init__(
         self,
         model: Model,
         *,
         now: Callable[[], float] = time.monotonic,
-        max_remembered: int = MAX_REMEMBERED,
+        max_cached: int = MAX_CACHED_KEYS,
     ) -> None:
         self._model = model
         self._now = now
-        self._max_remembered = max_remembered
+        self._max_cached = max_cached
         self._lists_for_keys = False
         """True if the backend lists its models only to clients whose key it accepts."""
         self._lists_until = -1.0
-        """Until when that is remembered."""
+        """Expiry of `_lists_for_keys`."""
         self._checking = asyncio.Semaphore(MAX_CHECKS)
         self._known: dict[bytes, tuple[bool, float]] = {}
-        """By digest: whether the key was accepted, and until when that holds; oldest first."""
+        """By digest, oldest first: True if the key was accepted, and the expiry of the result."""
         self._checks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def require_accepted(self, credentials: Credentials) -> None:
-        """Raises UnauthorizedError if the backend refuses the key, and BackendError if it does not
-        answer clearly."""
+        """Raise UnauthorizedError if the backend refuses the key, and BackendError if its answer is
+        ambiguous."""
         key = credentials.key
         if len(key) > MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
-            raise _refusal()  # it fits into no header
+            raise _refusal()  # not a valid header value
         sent_with_key = sorted(credentials.headers.items())  # the organization and the project
         digest = _digest(json.dumps([key, sent_with_key]))
-        accepted = self._remembered(digest)
+        accepted = self._cached(digest)
         if accepted is None:
             async with self._checks.setdefault(digest, asyncio.Lock()):
-                accepted = self._remembered(digest)
+                accepted = self._cached(digest)
                 if accepted is None:
                     accepted = await self._check(credentials)
-                    self._remember(digest, accepted)
+                    self._cache(digest, accepted)
         if not accepted:
             raise _refusal()
 
-    def _remembered(self, digest: bytes) -> bool | None:
+    def _cached(self, digest: bytes) -> bool | None:
         accepted, until = self._known.get(digest, (False, -1.0))
         return accepted if self._now() < until else None
 
-    def _remember(self, digest: bytes, accepted: bool) -> None:
+    def _cache(self, digest: bytes, accepted: bool) -> None:
         self._known.pop(digest, None)
-        while len(self._known) >= self._max_remembered:
+        while len(self._known) >= self._max_cached:
             del self._known[next(iter(self._known))]
-        self._known[digest] = accepted, self._now() + REMEMBERED_S
+        self._known[digest] = accepted, self._now() + CACHE_S
 
     async def _check(self, credentials: Credentials) -> bool:
         try:
@@ -161,14 +162,14 @@ class ClientKeys:
             raise timed_out("it does not say whether it accepts the key") from error
 
     async def _model_list_decides(self) -> bool:
-        """Return True if the backend lists its models only to clients whose key it accepts, which a
-        random key shows. Raises BackendError if it accepts any key."""
+        """Return True if the backend lists its models only for valid keys: a random key is tried.
+        Raises BackendError if the backend accepts any key."""
         if self._now() >= self._lists_until:
             random_key = Credentials(f"sk-{secrets.token_hex(24)}")
             self._lists_for_keys = await self._listing_status(random_key) in _REFUSED
             if not self._lists_for_keys and await self._may_complete(random_key):
                 raise BackendError(_ANY_KEY, status=502, code="backend_bad_response")
-            self._lists_until = self._now() + REMEMBERED_S
+            self._lists_until = self._now() + CACHE_S
         return self._lists_for_keys
 
     async def _listing_status(self, credentials: Credentials) -> int:
@@ -176,22 +177,22 @@ class ClientKeys:
         return await _status(model, UpstreamRequest("GET", "/v1/models", {}, None))
 
     async def _may_complete(self, credentials: Credentials) -> bool:
-        """Return True if the backend accepts the key of an empty request: it refuses a key before
-        it reads the request."""
+        """Return True if the backend accepts the key of an invalid completion request: backends
+        verify the key before the request."""
         model = self._model.for_client(credentials)
-        passing = UpstreamRequest("POST", "/v1/chat/completions", _JSON, b"{}")
-        return await _status(model, passing) not in _NOT_ALLOWED
+        sent_request = UpstreamRequest("POST", "/v1/chat/completions", _JSON, b"{}")
+        return await _status(model, sent_request) not in _NOT_ALLOWED
 
 
-async def _status(model: Model, passing: UpstreamRequest) -> int:
-    """Return the status of an answer that says something of the key. Raises BackendError."""
-    upstream = model.upstream
-    assert upstream, "clients' keys are for a backend that is a server"
-    relayed = await upstream.send(passing)
+async def _status(model: Model, sent_request: UpstreamRequest) -> int:
+    """Return the status of a response that is about the key. Raises BackendError for another."""
+    passage = model.upstream
+    assert passage, "only a backend that is a server has client keys"
+    relayed = await passage.send(sent_request)
     async with aclosing(relayed.body):
         if 200 <= relayed.status < 300:
             return relayed.status
-        is_listing = passing.body is None
+        is_listing = sent_request.body is None
         expected = _REFUSED | _UNDECIDED if is_listing else _NOT_ALLOWED | _INVALID_BODY
         if relayed.status in expected:
             return relayed.status

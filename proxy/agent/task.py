@@ -18,7 +18,7 @@ from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
 from proxy.agent.suspension import SuspendedRun
-from proxy.body_memory import HeldBody
+from proxy.body_memory import BodyReservation
 from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -268,9 +268,9 @@ class AgentTask:
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None
-    """The client's own credentials for the backend, if any."""
-    body_memory: HeldBody | None = None
-    """The reserved memory of the request's body, which the run keeps alive."""
+    """The client's own credentials for the backend, if it brings such."""
+    body_memory: BodyReservation | None = None
+    """The memory that is reserved for the request's body, which the run keeps as well."""
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """Time of the request, in seconds since 1970."""

@@ -1,9 +1,9 @@
-"""/v1/containers: the files that runs produced and that clients put beside them; one by one for a
-client with the link or the key, or all as a zip."""
+"""/v1/containers: containers with the files that runs produce and clients upload. A file, or a zip
+of all files, can be downloaded with the client's key or with a signed link."""
 
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +19,8 @@ from proxy.api.dependencies import (
     JSONResponse,
     Services,
     base_url,
-    has_key,
-    json_body,
+    has_valid_key,
+    read_json_object,
 )
 from proxy.api.files import (
     file_response,
@@ -33,14 +33,14 @@ from proxy.api.parameters import (
     BODY_ERRORS,
     FORM,
     Owner,
-    ServicesOf,
+    ServicesDep,
     body_of,
     content,
     errors,
-    json_of,
+    json_body,
 )
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
-from proxy.files import WHOLE
+from proxy.files import ARCHIVE
 from proxy.schemas.resources import (
     ArchiveQuery,
     ContainerCreate,
@@ -70,8 +70,8 @@ READ_BYTES = 1 << 20
 _FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM)
 
 
-async def _container(services: ServicesOf, owner: Owner, container_id: str) -> Container:
-    """Return the client's container, and note its use. Raises NotFoundError."""
+async def _container(services: ServicesDep, owner: Owner, container_id: str) -> Container:
+    """Return the client's container, and extend its expiry. Raises NotFoundError."""
     container = await services.store.containers.use(owner, container_id)
     if container is None:
         raise _no_such_container(container_id)
@@ -90,52 +90,51 @@ OwnedContainer = Annotated[Container, Depends(_container)]
 )
 async def create_container(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     owner: Owner,
-    asked: Annotated[ContainerCreate, Depends(json_of(ContainerCreate))],
+    body: Annotated[ContainerCreate, Depends(json_body(ContainerCreate))],
 ) -> ContainerObject:
-    """Create a container, with copies of uploads."""
+    """Create a container with copies of uploads."""
     files = services.files
-    wish = asked.to_new_container(max_minutes=files.container_minutes)
+    new_container = body.to_new_container(max_minutes=files.container_minutes)
     uploads = [
-        await owned_upload(services, owner, each, "file_ids") for each in asked.file_ids or []
+        await owned_upload(services, owner, file_id, "file_ids") for file_id in body.file_ids or []
     ]
-    container = await files.store.containers.create(owner, wish)
+    container = await files.store.containers.create(owner, new_container)
     try:
         for upload in uploads:
             await put_upload(services, owner, container.id, upload)
     except ProxyError:
         await files.store.containers.delete(owner, container.id)
         raise
-    return _described(request, services, container)
+    return _container_object(request, services, container)
 
 
 @router.get("/v1/containers", response_model_exclude_none=True, responses=errors(400))
 async def list_containers(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     owner: Owner,
     query: Annotated[ContainerListQuery, Query()],
 ) -> ListObject[ContainerObject]:
     """List the containers."""
     found = await services.store.containers.page(owner, query.page, query.name)
-    return ListObject.of(
-        [_described(request, services, each) for each in found.items], found.has_more
-    )
+    objects = [_container_object(request, services, container) for container in found.items]
+    return ListObject.of(objects, found.has_more)
 
 
 @router.get(
     "/v1/containers/{container_id}", response_model_exclude_none=True, responses=errors(404)
 )
 async def retrieve_container(
-    request: Request, services: ServicesOf, container: OwnedContainer
+    request: Request, services: ServicesDep, container: OwnedContainer
 ) -> ContainerObject:
-    """Return what is known of a container."""
-    return _described(request, services, container)
+    """Return a container."""
+    return _container_object(request, services, container)
 
 
 @router.delete("/v1/containers/{container_id}", responses=errors(404))
-async def delete_container(services: ServicesOf, owner: Owner, container_id: str) -> Deleted:
+async def delete_container(services: ServicesDep, owner: Owner, container_id: str) -> Deleted:
     """Delete a container with its files, and cancel its runs."""
     await services.runs.cancel_in(owner, container_id)
     had_files = await services.workspaces.discard(Session(owner, container_id))
@@ -144,36 +143,39 @@ async def delete_container(services: ServicesOf, owner: Owner, container_id: str
     return Deleted(id=container_id, object="container.deleted")
 
 
-def _described(request: Request, services: Services, container: Container) -> ContainerObject:
+def _container_object(
+    request: Request, services: Services, container: Container
+) -> ContainerObject:
     files = services.files
-    zip_url = files.url(base_url(request), container.id, WHOLE, files.link_expiry())
+    zip_url = files.url(base_url(request), container.id, ARCHIVE, files.link_expiry())
     return container_object(container, zip_url)
 
 
 @router.post(FILES, responses=errors(*BODY_ERRORS, 404, 408), openapi_extra=_FILE_BODY)
 async def create_container_file(
-    request: Request, services: ServicesOf, owner: Owner, container: OwnedContainer
+    request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer
 ) -> ContainerFileObject:
-    """Put a file into a container: an upload, or the file of a form."""
+    """Add a file to a container: a copy of an upload, or the file of a form."""
     if request.headers.get("content-type", "").lower().startswith("application/json"):
-        asked = parse(ContainerFileCreate, await json_body(request))
-        file = await _from_upload(services, owner, container.id, asked.file_id)
+        body = parse(ContainerFileCreate, await read_json_object(request))
+        file = await _from_upload(services, owner, container.id, body.file_id)
     else:
         file = await _from_form(request, services, owner, container.id)
-    return _describe_file(request, services)(file)
+    return _file_object(request, services, file)
 
 
 @router.get(FILES, responses=errors(400, 404))
 async def list_container_files(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     owner: Owner,
     container: OwnedContainer,
     query: Annotated[ContainerFileListQuery, Query()],
 ) -> ListObject[ContainerFileObject]:
     """List the files of a container."""
     found = await services.store.container_files.page(owner, container.id, query.page, query.path)
-    return ListObject.of(list(map(_describe_file(request, services), found.items)), found.has_more)
+    objects = [_file_object(request, services, file) for file in found.items]
+    return ListObject.of(objects, found.has_more)
 
 
 @router.get(
@@ -183,13 +185,13 @@ async def list_container_files(
 )
 async def zip_of_files(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     container_id: str,
     query: Annotated[ArchiveQuery, Query()],
 ) -> Response:
-    """Return an archive of all files of a container, or of those under a path; with a link, no key
-    is needed."""
-    reader = _reader(request, services, container_id, WHOLE, query)
+    """Return an archive of the files of a container, or of those under a path. A signed link needs
+    no key."""
+    reader = _reader(request, services, container_id, ARCHIVE, query)
     store = services.store
     files = await store.container_files.all(container_id, reader, query.path)
     if files is None:
@@ -200,18 +202,18 @@ async def zip_of_files(
 
 @router.get(FILE, responses=errors(404))
 async def retrieve_container_file(
-    request: Request, services: ServicesOf, owner: Owner, container: OwnedContainer, file_id: str
+    request: Request, services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> ContainerFileObject:
-    """Return what is known of a container's file."""
+    """Return the metadata of a container's file."""
     file = await services.store.container_files.get(container.id, file_id, owner)
     if file is None:
         raise _no_such_file(container.id, file_id)
-    return _describe_file(request, services)(file)
+    return _file_object(request, services, file)
 
 
 @router.delete(FILE, responses=errors(404))
 async def delete_container_file(
-    services: ServicesOf, owner: Owner, container: OwnedContainer, file_id: str
+    services: ServicesDep, owner: Owner, container: OwnedContainer, file_id: str
 ) -> Deleted:
     """Delete a container's file."""
     if not await services.store.container_files.delete(owner, container.id, file_id):
@@ -223,12 +225,12 @@ async def delete_container_file(
 @router.head(f"{FILE}/content", include_in_schema=False)
 async def file_content(
     request: Request,
-    services: ServicesOf,
+    services: ServicesDep,
     container_id: str,
     file_id: str,
     query: Annotated[LinkQuery, Query()],
 ) -> Response:
-    """Return the content of a container's file; with a link, no key is needed."""
+    """Return the content of a container's file. A signed link needs no key."""
     reader = _reader(request, services, container_id, file_id, query)
     stored = await services.files.find(container_id, file_id, reader)
     if stored is None:
@@ -269,23 +271,19 @@ async def _from_form(
 def _reader(
     request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
 ) -> str | None:
-    """Return the owner whose files the request may read: None, for any, with a valid link, else
-    the client itself. Raises UnauthorizedError."""
+    """Return the owner whose files the request may read: the client, or None for any owner if the
+    link is valid. Raises UnauthorizedError."""
     if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
-    if not has_key(request):
+    if not has_valid_key(request):
         raise UnauthorizedError("This link has expired or is not one of ours.")
-    return dependencies.owner(request)
+    return dependencies.get_owner(request)
 
 
-def _describe_file(
-    request: Request, services: Services
-) -> Callable[[ContainerFile], ContainerFileObject]:
-    files, base = services.files, base_url(request)
-    expires = files.link_expiry()
-    return lambda file: container_file_object(
-        file, files.url(base, file.container_id, file.id, expires)
-    )
+def _file_object(request: Request, services: Services, file: ContainerFile) -> ContainerFileObject:
+    files = services.files
+    url = files.url(base_url(request), file.container_id, file.id, files.link_expiry())
+    return container_file_object(file, url)
 
 
 def _no_such_file(container_id: str, file_id: str) -> NotFoundError:
@@ -297,13 +295,13 @@ def _no_such_container(container_id: str) -> NotFoundError:
 
 
 def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
-    """Yield a zip of files, each with the path of its content, while it is made."""
+    """Yield the pieces of a zip. `files` are pairs of a file and the path of its content."""
     buffer, names = _ZipBuffer(), ArchiveNames()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, path in files:
             info = zipfile.ZipInfo(names.assign(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
-            info.file_size = file.bytes  # decides whether it needs the large format
+            info.file_size = file.bytes  # zipfile chooses the 64-bit format by it
             info.external_attr = 0o644 << 16
             with path.open("rb") as source, archive.open(info, "w") as target:
                 while piece := source.read(READ_BYTES):
@@ -313,7 +311,7 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
 
 
 class _ZipBuffer:
-    """The file that the archive writes into; it cannot seek."""
+    """The output file of the archive. It cannot seek."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -323,12 +321,12 @@ class _ZipBuffer:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """See io.IOBase."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """See io.IOBase."""
 
     def take(self) -> bytes:
-        """Return what was written since the last call."""
+        """Return the bytes written since the last call."""
         data, self._pieces = b"".join(self._pieces), []
         return data

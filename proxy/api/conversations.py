@@ -1,4 +1,4 @@
-"""/v1/conversations: items under one name, which responses go on from and add to."""
+"""/v1/conversations: stored items, which responses continue and extend."""
 
 import uuid
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from proxy.api.parameters import (
     BODY_ERRORS,
     REQUIRES_KEY,
     Owner,
-    ServicesOf,
+    ServicesDep,
     body_of,
     errors,
-    long_json_of,
+    large_json_body,
 )
 from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
@@ -42,19 +42,21 @@ router = APIRouter(
     dependencies=[REQUIRES_KEY],
 )
 PATH = "/v1/conversations"
-THE_CONVERSATION = PATH + "/{conversation_id}"
-ITEMS = THE_CONVERSATION + "/items"
-THE_ITEM = ITEMS + "/{item_id}"
+CONVERSATION = PATH + "/{conversation_id}"
+ITEMS = CONVERSATION + "/items"
+ITEM = ITEMS + "/{item_id}"
 
 
-async def _repository(services: ServicesOf) -> ConversationRepository:
+async def _repository(services: ServicesDep) -> ConversationRepository:
     return services.store.conversations
 
 
-Repository = Annotated[ConversationRepository, Depends(_repository)]
+RepositoryDep = Annotated[ConversationRepository, Depends(_repository)]
 
 
-async def _conversation(repository: Repository, owner: Owner, conversation_id: str) -> Conversation:
+async def _conversation(
+    repository: RepositoryDep, owner: Owner, conversation_id: str
+) -> Conversation:
     """Return the client's conversation. Raises NotFoundError."""
     found = await repository.get(owner, conversation_id)
     if found is None:
@@ -69,42 +71,42 @@ OwnedConversation = Annotated[Conversation, Depends(_conversation)]
 @router.post(PATH, responses=errors(*BODY_ERRORS, 404), openapi_extra=body_of(ConversationCreate))
 async def create_conversation(
     request: Request,
-    repository: Repository,
+    repository: RepositoryDep,
     owner: Owner,
-    asked: Annotated[ConversationCreate, Depends(long_json_of(ConversationCreate))],
+    body: Annotated[ConversationCreate, Depends(large_json_body(ConversationCreate))],
 ) -> ConversationObject:
-    """Create a conversation, with the items that it begins with."""
-    begins_with = await _identified(request, asked.items or [])
-    return conversation_object(await repository.create(owner, asked.metadata or {}, begins_with))
+    """Create a conversation with its first items."""
+    items = await _items_with_ids(request, body.items or [])
+    return conversation_object(await repository.create(owner, body.metadata or {}, items))
 
 
-@router.get(THE_CONVERSATION, responses=errors(404))
+@router.get(CONVERSATION, responses=errors(404))
 async def retrieve_conversation(conversation: OwnedConversation) -> ConversationObject:
     """Return a conversation without its items."""
     return conversation_object(conversation)
 
 
 @router.post(
-    THE_CONVERSATION,
+    CONVERSATION,
     responses=errors(*BODY_ERRORS, 404),
     openapi_extra=body_of(ConversationUpdate),
 )
 async def update_conversation(
-    repository: Repository,
+    repository: RepositoryDep,
     owner: Owner,
     conversation_id: str,
-    asked: Annotated[ConversationUpdate, Depends(long_json_of(ConversationUpdate))],
+    body: Annotated[ConversationUpdate, Depends(large_json_body(ConversationUpdate))],
 ) -> ConversationObject:
     """Replace the metadata of a conversation."""
-    found = await repository.update(owner, conversation_id, asked.metadata or {})
+    found = await repository.update(owner, conversation_id, body.metadata or {})
     if found is None:
         raise no_such_conversation(conversation_id)
     return conversation_object(found)
 
 
-@router.delete(THE_CONVERSATION, responses=errors(404))
+@router.delete(CONVERSATION, responses=errors(404))
 async def delete_conversation(
-    repository: Repository, owner: Owner, conversation_id: str
+    repository: RepositoryDep, owner: Owner, conversation_id: str
 ) -> Deleted:
     """Delete a conversation with its items."""
     if not await repository.delete(owner, conversation_id):
@@ -120,21 +122,21 @@ async def delete_conversation(
 )
 async def create_items(
     request: Request,
-    repository: Repository,
+    repository: RepositoryDep,
     owner: Owner,
     conversation_id: str,
-    asked: Annotated[ItemsCreate, Depends(long_json_of(ItemsCreate))],
+    body: Annotated[ItemsCreate, Depends(large_json_body(ItemsCreate))],
 ) -> Response:
     """Add items to a conversation."""
-    new = await _identified(request, asked.items)
-    if not await repository.add(owner, conversation_id, new):
+    items = await _items_with_ids(request, body.items)
+    if not await repository.add(owner, conversation_id, items):
         raise no_such_conversation(conversation_id)
-    return JSONResponse(items_list(new, has_more=False))
+    return JSONResponse(items_list(items, has_more=False))
 
 
 @router.get(ITEMS, response_model=ListObject[ItemObject], responses=errors(400, 404))
 async def list_items(
-    repository: Repository,
+    repository: RepositoryDep,
     owner: Owner,
     conversation: OwnedConversation,
     query: Annotated[ListQuery, Query()],
@@ -144,9 +146,9 @@ async def list_items(
     return JSONResponse(items_list(found.items, found.has_more))
 
 
-@router.get(THE_ITEM, response_model=ItemObject, responses=errors(404))
+@router.get(ITEM, response_model=ItemObject, responses=errors(404))
 async def retrieve_item(
-    repository: Repository, owner: Owner, conversation_id: str, item_id: str
+    repository: RepositoryDep, owner: Owner, conversation_id: str, item_id: str
 ) -> Response:
     """Return an item of a conversation."""
     found = await repository.item(owner, conversation_id, item_id)
@@ -155,9 +157,9 @@ async def retrieve_item(
     return JSONResponse(found)
 
 
-@router.delete(THE_ITEM, responses=errors(404))
+@router.delete(ITEM, responses=errors(404))
 async def delete_item(
-    repository: Repository, owner: Owner, conversation: OwnedConversation, item_id: str
+    repository: RepositoryDep, owner: Owner, conversation: OwnedConversation, item_id: str
 ) -> ConversationObject:
     """Delete an item of a conversation, and return the conversation."""
     if not await repository.delete_item(owner, conversation.id, item_id):
@@ -165,13 +167,15 @@ async def delete_item(
     return conversation_object(conversation)
 
 
-async def _identified(request: Request, new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return items as they are kept: with ids, and what they refer to in their place. Raises
+async def _items_with_ids(
+    request: Request, items: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the items with ids, and with the stored item in place of each reference. Raises
     NotFoundError."""
-    found = await resolve_references(request, new)
-    if missing := next(filter(is_reference, found), None):
+    resolved = await resolve_references(request, items)
+    if missing := next(filter(is_reference, resolved), None):
         raise NotFoundError(f"Item with id '{missing['id']}' not found.", param="items")
-    return input_items(found, uuid.uuid4().hex)
+    return input_items(resolved, uuid.uuid4().hex)
 
 
 def _no_such_item(conversation_id: str, item_id: str) -> NotFoundError:

@@ -1,5 +1,5 @@
-"""What every route needs of a request: the server's services, the client's key, the JSON body, the
-request id, responses in JSON, and a way to stop work when the client disconnects."""
+"""Functions of a request that every route uses: the server's services, the client's key, the JSON
+body and its memory, the request id, error responses, and cancellation on disconnect."""
 
 import asyncio
 import hashlib
@@ -7,12 +7,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from starlette import responses
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
@@ -31,7 +32,7 @@ from policies.profile import Profile
 from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import BodyMemory, HeldBody, weight
+from proxy.body_memory import BodyMemory, BodyReservation, copies_bytes
 from proxy.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -41,92 +42,95 @@ from proxy.errors import (
     error_body,
     request_id,
 )
-from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.keys import ClientKeys, Key, Keyring
 from proxy.models.prices import Prices
-from proxy.models.tool_support import ToolVerdicts
 from proxy.profiles import Profiles
-from proxy.runs.manager import RunManager
 from proxy.schemas.request_options import OnDisconnect
 from proxy.schemas.validation import request_body, text
-from proxy.store.store import Store
-from proxy.workspaces import Workspaces
+
+if TYPE_CHECKING:  # these import the agent, the database and the sandbox runtime
+    from proxy.files import FileStore
+    from proxy.models.tool_support import ToolVerdicts
+    from proxy.runs.manager import RunManager
+    from proxy.store.store import Store
+    from proxy.workspaces import Workspaces
 
 T = TypeVar("T")
 Disconnect = Callable[[], Coroutine[Any, Any, None]]
-"""Waits until the client has disconnected."""
+"""Wait until the client has disconnected."""
 _SERVICES = "sandbox_proxy.services"
 _KEY = "sandbox_proxy.key"
 _SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN = "sandbox_proxy.run"
 _BODY = "sandbox_proxy.body"
-"""The memory reserved for this request's body, as a HeldBody."""
+"""The BodyReservation of the request."""
 _NO_RUN = "sandbox_proxy.no_run"
-"""The id of a request that no run answers."""
-REQUEST_ID_HEADER = b"x-request-id"
-_PRINTABLE_ID = re.compile(rb"[!-~]{1,128}")
-"""A client's own request id that is sent back: no longer than that, without blanks."""
+"""The random id of a request that has no run."""
+REQUEST_ID_HEADER = "x-request-id"
+_PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
+"""A client's request id that may be sent back: at most 128 printable characters, no spaces."""
 SLOW_BYTES = 4 << 20
-"""Steps such as decoding take milliseconds for a body of this length."""
+"""Minimum size of a body whose decoding blocks the event loop for milliseconds."""
 YIELD_S = 0.005
-"""The pause between two steps of a slow body: long enough for `/health` to be answered."""
+"""Pause after each step of a slow body, so that the event loop can answer `/health` meanwhile."""
 MAX_JSON_BYTES = 1 << 20
-"""The longest body of a request that brings no files."""
+"""Maximum size of a request body without files, in bytes."""
 _MESSAGES_PATH = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of the server that routes use, joined by __main__ or a test."""
+    """The application services that routes use; `proxy.bootstrap` builds them."""
 
     model: Model
-    runs: RunManager
-    workspaces: Workspaces
-    files: FileStore
+    runs: "RunManager"
+    workspaces: "Workspaces"
+    files: "FileStore"
     file_limits: FileLimits
-    """The limits on what clients upload."""
+    """Limits on uploads."""
+    tool_verdicts: "ToolVerdicts"
+    """Which models support tools."""
     body_memory: BodyMemory = field(default_factory=BodyMemory)
-    """The memory that the bodies of all requests share."""
+    """Memory budget for the bodies of all requests."""
     inputs: Inputs = field(default_factory=Inputs)
     profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
-    """The policies and prompts of runs."""
+    """Policies and prompts by profile name."""
     prices: Prices = field(default_factory=Prices)
-    tool_verdicts: ToolVerdicts = field(default_factory=ToolVerdicts)
-    """Which models are given tools."""
     keyring: Keyring = field(default_factory=Keyring)
-    """The keys that clients may send."""
+    """The API keys that the operator issued."""
     client_keys: ClientKeys | None = None
-    """Asks the backend whether it accepts a client's own key; None if the server has the keys."""
+    """Verifies the backend keys of clients; None if the server has keys of its own."""
     passthrough: PassthroughSetting = "stateless"
-    """Which of the backend's other paths are passed on."""
+    """Which other paths are forwarded to the backend."""
     public_url: str | None = None
-    """The URL by which clients reach this server, for links; None takes it from each request."""
+    """Base URL of links to files; None takes it from each request."""
     steps: StepsSetting = "auto"
-    """How steps are shown to clients that do not say."""
+    """How steps are shown if the request does not set it."""
     status_wait_s: float = 1.0
-    """How long a streamed response waits with its status for the backend's; then it is 200."""
+    """Maximum seconds before a stream sends its status 200, if no model call has failed."""
     status_hold_s: float = 10.0
-    """The same while attempts to reach the backend fail."""
+    """Maximum seconds before a stream sends its status 200 while model calls are retried."""
     keep_alive_s: float = 10.0
-    """Silence after which a stream sends a sign of life; gateways hang up after 50 to 120 s."""
+    """Seconds without data after which a stream sends a keep-alive. Gateways close a silent
+    connection after 50 to 120 s."""
     nonstream_keep_alive_s: float | None = None
-    """The same for an answer in one piece, which then begins with blanks; None sends nothing."""
+    """Seconds after which a JSON response sends whitespace as a keep-alive; None: never."""
     narration: NarrationSetting = "content"
     """How prose before a tool call is streamed."""
     on_disconnect: OnDisconnect = "cancel"
-    """What happens to a run when its client disconnects, unless the request says."""
+    """What happens to a run when its client disconnects, if the request does not set it."""
 
     @property
-    def store(self) -> Store:
-        """The database and files that outlive a request."""
+    def store(self) -> "Store":
+        """The database and the stored files."""
         return self.files.store
 
 
-def services(request: Request) -> Services:
-    """Return the parts of the server that answers the request."""
-    # Kept in the scope: each request asks several times, and `app.state` takes longer to look up.
+def get_services(request: Request) -> Services:
+    """Return the services of the application."""
+    # Cached in the scope: `app.state` takes longer to look up, and a request needs several.
     found: Services | None = request.scope.get(_SERVICES)
     if found is None:
         found = request.scope[_SERVICES] = request.app.state.services
@@ -135,41 +139,42 @@ def services(request: Request) -> Services:
 
 
 class JSONResponse(responses.JSONResponse):
-    """JSON in plain ASCII, so that half a surrogate pair from a model is no reason to fail."""
+    """A JSON response in ASCII: UTF-8 cannot encode a lone surrogate, which a model may write."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode()
 
 
-def told(request: Request, error: ProxyError) -> Response:
-    """Return the error as a response, in the format of the API that was called."""
-    path, run_id = request.url.path, noted_run(request)
+def error_response(request: Request, error: ProxyError) -> Response:
+    """Return an error as a response, in the format of the API that the request called."""
+    path, run_id = request.url.path, run_id_of(request)
     headers = {**error.headers, "X-Sandbox-Run": run_id} if run_id else error.headers
     if path != _MESSAGES_PATH and not path.startswith(f"{_MESSAGES_PATH}/"):
         return JSONResponse(error.body(), error.status, headers)
-    name = own_request_id(request.scope)
+    name = server_request_id(request.scope)
     return JSONResponse(error_body(error, name), error.status, {**headers, "request-id": name})
 
 
-def has_key(request: Request) -> bool:
-    """Return True if the client sent a valid key, or none is needed."""
-    return _KEY in request.scope or services(request).keyring.find(key_sent(request)) is not None
+def has_valid_key(request: Request) -> bool:
+    """Return True if the request has a valid key, or the server requires none."""
+    return (
+        _KEY in request.scope or get_services(request).keyring.find(sent_key(request)) is not None
+    )
 
 
-def owner(request: Request) -> str:
-    """Return the owner of the client's files, runs and conversations: a digest of the key that was
-    sent. On a server without keys all clients are one owner, whatever key they make up, so that
-    its quotas bound them all."""
-    return owner_of("" if services(request).keyring.is_open else key_sent(request))
+def get_owner(request: Request) -> str:
+    """Return the owner of the client's files, runs and conversations: a digest of its key. On a
+    server without keys, all clients have the same owner and share one quota."""
+    return owner_of("" if get_services(request).keyring.is_open else sent_key(request))
 
 
 def owner_of(key: str) -> str:
-    """Return the owner that a key stands for."""
+    """Return the owner of a key: 16 hex digits."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def key_sent(request: Request) -> str:
-    """Return the key that the request brings, or ""."""
+def sent_key(request: Request) -> str:
+    """Return the key in the request's headers, or ""."""
     known: str | None = request.scope.get(_SENT)
     if known is None:
         scheme, _, known = request.headers.get("authorization", "").partition(" ")
@@ -180,14 +185,14 @@ def key_sent(request: Request) -> str:
 
 
 def authorize(request: Request) -> Key:
-    """Return the key that the client sent. Raises UnauthorizedError."""
-    known = request.scope.get(_KEY)  # asked for more than once, and to find it takes its time
+    """Return the client's key. Raises UnauthorizedError."""
+    known = request.scope.get(_KEY)  # cached: the lookup takes a SHA-256
     if isinstance(known, Key):
         return known
-    key = services(request).keyring.find(key_sent(request))
+    key = get_services(request).keyring.find(sent_key(request))
     if key is None:
-        # litellm's clients take a 401 without the first four words for a bad request.
-        what = "" if key_sent(request) else ": none"
+        # litellm's clients report a 401 without the first four words as a bad request.
+        what = "" if sent_key(request) else ": none"
         raise UnauthorizedError(
             f"Incorrect API key provided{what}. Send it as 'Authorization: Bearer' or 'x-api-key'."
         )
@@ -196,57 +201,57 @@ def authorize(request: Request) -> Key:
 
 
 def is_operator(request: Request) -> bool:
-    """Return True if the request comes with the operator's key."""
-    return services(request).keyring.is_operator(key_sent(request))
+    """Return True if the request has the operator's key."""
+    return get_services(request).keyring.is_operator(sent_key(request))
 
 
 def require_operator(request: Request) -> None:
-    """Raises UnauthorizedError, ForbiddenError."""
+    """Raise UnauthorizedError or ForbiddenError unless the request has the operator's key."""
     if not is_operator(request):
         authorize(request)
         raise ForbiddenError(
-            f"{request.method} {request.url.path} is for the operator, whose key this is not"
+            f"{request.method} {request.url.path} requires the operator's key"
             " (server.operator_key_env)."
         )
 
 
-def set_client(request: Request, key: Key, credentials: Credentials) -> None:
-    """Note that the backend accepts the client's own key."""
+def set_client_credentials(request: Request, key: Key, credentials: Credentials) -> None:
+    """Store the key and the backend credentials of a client whose key the backend accepts."""
     request.scope[_KEY] = key
     request.scope[_CREDENTIALS] = credentials
 
 
-def credentials(request: Request) -> Credentials | None:
-    """Return the client's own credentials with the backend, or None if the server has its own."""
+def get_credentials(request: Request) -> Credentials | None:
+    """Return the client's backend credentials, or None if the server uses its own."""
     found = request.scope.get(_CREDENTIALS)
     return found if isinstance(found, Credentials) else None
 
 
-def model(request: Request) -> Model:
-    """Return the model, called with the client's own credentials if it brings such."""
-    own = credentials(request)
-    door = services(request).model
-    return door if own is None else door.for_client(own)
+def get_model(request: Request) -> Model:
+    """Return the model, which is called with the client's backend credentials if it has any."""
+    credentials = get_credentials(request)
+    model = get_services(request).model
+    return model if credentials is None else model.for_client(credentials)
 
 
 def base_url(request: Request) -> str:
-    """Return the URL by which the client reaches this server."""
-    return services(request).public_url or str(request.base_url)
+    """Return the base URL of this server, as the client sees it."""
+    return get_services(request).public_url or str(request.base_url)
 
 
-def note_run(request: Request, run_id: str) -> None:
-    """Note which run answers the request, so that the request's id is the one in the log."""
+def set_run_id(request: Request, run_id: str) -> None:
+    """Store the id of the request's run, from which the request id is made."""
     request.scope[_RUN] = run_id
 
 
-def noted_run(request: Request) -> str | None:
-    """Return the id of the run that answers the request, if one does."""
+def run_id_of(request: Request) -> str | None:
+    """Return the id of the request's run, or None."""
     run_id: str | None = request.scope.get(_RUN)
     return run_id
 
 
-def own_request_id(scope: Scope) -> str:
-    """Return the server's own id of a request, always the same: that of its run, if it has one."""
+def server_request_id(scope: Scope) -> str:
+    """Return the server's id of a request, which is made from its run's id if it has a run."""
     if found := scope.get(_RUN) or scope.get(_NO_RUN):
         return request_id(found)
     scope[_NO_RUN] = os.urandom(16).hex()
@@ -254,72 +259,58 @@ def own_request_id(scope: Scope) -> str:
 
 
 def with_request_id(scope: Scope, send: Send) -> Send:
-    """Return `send` with an `x-request-id` in the head of the response: the backend's where the
-    response has one, else the client's where it can be printed, else the server's own."""
+    """Return a `send` that adds `x-request-id` to a response without one: the client's id if it is
+    printable, else the server's."""
 
-    def sending(message: Message) -> Awaitable[None]:
+    def send_with_id(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": _with_request_id(scope, message["headers"])}
+            headers = MutableHeaders(scope=message)
+            if REQUEST_ID_HEADER not in headers:
+                client_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+                is_printable = _PRINTABLE_ID.fullmatch(client_id)
+                headers[REQUEST_ID_HEADER] = client_id if is_printable else server_request_id(scope)
         return send(message)
 
-    return sending
+    return send_with_id
 
 
-def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:
-    answered = list(headers)
-    for name, _ in answered:
-        if name == REQUEST_ID_HEADER:
-            return answered
-    answered.append((REQUEST_ID_HEADER, _id_sent(scope) or own_request_id(scope).encode()))
-    return answered
+def body_reservation(request: Request) -> BodyReservation:
+    """Return the request's reservation in the body memory; it is created at the first call."""
+    reservation: BodyReservation | None = request.scope.get(_BODY)
+    if reservation is None:
+        reservation = BodyReservation(get_services(request).body_memory, get_owner(request))
+        request.scope[_BODY] = reservation
+    return reservation
 
 
-def _id_sent(scope: Scope) -> bytes | None:
-    """Return the client's own id of the request, if it can be sent back."""
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID_HEADER:
-            return value if _PRINTABLE_ID.fullmatch(value) else None
-    return None
-
-
-def reserve_memory(request: Request, count: int) -> None:
-    """Reserve bytes for a body in the memory that all requests share. Raises BusyError."""
-    body_reservation(request).take(count)
-
-
-def body_reservation(request: Request) -> HeldBody:
-    """Return the memory that is reserved for the request's body."""
-    held: HeldBody | None = request.scope.get(_BODY)
-    if held is None:
-        held = request.scope[_BODY] = HeldBody(services(request).body_memory, owner(request))
-    return held
-
-
-def release(scope: Scope) -> None:
-    """Release the memory of a request's body, once the request has been answered."""
+def release_body_memory(scope: Scope) -> None:
+    """Release the request's reservation in the body memory."""
     if _BODY in scope:
         scope.pop(_BODY).release()
 
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Return the request's body, which is checked as JSON while it arrives, but not decoded.
-    Raises BodyTooLargeError, BusyError."""
-    body, bounds = bytearray(), None
+    """Return the raw body. Its JSON is checked against limits while it arrives, but not decoded.
+
+    Raises BodyTooLargeError, BusyError.
+    """
+    received, bounds = bytearray(), None
     async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
+        received += piece
+        if len(received) > max_bytes:
             raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
         if bounds is not None:
-            reserve_memory(request, len(piece))
+            body_reservation(request).take(len(piece))
             _check(bounds, piece)
-        elif len(body) > SMALL_BYTES:
-            reserve_memory(request, len(body))
-            _check(bounds := JSONBounds(), bytes(body))
-    if bounds is None and not is_small(body):
-        _check(JSONBounds(), bytes(body))
-    read = bytes(body)
-    await _let_others_run(read)
-    return read
+        elif len(received) > SMALL_BYTES:
+            body_reservation(request).take(len(received))
+            _check(bounds := JSONBounds(), bytes(received))
+    if bounds is None and not is_small(received):
+        _check(JSONBounds(), bytes(received))
+    raw = bytes(received)
+    if len(raw) > SLOW_BYTES:
+        await asyncio.sleep(YIELD_S)
+    return raw
 
 
 def _check(bounds: JSONBounds, piece: bytes) -> None:
@@ -330,99 +321,89 @@ def _check(bounds: JSONBounds, piece: bytes) -> None:
 
 
 async def read_model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
-    """Return the body of a request to a model, as it was written and as it was decoded.
+    """Return the raw and the decoded body of a request that names a model.
 
     Raises UnauthorizedError, BodyTooLargeError, BusyError, BadRequestError.
     """
     authorize(request)
-    written = await read_body(request, services(request).inputs.max_body_bytes)
-    return written, request_body(await held_json(request, written), model=text)
+    raw = await read_body(request, get_services(request).inputs.max_body_bytes)
+    return raw, request_body(await decode_body(request, raw), model=text)
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """Return the fields of the request's JSON. Raises BadRequestError, BodyTooLargeError,
+async def read_json_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object in the request's body. Raises BadRequestError, BodyTooLargeError,
     BusyError."""
-    return request_body(await held_json(request, await read_body(request)))
+    return request_body(await decode_body(request, await read_body(request)))
 
 
-async def held_json(request: Request, written: bytes) -> Any:
-    """Decode JSON, and reserve the memory that it takes beside the body. Raises BadRequestError,
-    BusyError, BodyTooLargeError."""
-    value = parsed(written)
-    if len(written) > SMALL_BYTES:
-        reserve_memory(request, weight(written, value))
-    await _let_others_run(written)
-    return value
-
-
-async def _let_others_run(body: bytes) -> None:
-    """Let the event loop answer other requests before the next step that takes long, as each step
-    does for a body of tens of megabytes."""
-    if len(body) > SLOW_BYTES:
-        await asyncio.sleep(YIELD_S)
-
-
-def parsed(body: bytes) -> Any:
-    """Decode JSON. Raises BadRequestError."""
+async def decode_body(request: Request, raw: bytes) -> Any:
+    """Return the decoded JSON, and reserve memory for it. Raises BadRequestError, BusyError,
+    BodyTooLargeError."""
     try:
-        if len(body) > LARGE_BYTES and not has_non_finite(value := decode_json(body)):
-            return value
-        return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+        if len(raw) <= LARGE_BYTES or has_non_finite(value := decode_json(raw)):
+            value = _DECODER.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
+    if len(raw) > SMALL_BYTES:
+        body_reservation(request).take(copies_bytes(raw, value))
+    if len(raw) > SLOW_BYTES:
+        await asyncio.sleep(YIELD_S)
+    return value
 
 
 def _finite(number: str) -> float:
     value = float(number)
-    return value if math.isfinite(value) else _no_json(number)
+    return value if math.isfinite(value) else _reject_constant(number)
 
 
-def _no_json(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+def _reject_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not valid in JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_json, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Do the work, or cancel it as soon as the client disconnects. Raises ClientDisconnect."""
+    """Return the result of `work`, which is cancelled when the client disconnects. Raises
+    ClientDisconnect."""
     return await cancel_on_disconnect(partial(wait_for_disconnect, request), work)
 
 
 async def cancel_on_disconnect(
-    disconnect: Disconnect, work: Awaitable[T], *, look_after_s: float = 0.0
+    disconnect: Disconnect, work: Awaitable[T], *, watch_after_s: float = 0.0
 ) -> T:
-    """Do the work, or cancel it as soon as `disconnect` returns, which is called only after
-    `look_after_s` seconds. Raises ClientDisconnect."""
-    # In this task, as asyncio.timeout does it: one more for the work was a third of a relay's cost.
-    doing = asyncio.current_task()
-    assert doing is not None
-    watching: asyncio.Task[None] | None = None
-    given_up = is_over = False
+    """Return the result of `work`, which is cancelled when `disconnect` returns. `disconnect` is
+    first called after `watch_after_s` seconds. Raises ClientDisconnect."""
+    # `work` runs in this task, as in asyncio.timeout: a task of its own was a third of the cost of
+    # a relayed request (`bench/relay.py`).
+    worker = asyncio.current_task()
+    assert worker is not None
+    watcher: asyncio.Task[None] | None = None
+    has_cancelled = is_done = False
 
     def watch() -> None:
-        nonlocal watching
-        watching = asyncio.create_task(disconnect())
-        watching.add_done_callback(give_up)
+        nonlocal watcher
+        watcher = asyncio.create_task(disconnect())
+        watcher.add_done_callback(cancel)
 
-    def give_up(watching: asyncio.Task[None]) -> None:
-        nonlocal given_up
-        if not watching.cancelled() and not is_over:
-            given_up = True
-            doing.cancel()
+    def cancel(watcher: asyncio.Task[None]) -> None:
+        nonlocal has_cancelled
+        if not watcher.cancelled() and not is_done:
+            has_cancelled = True
+            worker.cancel()
 
-    looking = asyncio.get_running_loop().call_later(look_after_s, watch)
+    timer = asyncio.get_running_loop().call_later(watch_after_s, watch)
     try:
         return await work
     except asyncio.CancelledError:
-        if given_up and doing.uncancel() == 0:
+        if has_cancelled and worker.uncancel() == 0:
             raise ClientDisconnect from None
         raise
     finally:
-        is_over = True
-        looking.cancel()
-        if watching is not None:
-            watching.cancel()
+        is_done = True
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
 
 
 async def wait_for_disconnect(request: Request) -> None:

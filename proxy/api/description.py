@@ -1,8 +1,8 @@
-"""/openapi.json, the description of the API, and /docs, Swagger UI with assets from this server.
+"""/openapi.json, and /docs, Swagger UI with assets from this server.
 
-The description is made at the first request: from the routes, and from the schemas here for the
-routes that ask a model, which FastAPI does not know. It says nothing of one operator's settings,
-so it needs no key.
+The description is generated at the first request: by FastAPI from its routes, and from the schemas
+in this module for the routes that call a model, which bypass FastAPI. It contains no settings of
+the operator, so it needs no key.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ Tree = dict[str, Any]
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    """Return the description of the API."""
+    """Return the OpenAPI description."""
     state = request.app.state
     if not hasattr(state, "openapi"):
         state.openapi = await asyncio.to_thread(_written, request.app.routes)
@@ -61,7 +61,7 @@ def _written(routes: list[Any]) -> bytes:
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    """Return a page that shows the description."""
+    """Return Swagger UI."""
     root = request.scope.get("root_path", "").rstrip("/")
     page = get_swagger_ui_html(
         openapi_url=f"{root}/openapi.json",
@@ -69,7 +69,9 @@ async def docs(request: Request) -> Response:
         swagger_js_url=f"{root}/docs/{ASSETS[0]}",
         swagger_css_url=f"{root}/docs/{ASSETS[1]}",
         swagger_favicon_url="data:,",
-        swagger_ui_parameters={"validatorUrl": None},  # else the description is sent to a host
+        swagger_ui_parameters={
+            "validatorUrl": None
+        },  # else the page sends the description to swagger.io
     )
     page.headers.update(PAGE_HEADERS)
     return page
@@ -77,7 +79,7 @@ async def docs(request: Request) -> Response:
 
 @router.get("/docs/{asset}")
 async def docs_asset(asset: str) -> Response:
-    """Return a script or a style sheet of the page."""
+    """Return the script or the style sheet of Swagger UI."""
     if asset not in ASSETS:
         raise NotFoundError(f"No file {asset!r} belongs to /docs.")
     path = str(files(ASSETS_PACKAGE).joinpath("static", asset))
@@ -95,15 +97,15 @@ BODIES = (
     ItemsCreate,
     ErrorResponse,
 )
-"""The models that FastAPI does not find among a route's parameters."""
+"""Models that are not parameters of a route, so that FastAPI does not find them."""
 _REF = "#/components/schemas/{model}"
 _UNSAFE = ("post", "delete")
 _FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
-"""Of a 422 that these routes do not answer."""
+"""Components of FastAPI's 422, which this server replaces by 400."""
 
 
 def describe(routes: list[Any]) -> Tree:
-    """Return the OpenAPI description of the application with these routes."""
+    """Return the OpenAPI description of an application with the routes."""
     tree = get_openapi(
         title=DISTRIBUTION,
         version=version(DISTRIBUTION),
@@ -128,8 +130,8 @@ def _operations(paths: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _add_common_errors(method: str, operation: Tree) -> None:
-    """Add what any route may answer: those with a key ask the backend whether it accepts one of
-    the client's own, and pages of other sites may change nothing on a server without keys."""
+    """Add the errors that all routes have in common. A route with a key may verify it with the
+    backend. On a server without keys, unsafe methods are forbidden for pages of other sites."""
     responses = operation["responses"]
     responses.pop("422", None)
     statuses: list[int | str] = [500, 503]
@@ -141,7 +143,7 @@ def _add_common_errors(method: str, operation: Tree) -> None:
         responses.setdefault(str(status), response)
 
 
-# The routes that ask a model. OpenAI's own types would do, but take 0.6 s and 58 MiB to import.
+# The routes that call a model. Not from OpenAI's own types, which take 0.6 s and 58 MiB to import.
 
 
 def _object(*required: str, **properties: Any) -> Tree:
@@ -169,7 +171,7 @@ def _ref(name: str) -> Tree:
 
 
 def _or_null(properties: Mapping[str, Tree], *required: str) -> Tree:
-    """Return an object whose optional fields may be null, and that may have other fields."""
+    """Return an object schema whose optional fields may be null. Other fields are allowed."""
     optional = {
         name: schema if name in required else {"anyOf": [schema, {"type": "null"}]}
         for name, schema in properties.items()
@@ -313,7 +315,7 @@ _SANDBOX = _or_null(
 )
 _SANDBOX |= {
     "additionalProperties": False,
-    "description": "What a request asks of its sandbox: no more than its profile allows.",
+    "description": "Settings of the request's sandbox, within the limits of its profile.",
 }
 _SCHEMAS: Tree = {
     "ChatCompletionRequest": _CHAT,
@@ -357,7 +359,7 @@ _HOT_ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, "4XX", "5XX")
 
 
 def _hot(summary: str, tag: str, body: str, answer: str, *, streams: bool = True) -> Tree:
-    """Return the operation of a route that asks a model."""
+    """Return the operation of a route that calls a model."""
     component = "MessagesErrorResponse" if tag == "Messages" else "ErrorResponse"
     content: Tree = {"application/json": {"schema": _ref(answer)}}
     if streams:

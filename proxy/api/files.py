@@ -1,5 +1,5 @@
-"""/v1/files: what clients upload. Also reads multipart forms, whose file goes straight to disk, and
-sends files and archives."""
+"""/v1/files: uploads. Also the reader of multipart forms, which writes the file of a form straight
+to disk, and the responses with files and archives."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from policies.file_names import display_name, guess_mime_type
 from proxy.api.dependencies import JSONResponse, Services
-from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesOf, body_of, content, errors
+from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesDep, body_of, content, errors
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
 from proxy.schemas.resources import (
@@ -37,16 +37,16 @@ FILE_FIELD = "file"
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 64 << 10
 MAX_FORM_BYTES = 64 << 10
-"""About how long a form is beside its file."""
-SILENCE_S = 120
-"""How long a client may send nothing before it counts as gone."""
+"""Approximate size of a form without its file, in bytes."""
+IDLE_TIMEOUT_S = 120
+"""Maximum seconds without data from the client."""
 SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
-"""Types that cannot act on this origin when a browser opens them; all others, HTML and SVG too,
-are downloads."""
+"""Types without active content, which a browser may open on this origin. All other types, HTML and
+SVG too, are downloads."""
 DOWNLOAD_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "sandbox; default-src 'none'",
-    "Referrer-Policy": "no-referrer",  # a link is all that it takes to open a file
+    "Referrer-Policy": "no-referrer",  # the URL alone opens the file
     "Cache-Control": "private, max-age=3600",
 }
 
@@ -57,11 +57,11 @@ async def owned_upload(
     """Return the client's upload. Raises NotFoundError."""
     upload = await services.store.uploads.get(owner, file_id)
     if upload is None:
-        raise no_such_file(file_id, param)
+        raise upload_not_found(file_id, param)
     return upload
 
 
-async def _upload(services: ServicesOf, owner: Owner, file_id: str) -> StoredUpload:
+async def _upload(services: ServicesDep, owner: Owner, file_id: str) -> StoredUpload:
     return await owned_upload(services, owner, file_id)
 
 
@@ -74,22 +74,22 @@ OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
     responses=errors(*BODY_ERRORS, 408),
     openapi_extra=body_of(UploadForm, FORM),
 )
-async def create_file(request: Request, services: ServicesOf, owner: Owner) -> FileObject:
-    """Upload a file, as a form."""
+async def create_file(request: Request, services: ServicesDep, owner: Owner) -> FileObject:
+    """Upload a file in a form."""
     store, limits = services.store, services.file_limits
     async with store.blobs.new() as writer:
         form = await read_upload(request, services, owner, writer)
-        asked = parse(UploadForm, form.fields)
+        fields = parse(UploadForm, form.fields)
         if form.filename is None:
             raise missing(FILE_FIELD)
-        asked_s = asked.expires_after.seconds if asked.expires_after else None
+        expires_after_s = fields.expires_after.seconds if fields.expires_after else None
         upload = await store.uploads.add(
             owner,
             await writer.commit(),
             filename=form.filename or DEFAULT_FILENAME,
-            purpose=asked.purpose,
+            purpose=fields.purpose,
             mime_type=guess_mime_type(form.filename),
-            expires_at=lambda created_at: limits.expiry(created_at, asked_s),
+            expires_at=lambda created_at: limits.expiry(created_at, expires_after_s),
             quota=limits.quota_mib << 20,
         )
     return file_object(upload)
@@ -97,7 +97,7 @@ async def create_file(request: Request, services: ServicesOf, owner: Owner) -> F
 
 @router.get("/v1/files", responses=errors(400))
 async def list_files(
-    services: ServicesOf, owner: Owner, query: Annotated[FileListQuery, Query()]
+    services: ServicesDep, owner: Owner, query: Annotated[FileListQuery, Query()]
 ) -> ListObject[FileObject]:
     """List the uploads."""
     found = await services.store.uploads.page(owner, query.page, query.purpose)
@@ -106,22 +106,22 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}", responses=errors(404))
 async def retrieve_file(upload: OwnedUpload) -> FileObject:
-    """Return what is known of an upload."""
+    """Return the metadata of an upload."""
     return file_object(upload)
 
 
 @router.delete("/v1/files/{file_id}", responses=errors(404))
-async def delete_file(services: ServicesOf, owner: Owner, file_id: str) -> Deleted:
+async def delete_file(services: ServicesDep, owner: Owner, file_id: str) -> Deleted:
     """Delete an upload."""
     if not await services.store.uploads.delete(owner, file_id):
-        raise no_such_file(file_id)
+        raise upload_not_found(file_id)
     return Deleted(id=file_id, object="file")
 
 
 @router.get(
     "/v1/files/{file_id}/content", response_class=Response, responses=content() | errors(404)
 )
-async def file_content(services: ServicesOf, upload: OwnedUpload) -> Response:
+async def file_content(services: ServicesDep, upload: OwnedUpload) -> Response:
     """Return the content of an upload."""
     path = services.store.blobs.path(upload.blob)
     return file_response(StoredFile(path, upload.filename, upload.mime_type))
@@ -130,12 +130,12 @@ async def file_content(services: ServicesOf, upload: OwnedUpload) -> Response:
 async def put_upload(
     services: Services, owner: str, container_id: str, upload: StoredUpload
 ) -> ContainerFile:
-    """Put a copy of an upload into a container. Raises NotFoundError, QuotaError."""
+    """Copy an upload into a container. Raises NotFoundError, QuotaError."""
     store, limits = services.store, services.file_limits
     try:
         blob = await store.blobs.copy(Blob(upload.blob, upload.bytes, upload.sha256))
-    except FileNotFoundError as error:  # it was deleted since it was found
-        raise no_such_file(upload.id) from error
+    except FileNotFoundError as error:  # deleted since the caller found it
+        raise upload_not_found(upload.id) from error
     return await store.container_files.put(
         owner,
         container_id,
@@ -149,35 +149,35 @@ async def put_upload(
 async def read_upload(
     request: Request, services: Services, owner: str, writer: BlobWriter
 ) -> "Form":
-    """Read a form whose file goes to the writer, if the client's quota has room for it. Raises
+    """Read a form, and write its file to `writer` if the owner's quota allows the size. Raises
     ProxyError."""
     store, limits = services.store, services.file_limits
 
-    async def admit(size: int) -> None:
+    async def check_quota(size: int) -> None:
         await store.require_quota(owner, size, limits.quota_mib << 20)
 
-    return await _read_form(request, writer, max_mib=limits.max_file_mib, admit=admit)
+    return await _read_form(request, writer, max_mib=limits.max_file_mib, check_quota=check_quota)
 
 
-def no_such_file(file_id: str, param: str = "id") -> NotFoundError:
-    """Return the error for an upload that the client does not have."""
+def upload_not_found(file_id: str, param: str = "id") -> NotFoundError:
+    """Return the error for an unknown upload."""
     return NotFoundError(f"No such File object: {file_id}", param=param)
 
 
 def file_response(file: StoredFile) -> FileResponse:
-    """Return a file, shown in the browser where that is harmless."""
-    shown = file.mime_type in SHOWN_BY_BROWSERS
+    """Return a file, which a browser shows if its type is harmless."""
+    is_shown = file.mime_type in SHOWN_BY_BROWSERS
     return FileResponse(
         file.path,
         media_type=file.mime_type,
         filename=display_name(file.filename),
-        content_disposition_type="inline" if shown else "attachment",
+        content_disposition_type="inline" if is_shown else "attachment",
         headers=DOWNLOAD_HEADERS,
     )
 
 
 def zip_response(pieces: Iterator[bytes], filename: str) -> StreamingResponse:
-    """Return an archive that is made while it is sent."""
+    """Return an archive that is generated while it is sent."""
     disposition = f'attachment; filename="{filename}"'
     headers = {**DOWNLOAD_HEADERS, "Content-Disposition": disposition}
     return StreamingResponse(pieces, media_type="application/zip", headers=headers)
@@ -185,7 +185,7 @@ def zip_response(pieces: Iterator[bytes], filename: str) -> StreamingResponse:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A multipart form without the content of its file."""
+    """The fields of a multipart form, and the name of its file."""
 
     fields: Mapping[str, str]
     filename: str | None
@@ -197,22 +197,21 @@ async def _read_form(
     writer: BlobWriter,
     *,
     max_mib: int,
-    admit: Callable[[int], Awaitable[None]],
+    check_quota: Callable[[int], Awaitable[None]],
 ) -> Form:
-    """Read the body; the file in it goes to the writer. `admit` is called with the file's least
-    size before anything is written. Raises what `admit` raises, BadRequestError, and
-    FileTooLargeError."""
+    """Read the body, and write its file to `writer`. First call `check_quota` with the minimum size
+    of the file. Raises BadRequestError, FileTooLargeError, and the errors of `check_quota`."""
     parts = _FormParts()
     parser = _parser(request, parts)
     stream = request.stream()
-    room = max_mib << 20
+    bytes_left = max_mib << 20
     try:
-        await admit(_file_bytes(request, room))
+        await check_quota(_min_file_bytes(request, bytes_left))
         while piece := await _next(stream):
             parser.write(piece)
             for data in parts.take():
-                room -= len(data)
-                if room < 0:
+                bytes_left -= len(data)
+                if bytes_left < 0:
                     raise FileTooLargeError(
                         f"The file is larger than {max_mib} MiB, the most that is allowed.",
                         param=FILE_FIELD,
@@ -228,12 +227,12 @@ async def _read_form(
     return Form(parts.fields, parts.filename)
 
 
-def _file_bytes(request: Request, most: int) -> int:
-    """Return the least size of the file by the request's Content-Length; 0 if the file may be
-    larger than allowed, so that the error is about that."""
-    said = request.headers.get("content-length", "")
-    length = int(said) if said.isdecimal() else 0
-    return max(0, length - MAX_FORM_BYTES) if length <= most else 0
+def _min_file_bytes(request: Request, limit: int) -> int:
+    """Return the minimum size of the file by the request's Content-Length. Return 0 if the file may
+    exceed `limit`: then FileTooLargeError is to be raised, and not a QuotaError."""
+    value = request.headers.get("content-length", "")
+    length = int(value) if value.isdecimal() else 0
+    return max(0, length - MAX_FORM_BYTES) if length <= limit else 0
 
 
 def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
@@ -263,25 +262,25 @@ def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
 
 async def _next(stream: AsyncGenerator[bytes, None]) -> bytes:
     try:
-        async with asyncio.timeout(SILENCE_S):
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
             return await anext(stream, b"")
     except TimeoutError as error:
         raise ProxyError(
-            f"Nothing came for {SILENCE_S} s.",
+            f"The client sent no data for {IDLE_TIMEOUT_S} s.",
             status=408,
             type="invalid_request_error",
             code="request_timeout",
         ) from error
 
 
-async def _discard(stream: AsyncGenerator[bytes, None], most: int) -> None:
-    """Read on for a while: a client that is still sending would not read the response."""
-    while most > 0 and (piece := await _next(stream)):
-        most -= len(piece)
+async def _discard(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
+    """Read the rest of the body: a client reads the response only after it has sent the body."""
+    while max_bytes > 0 and (piece := await _next(stream)):
+        max_bytes -= len(piece)
 
 
 class _FormParts:
-    """The parser's callbacks: keeps small fields in memory, and the file until `take`."""
+    """The callbacks of the parser. It buffers the fields, and pieces of the file until `take`."""
 
     def __init__(self) -> None:
         self.filename: str | None = None

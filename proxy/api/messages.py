@@ -12,16 +12,16 @@ from starlette.responses import Response
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import default_mode_for_messages
 from proxy.agent.model import Upstream, UpstreamRequest
-from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import (
     JSONResponse,
-    model,
+    get_model,
+    get_services,
     read_model_request,
-    services,
     while_connected,
 )
-from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
+from proxy.api.prepare import RunRequest, start_or_join
 from proxy.api.routing import RoutingDecision, resolve_route
+from proxy.api.run_response import json_response, stream_response
 from proxy.api.upstream_relay import forward_json
 from proxy.errors import NotFoundError, request_id
 from proxy.models.openai_http import (
@@ -44,120 +44,127 @@ router = APIRouter()
 
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
-"""Headers that belong to one body, and are not passed on with another."""
+"""Headers of the client's body, which do not apply to the body that is sent instead."""
 _PROMPT_PARTS = ("text", "image_url")
-"""The parts of a message that go to the model itself."""
+"""Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat
 async def create_message(request: Request) -> Response:
-    written, body = await read_model_request(request)
+    raw, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
         return await forward_json(request, body, decision.profile.budgets.daily.for_model_calls)
-    return await _run(request, written, body, as_chat(body))
-
-
-async def _run(
-    request: Request, written: bytes, body: Mapping[str, Any], asked: MessagesAsChat
-) -> Response:
-    """Answer by the loop: by a run of the request's own, or one that it repeats."""
-    terms = read_request_options(asked.chat, request.headers)
-    decision = resolve_route(request, asked.chat)
-    shown = _shown(request, body, asked, decision)
-    identity = identify(request, asked.chat, terms, written)
-    hold = status_hold(request, terms, identity)
-    preparation = Preparation(
-        body=asked.chat,
-        decision=decision,
-        deadline_s=deadline_s(request, terms, identity),
-        hold=hold,
-        is_translated=True,
-        forces_tool=asked.code_execution and asked.starts_with_tool,
-        # A client that asks for a sandbox is told its id, and names it in its next request.
-        is_kept=asked.code_execution,
-        in_own_words=asked.restore_param,
+    translated = as_chat(body)
+    options = read_request_options(translated.chat, request.headers)
+    decision = resolve_route(request, translated.chat)
+    message_options = _message_options(request, body, translated, decision)
+    subscriber, hold = await start_or_join(
+        request,
+        RunRequest(
+            raw=raw,
+            client_body=translated.chat,
+            body=translated.chat,
+            decision=decision,
+            options=options,
+            is_translated=True,
+            forces_tool=translated.code_execution and translated.starts_with_tool,
+            # A client with code execution receives the container's id, and names it later.
+            is_stored=translated.code_execution,
+            translate_error=translated.restore_param,
+        ),
     )
-    subscriber = await start_or_join(request, identity, preparation)
+    run_id = subscriber.run.id
     if hold is None:
-        response = await whole(request, subscriber, MessageBuilder(subscriber.run.id, shown), terms)
+        builder = MessageBuilder(run_id, message_options)
+        response = await json_response(request, subscriber, builder, options)
     else:
-        frames = MessageStreamEncoder(subscriber.run.id, shown)
-        response = await streamed(request, subscriber, frames, terms, hold, alive=PING)
-    response.headers.update({"request-id": request_id(subscriber.run.id), **decision.headers})
+        encoder = MessageStreamEncoder(run_id, message_options)
+        response = await stream_response(
+            request, subscriber, encoder, options, hold, keep_alive=PING
+        )
+    response.headers.update({"request-id": request_id(run_id), **decision.headers})
     return response
 
 
-def _shown(
-    request: Request, body: Mapping[str, Any], asked: MessagesAsChat, decision: RoutingDecision
+def _message_options(
+    request: Request,
+    body: Mapping[str, Any],
+    translated: MessagesAsChat,
+    decision: RoutingDecision,
 ) -> MessageContext:
+    """Return how the run is shown in Anthropic's message."""
     steps = requested_steps(body, request.headers) or default_mode_for_messages(
-        services(request).steps,
-        code_execution=asked.code_execution,
-        thinking=asked.thinking,
+        get_services(request).steps,
+        code_execution=translated.code_execution,
+        thinking=translated.thinking,
     )
-    has_container = asked.code_execution and not decision.is_passthrough
+    has_container = translated.code_execution and not decision.is_passthrough
     return MessageContext(
         model=body["model"],
         steps=steps,
-        thinking=asked.thinking or steps == "reasoning",
-        stop_sequences=asked.stop_sequences,
-        container_expires=services(request).files.link_expiry() if has_container else None,
+        thinking=translated.thinking or steps == "reasoning",
+        stop_sequences=translated.stop_sequences,
+        container_expires=get_services(request).files.link_expiry() if has_container else None,
     )
 
 
 @router.route(COUNT_PATH, methods=["POST"])  # see proxy.api.chat
 async def count_tokens(request: Request) -> Response:
-    """Have the backend count the tokens of a request, which alone knows how."""
+    """Return the token count of a request, which the backend counts."""
     _, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         return await forward_json(request, body)
-    asked = as_chat_to_count(body)
-    upstream = model(request).upstream
+    translated = as_chat_to_count(body)
+    upstream = get_model(request).upstream
     if upstream is None:
-        raise _not_countable()
-    return await while_connected(request, _count(upstream, request, body, asked))
+        raise _no_token_count()
+    return await while_connected(request, _count(upstream, request, body, translated))
 
 
 async def _count(
-    upstream: Upstream, request: Request, body: Mapping[str, Any], asked: MessagesAsChat
+    upstream: Upstream,
+    request: Request,
+    body: Mapping[str, Any],
+    translated: MessagesAsChat,
 ) -> Response:
-    counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, asked))
+    """Count by the backend's /v1/messages/count_tokens, or by /tokenize if it has none."""
+    counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, translated))
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
-    words = {name: asked.chat[name] for name in ("model", "tools") if name in asked.chat}
-    words["messages"] = [_without_files(message) for message in asked.chat["messages"]]
-    tokenized = await _post(upstream, request, TOKENIZE_PATH, words)
+    fields = {name: translated.chat[name] for name in ("model", "tools") if name in translated.chat}
+    fields["messages"] = [_prompt_parts(message) for message in translated.chat["messages"]]
+    tokenized = await _post(upstream, request, TOKENIZE_PATH, fields)
     count = parse_token_count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
-        raise _not_countable()
+        raise _no_token_count()
     return JSONResponse({"input_tokens": count})
 
 
 async def _post(
     upstream: Upstream, request: Request, path: str, body: Mapping[str, Any]
 ) -> Response:
-    kept = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
-    headers = {**kept, "content-type": "application/json"}
-    passing = UpstreamRequest("POST", path, headers, json.dumps(body).encode())
-    answer = await upstream.send(passing)
-    read = await read_at_most(answer.body, MAX_TOKENIZED_BYTES)
-    if read is None:
-        raise _not_countable()
-    return Response(read, answer.status, answer.headers)
+    headers = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
+    headers["content-type"] = "application/json"
+    sent = UpstreamRequest("POST", path, headers, json.dumps(body).encode())
+    received = await upstream.send(sent)
+    content = await read_at_most(received.body, MAX_TOKENIZED_BYTES)
+    if content is None:
+        raise _no_token_count()
+    return Response(content, received.status, received.headers)
 
 
-def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message as no tokenizer refuses it: files are in the sandbox."""
+def _prompt_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message without its files, which are in the sandbox and not in the prompt."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
     return {**message, "content": [part for part in content if part["type"] in _PROMPT_PARTS]}
 
 
-def _not_countable() -> NotFoundError:
+def _no_token_count() -> NotFoundError:
     return NotFoundError(
         "Tokens cannot be counted: the backend has neither /v1/messages/count_tokens nor a"
-        " /tokenize that takes these messages."
+        " /tokenize that accepts these messages."
     )

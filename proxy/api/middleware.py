@@ -1,5 +1,5 @@
-"""What a request passes before its route: its id, the check of a browser's page, the check of the
-client's own key of the backend, and the short way to the routes that ask a model."""
+"""Middleware: the request id, the CORS check of web pages, the check of a client's backend key, and
+the fast path to the routes that call a model."""
 
 import re
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.agent.model import Credentials
 from proxy.api.dependencies import (
+    error_response,
     is_operator,
-    key_sent,
     owner_of,
-    release,
-    set_client,
-    told,
+    release_body_memory,
+    sent_key,
+    set_client_credentials,
     with_request_id,
 )
 from proxy.errors import ForbiddenError, ProxyError
@@ -28,17 +28,17 @@ from proxy.keys import ClientKeys, Key
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _PORTS = {"http": 80, "https": 443}
 _OPAQUE_ORIGIN = "null"
-"""The origin of a page in a sandboxed frame, or of a file."""
+"""The origin of a page in a sandboxed frame or in a local file."""
 _ALL = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing: any page may use them, and its browser hides the answer from it."""
+"""Methods without side effects. Any page may send them: its browser hides the response from it."""
 _ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 _OPEN_PATHS = frozenset({"/health"})
 
 
 class RequestMiddleware:
-    """Sends the `x-request-id` header with every answer, also where another middleware fails, and
-    releases the memory of the request's body."""
+    """Adds `x-request-id` to every response, even if another middleware fails, and releases the
+    request's reservation in the body memory."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,15 +49,15 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, send)
         finally:
-            release(scope)
+            release_body_memory(scope)
 
 
 class FastPathMiddleware:
-    """Calls the routes that ask a model directly, and the router for all others: the router's own
-    way to a route took a tenth of the time of a relayed request."""
+    """Calls the routes that call a model without the router, whose lookup took a tenth of the time
+    of a relayed request (`bench/relay.py`)."""
 
     def __init__(self, router: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
-        """`routes` are the routes of POST requests by path."""
+        """`routes` are the applications of POST requests, by path."""
         self._router = router
         self._routes = routes
 
@@ -68,9 +68,8 @@ class FastPathMiddleware:
 
 
 class ClientKeyMiddleware:
-    """Refuses a request whose key the backend does not accept. A request without a key passes, and
-    one with the operator's, which the backend must not see: its route decides whether that will
-    do."""
+    """Rejects a request whose key the backend does not accept. A request without a key passes, and
+    so does one with the operator's key, which the backend must not receive: the route decides."""
 
     def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
         self._app = app
@@ -79,7 +78,7 @@ class ClientKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             request = Request(scope)
-            key = key_sent(request)
+            key = sent_key(request)
             if key and not is_operator(request):
                 headers = request.headers
                 account = {name: headers[name] for name in _ACCOUNT_HEADERS if headers.get(name)}
@@ -87,21 +86,23 @@ class ClientKeyMiddleware:
                 try:
                     await self._keys.require_accepted(credentials)
                 except ProxyError as error:
-                    await told(request, error)(scope, receive, send)
+                    await error_response(request, error)(scope, receive, send)
                     return
-                # Each key has a daily budget of its own, under a name that does not reveal it.
-                set_client(request, Key(owner_of(key)), credentials)
+                # The daily budget of a key is stored under its digest, which does not reveal the
+                # key.
+                set_client_credentials(request, Key(owner_of(key)), credentials)
         await self._app(scope, receive, send)
 
 
 class BrowserMiddleware:
-    """Decides which web pages may send requests (CORS): every page that has the key; on a server
-    without keys only pages of this machine and of `public_url`, for any other could use what its
-    visitor alone can reach.
+    """Decides which web pages may send requests (CORS).
 
-    To hide the answer is not enough there: a page may send a simple POST without asking first, and
-    a page whose name resolves to this machine's address (DNS rebinding) is no other site to a
-    browser.
+    On a server with keys, every page that has a key may. On a server without keys, only pages of
+    this machine and of `public_url` may: any other page could use the server through the browser of
+    a visitor who can reach it. CORS headers alone do not prevent that. A page may send a simple
+    POST without a preflight request, and a page whose host name resolves to this machine's address
+    (DNS rebinding) has the server's own origin for the browser. So this class wraps Starlette's
+    CORSMiddleware and rejects such requests (`tests/clients/test_web_pages.py`).
     """
 
     def __init__(self, app: ASGIApp, *, needs_key: bool, public_url: str | None) -> None:
@@ -119,8 +120,8 @@ class BrowserMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Other clients are spared the cost, which is a call more for each piece of a stream.
-        if not _is_from_page(scope):
+        # Only browsers send Origin. CORSMiddleware costs one call for each piece of a stream.
+        if not _has_origin(scope):
             await self._app(scope, receive, send)
         elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_same_site(scope):
             await self._with_cors(scope, receive, send)
@@ -129,7 +130,7 @@ class BrowserMiddleware:
                 "This server needs no key, so only web pages of its own machine, and those of"
                 " server.public_url, may send it requests."
             )
-            await told(Request(scope, receive), error)(scope, receive, send)
+            await error_response(Request(scope, receive), error)(scope, receive, send)
 
     def _is_same_site(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
@@ -140,7 +141,7 @@ class BrowserMiddleware:
             return headers["origin"] != _OPAQUE_ORIGIN
         if page == self._own_site or re.fullmatch(LOCAL_ORIGINS, headers["origin"]):
             return True
-        # A page of this server, by its address. DNS rebinding needs a name, so an address is safe.
+        # A page of this server under an IP address is safe: DNS rebinding needs a host name.
         return _is_address(page.host) and page == _site(
             f"{page.scheme}://{headers.get('host', '')}"
         )
@@ -153,7 +154,7 @@ class _Site(NamedTuple):
 
 
 def _site(url: str) -> _Site | None:
-    """Return the site of a URL, or None for a URL that cannot be read."""
+    """Return the site of a URL, or None if the URL is malformed."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -170,5 +171,5 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _is_from_page(scope: Scope) -> bool:
+def _has_origin(scope: Scope) -> bool:
     return scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"])

@@ -1,8 +1,8 @@
-"""What FastAPI gives to the handlers of all routes but those that ask a model: the client's key,
-its owner, the services and JSON bodies, and the errors that these routes document.
+"""FastAPI dependencies for the client's key, its owner, the services and JSON bodies, and the
+OpenAPI fragments that routes share.
 
-The routes that ask a model do without: FastAPI's way to a handler took a tenth of the time of a
-relayed request.
+The routes that call a model do not use them: FastAPI's dependencies took a tenth of the time of a
+relayed request (`bench/relay.py`).
 """
 
 from collections.abc import Callable, Coroutine
@@ -17,10 +17,10 @@ from proxy.api import dependencies
 from proxy.api.dependencies import (
     Services,
     authorize,
-    held_json,
+    decode_body,
     is_operator,
-    json_body,
     read_body,
+    read_json_object,
     require_operator,
 )
 from proxy.keys import Key
@@ -31,19 +31,19 @@ M = TypeVar("M", bound=BaseModel)
 
 _BEARER = HTTPBearer(auto_error=False, description="A key of this server.")
 _HEADER = APIKeyHeader(
-    name="x-api-key", auto_error=False, description="The same, as Anthropic's SDKs send it."
+    name="x-api-key", auto_error=False, description="The same key, as Anthropic's SDKs send it."
 )
 
 
-# FastAPI runs a plain function in a thread; these only look something up.
+# Async, because FastAPI runs a plain function in a thread.
 async def _services(request: Request) -> Services:
-    return dependencies.services(request)
+    return dependencies.get_services(request)
 
 
 async def _schemes(
     bearer: Annotated[object, Security(_BEARER)], header: Annotated[object, Security(_HEADER)]
 ) -> None:
-    """Describe where a key may stand; `authorize` reads it."""
+    """Document the headers of the key. `authorize` reads them."""
 
 
 async def _key(request: Request, schemes: Annotated[None, Depends(_schemes)]) -> Key:
@@ -60,61 +60,61 @@ async def _operator(request: Request, schemes: Annotated[None, Depends(_schemes)
     require_operator(request)
 
 
-ServicesOf = Annotated[Services, Depends(_services)]
-"""The parts of the server."""
+ServicesDep = Annotated[Services, Depends(_services)]
+"""The application services."""
 REQUIRES_KEY = Depends(_key)
 ClientKey = Annotated[Key, REQUIRES_KEY]
-"""The key that the client sent; without a valid one, the answer is 401."""
+"""The client's key; 401 without a valid key."""
 KeyOrOperator = Annotated[Key | None, Depends(_key_or_operator)]
-"""The same, or None for the operator's key."""
+"""The client's key, or None for the operator's key; 401 without a valid key."""
 REQUIRES_OPERATOR = Depends(_operator)
-"""Any other key than the operator's is answered with 403."""
+"""403 for a key that is not the operator's."""
 
 
 async def _owner(request: Request, key: ClientKey) -> str:
-    return dependencies.owner(request)
+    return dependencies.get_owner(request)
 
 
 Owner = Annotated[str, Depends(_owner)]
-"""The owner of the client's files, runs and conversations, once its key is known to be valid."""
+"""The owner of the client's files, runs and conversations; 401 without a valid key."""
 
 
-def json_of(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
-    """Return a dependency that reads a short JSON body as the model. Raises BadRequestError,
-    BodyTooLargeError, BusyError."""
+def json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
+    """Return a dependency that parses a JSON body without files as the model. The dependency raises
+    BadRequestError, BodyTooLargeError, BusyError."""
 
     async def read(request: Request, key: ClientKey) -> M:
-        return parse(model, await json_body(request))
+        return parse(model, await read_json_object(request))
 
     return read
 
 
-def long_json_of(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
-    """Return the same for a body that may bring files, or be empty."""
+def large_json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
+    """Return a dependency that parses a JSON body, which may contain files or be empty."""
 
-    async def read(request: Request, key: ClientKey, services: ServicesOf) -> M:
+    async def read(request: Request, key: ClientKey, services: ServicesDep) -> M:
         written = await read_body(request, services.inputs.max_body_bytes)
-        return parse(model, request_body(await held_json(request, written) if written else {}))
+        return parse(model, request_body(await decode_body(request, written) if written else {}))
 
     return read
 
 
 Responses = dict[int | str, dict[str, Any]]
-"""The answers of a route beside its usual one, by status."""
+"""OpenAPI responses by status."""
 BODY_ERRORS = (400, 413, 503)
-"""What may be wrong with a request that has a body."""
+"""Statuses of the errors of a request body."""
 _ERRORS: dict[int | str, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "The key is missing or wrong.",
     403: "A policy forbids the request.",
     404: "The client has no such object.",
     408: "The client sent nothing for too long.",
-    409: "The run was cancelled, or only the process that works on it can do this.",
+    409: "The run was cancelled, or is in progress in another process of the server.",
     413: "The request, or a file in it, is too large.",
     422: "The Idempotency-Key was used before, with another body.",
     429: "The daily budget is used up, or the backend limits the rate.",
     500: "The proxy failed.",
-    503: "The server is busy, or stops; `Retry-After` says when to try again.",
+    503: "The server is busy or stopping; `Retry-After` is the delay in seconds.",
     "4XX": "The backend refused the request.",
     "5XX": "The backend failed.",
 }
@@ -122,32 +122,32 @@ ERROR_COMPONENT = "ErrorResponse"
 
 
 def errors(*statuses: int | str, component: str = ERROR_COMPONENT) -> Responses:
-    """Return what a route documents of its errors."""
+    """Return the OpenAPI error responses of a route."""
     schema = {"$ref": f"#/components/schemas/{component}"}
     content = {"application/json": {"schema": schema}}
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
 def content(media_type: str = "*/*") -> Responses:
-    """Return what a route documents of an answer that is a file."""
+    """Return the OpenAPI response of a route that sends a file."""
     schema = {"type": "string", "format": "binary"}
     return {200: {"description": "The content.", "content": {media_type: {"schema": schema}}}}
 
 
 EVENTS: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-"""What a route documents of an answer that may be a stream of server-sent events."""
+"""The OpenAPI response of a route that may stream server-sent events."""
 FORM = "multipart/form-data"
 
 
 def body_of(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
-    """Return what a route documents of its body, which FastAPI does not read itself."""
+    """Return the OpenAPI request body of a route that parses its body itself."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    kinds = media_types or ("application/json",)
-    return {"requestBody": {"content": {kind: {"schema": schema} for kind in kinds}}}
+    types = media_types or ("application/json",)
+    return {"requestBody": {"content": {each: {"schema": schema} for each in types}}}
 
 
 def query_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what a route documents of its query, which FastAPI does not read itself."""
+    """Return the OpenAPI query parameters of a route that parses its query itself."""
     fields = model.model_json_schema()["properties"]
     return {
         "parameters": [

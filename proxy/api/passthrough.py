@@ -1,6 +1,5 @@
-"""What is passed on to the backend beside chat completions: every path that is not served here, by
-the rules of `backend.passthrough`, and the Responses API of `:plain` models, whose responses the
-backend keeps and each client may only use its own of."""
+"""The relay of paths without a route, by the rules of `backend.passthrough`, and of the Responses
+API for `:plain` models. The backend stores those responses; a client may use only its own."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,9 +21,9 @@ from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
 from proxy.api.dependencies import (
     JSONResponse,
     authorize,
-    credentials,
-    owner,
-    services,
+    get_credentials,
+    get_owner,
+    get_services,
     wait_for_disconnect,
 )
 from proxy.api.upstream_relay import (
@@ -42,26 +41,26 @@ from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyEr
 from proxy.store.responses import ResponseRepository
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-"""Not TRACE: it would tell the client the backend's key."""
+"""Methods that are relayed. TRACE is not: its response would reveal the backend's key."""
 MAX_SEARCHED_BYTES = 64 << 10
-"""How much of a response is searched for its id, which stands at its beginning."""
+"""Number of leading bytes of a response that are searched for its id."""
 _ID = re.compile(rb'"id"\s*:\s*"(resp[\w.+/=-]{1,1000})"')
-"""A response's id. Proxies before a backend put more into it, in base64."""
+"""Matches a response's id. Proxies in front of a backend may extend the id, in base64."""
 
 Handler = Callable[[Request, str], Awaitable[Response]]
-_NAMING = frozenset({"id", "type"})
-"""An item with no other fields refers to the one that the backend keeps under that id."""
-_REFERENCE = "item_reference"
+_REFERENCE_FIELDS = frozenset({"id", "type"})
+"""An item with no other fields is a reference to an item that the backend stores."""
+_REFERENCE_TYPE = "item_reference"
 
 
 async def forward_unmatched(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request that no route matches."""
+    """Relay a request that no route matches, or reject it."""
     if scope["type"] == "websocket" or _is_upgrade(scope):
-        error = BadRequestError("WebSockets are not served here.", code="unsupported_protocol")
+        error = BadRequestError("WebSockets are not supported.", code="unsupported_protocol")
         await JSONResponse(error.body(), status_code=error.status)(scope, receive, send)
         return
     request = Request(scope, receive)
-    response = await _answer(request)
+    response = await _relay(request)
     await response(scope, receive, send)
 
 
@@ -69,39 +68,39 @@ def _is_upgrade(scope: Scope) -> bool:
     return Headers(scope=scope).get("upgrade", "").lower() == "websocket"
 
 
-async def _answer(request: Request) -> Response:
+async def _relay(request: Request) -> Response:
     key = authorize(request)
-    where = path_kind(written_path(request))
-    upstream = _upstream(request, where)
+    path_class = path_kind(written_path(request))
+    upstream = _upstream(request, path_class)
     stream = RequestBodyStream(request)
     body = await _body(request, stream)
     fields = _fields(body)
     plain = _plain_fields(fields)
-    if where == "plain only" and plain is None:
+    if path_class == "plain only" and plain is None:
         raise NotFoundError(
-            f"{request.method} {request.url.path} is not served with a sandbox: name the model"
-            " '<model>:plain' to have the request passed on to the backend.",
+            f"{request.method} {request.url.path} is not served with a sandbox. Name the model"
+            " '<model>:plain' to relay the request to the backend.",
             code="unknown_url",
         )
     _require_stateless(request)
     await _require_owned(request, body, fields)
-    asks_a_model = request.method == "POST"
-    profile = services(request).profiles.of(key, _model(plain or fields), None, {})
-    if asks_a_model and profile.enabled == "always":
+    calls_model = request.method == "POST"
+    profile = get_services(request).profiles.of(key, _model(plain or fields), None, {})
+    if calls_model and profile.enabled == "always":
         raise ForbiddenError(
             f"enabled: always holds here (profile {profile.name!r}), and requests that are"
             " passed on to the backend have no sandbox.",
             param="sandbox.enabled",
         )
-    day = profile.budgets.daily.for_model_calls if asks_a_model else DailyBudget()
+    budget = profile.budgets.daily.for_model_calls if calls_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
-    written = body if plain is None else encode_json(plain)
-    return await forward(request, upstream, written, stream.wait_for_disconnect, day)
+    sent = body if plain is None else encode_json(plain)
+    return await forward(request, upstream, sent, stream.wait_for_disconnect, budget)
 
 
 def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
-    """Return a body's fields; none if it is no JSON object, or too long to be read. Raises
-    BadRequestError for invalid JSON, which a backend might still accept."""
+    """Return the fields of a JSON object; none for another body, or for one that was not read.
+    Raises BadRequestError for invalid JSON, which a backend might parse differently."""
     if not body or not isinstance(body, bytes):
         return {}
     try:
@@ -112,40 +111,41 @@ def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
 
 
 def _model(fields: Mapping[str, Any]) -> str:
-    """Return the model whose policy holds; without one, the key's alone does."""
+    """Return the model whose policy applies, or "" if the body names no model."""
     model = fields.get("model")
     return backend_model_name(model) if isinstance(model, str) else ""
 
 
-def _upstream(request: Request, where: PathKind) -> Upstream:
-    """Return the backend's server, if this request may be passed on to it. Raises ProxyError."""
-    named = f"{request.method} {request.url.path}"
+def _upstream(request: Request, path_class: PathKind) -> Upstream:
+    """Return the backend's server if the request may be relayed to it. Raises ProxyError,
+    HTTPException."""
+    endpoint = f"{request.method} {request.url.path}"
     if request.method not in METHODS:
         raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
-    if where == "unreadable":
+    if path_class == "unreadable":
         raise HTTPException(404, "Not Found, and of a path that servers read differently")
-    if where == "closed":
+    if path_class == "closed":
         raise ProxyError(
-            f"{named} is for the backend's administrators and is not passed on.",
+            f"{endpoint} is for the backend's administrators and is not relayed.",
             status=403,
             type="invalid_request_error",
             code="path_closed",
         )
-    if where == "ours":
+    if path_class == "ours":
         raise HTTPException(404)
     return upstream_of(request)
 
 
 def _require_stateless(request: Request) -> None:
-    """Raise ProxyError if the backend may keep something, which all clients would share."""
-    if services(request).passthrough == "all" or is_stateless(
+    """Raise ProxyError if the backend may store state, which all clients would share."""
+    if get_services(request).passthrough == "all" or is_stateless(
         request.method, written_path(request)
     ):
         return
     raise ProxyError(
-        f"{request.method} {request.url.path} is not passed on: the backend may keep something of"
-        " it, and does not tell one client of this server from another. The operator opens such"
-        " paths with backend.passthrough: all.",
+        f"{request.method} {request.url.path} is not relayed: the backend may store state, which it"
+        " would share between all clients of this server. The operator can allow such paths with"
+        " backend.passthrough: all.",
         status=403,
         type="invalid_request_error",
         code="path_keeps_state",
@@ -155,31 +155,35 @@ def _require_stateless(request: Request) -> None:
 async def _require_owned(
     request: Request, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ProxyError if the request continues what the backend keeps for another client, or if
-    the body is too long to tell."""
-    if services(request).passthrough == "all" or not may_name_responses(written_path(request)):
+    """Raise ProxyError if the request continues a response of another client, or if the body is too
+    long to check."""
+    if get_services(request).passthrough == "all" or not may_name_responses(written_path(request)):
         return
     if isinstance(body, RequestBodyStream):
         raise BadRequestError(
-            "The request body cannot be checked for responses of other clients: send less, as"
-            " application/json and not compressed."
+            "The request body cannot be checked for responses of other clients. Send a smaller"
+            " body, as application/json and not compressed."
         )
     await require_owned_by_client(request, fields)
 
 
 async def _body(request: Request, stream: RequestBodyStream) -> bytes | RequestBodyStream | None:
-    """Return the body, whole if it may name a model, else as a stream, or None without one."""
+    """Return the body: bytes if it is JSON and short enough, else a stream; None without a body.
+    Raises BadRequestError if URLs in it cannot be checked."""
     headers = request.headers
     if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         await stream.read(0)
         return None
     kind, is_compressed = headers.get("content-type", "").lower(), "content-encoding" in headers
     if kind.startswith("application/json") and not is_compressed:
-        read = await stream.read(services(request).inputs.max_body_bytes)
+        read = await stream.read(get_services(request).inputs.max_body_bytes)
         if read is not None:
             return read
-    # A form has its fields apart: none of them is a part of a message.
-    if not kind.startswith("multipart/form-data") and not services(request).inputs.backend_fetches:
+    # The fields of a form are never content parts, so the backend fetches no URL in them.
+    if (
+        not kind.startswith("multipart/form-data")
+        and not get_services(request).inputs.backend_fetches
+    ):
         if is_compressed:
             raise uncheckable_error("is compressed")
         stream.check_with(URLScanner().check)
@@ -187,7 +191,7 @@ async def _body(request: Request, stream: RequestBodyStream) -> bytes | RequestB
 
 
 def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a body's fields as the backend knows them if its model is a `:plain` one, or None."""
+    """Return the fields for the backend if the model is `:plain`, else None."""
     model = fields.get("model")
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
@@ -195,78 +199,78 @@ def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 async def forward_response(
-    request: Request, asked: Mapping[str, Any], day: DailyBudget
+    request: Request, body: Mapping[str, Any], budget: DailyBudget
 ) -> Response:
-    """Pass on a request for a response, and record its id as the client's. Raises as
-    `require_owned_by_client` and `forward_json` do."""
-    await require_owned_by_client(request, asked)
-    shelf, whose = services(request).store.responses, owner(request)
-    if asked.get("store") is False:
-        return await forward_json(request, asked, day)
-    return await forward_json(request, asked, day, partial(_record_id, shelf, whose))
+    """Relay a request for a response, and store the response's id as the client's. Raises the
+    errors of `require_owned_by_client` and `forward_json`."""
+    await require_owned_by_client(request, body)
+    repository, owner = get_services(request).store.responses, get_owner(request)
+    if body.get("store") is False:
+        return await forward_json(request, body, budget)
+    return await forward_json(request, body, budget, partial(_record_id, repository, owner))
 
 
-async def require_owned_by_client(request: Request, asked: Mapping[str, Any]) -> None:
-    """Raise NotFoundError for a request that continues what the backend may keep for another
+async def require_owned_by_client(request: Request, body: Mapping[str, Any]) -> None:
+    """Raise NotFoundError if the request names state that the backend may store for another
     client."""
-    if credentials(request) is not None:
-        return  # the backend itself knows whose it is
-    before = asked.get("previous_response_id")
-    shelf = services(request).store.responses
-    if before and not await shelf.is_backend_response(owner(request), str(before)):
+    if get_credentials(request) is not None:
+        return  # the backend tells its clients apart by their keys
+    before = body.get("previous_response_id")
+    repository = get_services(request).store.responses
+    if before and not await repository.is_backend_response(get_owner(request), str(before)):
         raise NotFoundError(
             f"Previous response with id {str(before)!r} not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if not services(request).keyring.has_many or services(request).passthrough == "all":
+    if not get_services(request).keyring.has_many or get_services(request).passthrough == "all":
         return
-    if named := _stored_state_reference(asked):
+    if param := _stored_state_reference(body):
         raise NotFoundError(
-            f"Invalid '{named}': what the backend keeps cannot be named here, because the backend"
-            " does not tell one client of this server from another. Send the items themselves, or"
-            " previous_response_id. The operator allows it with backend.passthrough: all.",
-            param=named,
+            f"Invalid '{param}': state that the backend stores cannot be named here, because the"
+            " backend shares it between all clients of this server. Send the items themselves, or"
+            " previous_response_id. The operator can allow it with backend.passthrough: all.",
+            param=param,
         )
 
 
 def or_upstream(handler: Handler) -> Handler:
-    """Pass a request on if `handler` does not find the response and the backend keeps it for the
-    client."""
+    """Return a handler that relays the request if `handler` does not find the response and the
+    backend stores it for the client."""
 
     @wraps(handler)
-    async def answered(request: Request, response_id: str) -> Response:
+    async def handler_or_upstream(request: Request, response_id: str) -> Response:
         try:
             return await handler(request, response_id)
         except NotFoundError:
-            shelf = services(request).store.responses
-            if not await shelf.is_backend_response(owner(request), response_id):
+            repository = get_services(request).store.responses
+            if not await repository.is_backend_response(get_owner(request), response_id):
                 raise
         return await forward(
             request, upstream_of(request), None, partial(wait_for_disconnect, request)
         )
 
-    return answered
+    return handler_or_upstream
 
 
 def _record_id(
-    shelf: ResponseRepository, whose: str, relayed: UpstreamResponse
+    repository: ResponseRepository, owner: str, relayed: UpstreamResponse
 ) -> UpstreamResponse:
     if relayed.status >= 400:
         return relayed
     return replace(
-        relayed, body=_IdRecorder(relayed.body, partial(shelf.add_backend_response, whose))
+        relayed, body=_IdRecorder(relayed.body, partial(repository.add_backend_response, owner))
     )
 
 
 class _IdRecorder:
-    """A response body that is searched for the response's id, which is recorded as the client's
-    before the client receives it."""
+    """A response body that is searched for the response's id while it is relayed. The id is stored
+    as the client's before the client receives it."""
 
-    def __init__(self, body: UpstreamBody, note: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, body: UpstreamBody, store_id: Callable[[str], Awaitable[None]]) -> None:
         self._body = body
         self._pieces: AsyncIterator[bytes] = aiter(body)
-        self._note = note
+        self._store_id = store_id
         self._searched = b""
         self._is_done = False
 
@@ -280,33 +284,30 @@ class _IdRecorder:
             found = _ID.search(self._searched)
             self._is_done = bool(found) or len(self._searched) > MAX_SEARCHED_BYTES
             if found:
-                await self._note(found[1].decode())
+                await self._store_id(found[1].decode())
         return piece
 
     async def aclose(self) -> None:
-        """See UpstreamBody."""
         await self._body.aclose()
 
 
 def _stored_state_reference(fields: Mapping[str, Any]) -> str | None:
     """Return the first field of a Responses API request that names a conversation, an item or a
-    container which the backend keeps, or None."""
+    container in the backend's store, or None."""
     if fields.get("conversation"):
         return "conversation"
-    items, tools = fields.get("input"), fields.get("tools")
-    if isinstance(items, list):
-        for index, item in enumerate(items):
-            if isinstance(item, dict) and _names_item(item):
-                return f"input[{index}]"
-    if isinstance(tools, list):
-        for index, tool in enumerate(tools):
-            if isinstance(tool, dict) and _names_container(tool):
-                return f"tools[{index}]"
+    for name, is_reference in (("input", _is_item_reference), ("tools", _names_container)):
+        values = fields.get(name)
+        for index, value in enumerate(values if isinstance(values, list) else ()):
+            if isinstance(value, dict) and is_reference(value):
+                return f"{name}[{index}]"
     return None
 
 
-def _names_item(item: Mapping[str, Any]) -> bool:
-    return item.get("type") == _REFERENCE or ("id" in item and _NAMING.issuperset(item))
+def _is_item_reference(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == _REFERENCE_TYPE or (
+        "id" in item and item.keys() <= _REFERENCE_FIELDS
+    )
 
 
 def _names_container(tool: Mapping[str, Any]) -> bool:

@@ -1,9 +1,8 @@
-"""From the parsed body of a request to its run.
+"""From a request body to its run.
 
-`identify` gives a request the identity by which a retry finds the run of the first attempt, and
-`start_or_join` finds that run or starts one. `prepare_request` builds the task of a new run from
-top to bottom: the body, the session, the profile, the files, and last the daily budget, so
-that a request that is refused spends nothing.
+`start_or_join` joins the run that a retry repeats, or starts a run. `prepare_request` builds the
+`AgentTask` of a new run, from top to bottom. It reserves the daily budget after all checks, so that
+a rejected request costs nothing.
 """
 
 import hashlib
@@ -19,6 +18,7 @@ from starlette.requests import Request
 from policies.artifacts import strip_links
 from policies.budgets import Expense
 from policies.history import strip_steps
+from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import (
@@ -38,7 +38,6 @@ from proxy.agent.task import (
     AgentTask,
     ArtifactStore,
     BudgetReservation,
-    ChatRequest,
     Delivery,
     InputFile,
     PendingInput,
@@ -47,10 +46,15 @@ from proxy.agent.task import (
     StatusHold,
     TaskLimits,
 )
-from proxy.api.dependencies import base_url, body_reservation, credentials, owner, services
+from proxy.api.dependencies import (
+    base_url,
+    body_reservation,
+    get_credentials,
+    get_owner,
+    get_services,
+)
 from proxy.api.routing import ENABLED_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
-from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
-from proxy.deprecated_settings import HEADER_RENAMES
+from proxy.api.upstream_relay import charge, find_tariff, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
@@ -63,269 +67,303 @@ from proxy.schemas.request_options import (
     requested_usage,
 )
 
-IDENTITY_HEADERS = (
-    *(PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER, OFFLOAD_HEADER),
-    *HEADER_RENAMES.values(),
-)
-"""Headers that change a request's result."""
+IDENTITY_HEADERS = (PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER, OFFLOAD_HEADER)
+"""Headers that change the result of a request."""
 DELIVERY_FIELDS = ("stream", "stream_options")
-"""Fields that change how the result is sent, and not the result."""
+"""Fields that change how the result is sent, but not the result."""
 REQUEST_IDS = frozenset({"request_id", "rid"})
-"""vLLM's and SGLang's names of one request: two that run at once may not share it."""
+"""Request ids of vLLM and SGLang. Two concurrent requests may not have the same id."""
 
-Record = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
-"""Begins to record the response of a run, from the run's id, its Unix time and its session."""
+StartRecording = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
+"""Start to record the response of a run. The arguments are the run's id, its Unix time and its
+session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """What `prepare_request` is given beside the HTTP request: the body as chat completions, and
-    what the client's own API adds to it."""
+class RunRequest:
+    """A checked request for a run, from any of the APIs."""
 
+    raw: bytes
+    """The body as received."""
+    client_body: Mapping[str, Any]
+    """The decoded body; for the Messages API, its translation."""
     body: Mapping[str, Any]
+    """The body as a chat-completions body."""
     decision: RoutingDecision
-    deadline_s: float | None
-    hold: StatusHold | None
-    """The hold on the status line of a streamed response."""
+    options: RequestOptions
     is_translated: bool = False
-    """True if the body was translated from another API."""
+    """True if `body` was translated from another API."""
     forces_tool: bool = False
-    """True if the first model call must be one of a tool."""
+    """True if the first model call must be a tool call."""
     max_tool_calls: int | None = None
-    """The number of calls of the proxy's tools that the client allows."""
-    follows: ResumePoint | None = None
-    """The state that the request itself names to resume from."""
-    is_kept: bool = False
-    """True if a later request may resume from the run by its name."""
-    record: Record | None = None
-    in_own_words: Callable[[ProxyError], ProxyError] | None = None
-    """Puts the client's own names of fields into an error, in place of those of `body`."""
-
-
-# The identity of a request, and how long it waits
-
-
-def identify(
-    request: Request,
-    body: Mapping[str, Any],
-    terms: RequestOptions,
-    written: bytes,
-    *,
-    detach: bool = False,
-) -> RequestIdentity:
-    """Return the request's identity. With an idempotency key, requests are equal that differ only
-    in whether they stream; without one, equal to the byte, as the SDKs' retries are. `detach`: the
-    run continues without its client."""
-    if terms.idempotency_key is not None:
-        work = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
-        written = json.dumps(work, sort_keys=True).encode()
-    headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
-    head = f"{request.url.path}\n{named_session(request.headers, body)}\n{headers}\n"
-    on_disconnect = terms.on_disconnect or services(request).on_disconnect
-    return RequestIdentity(
-        owner=owner(request),
-        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + written).hexdigest(),
-        key=terms.idempotency_key,
-        retry_count=terms.retry_count,
-        stream=bool(body.get("stream")),
-        detach=detach or on_disconnect == "detach",
-    )
-
-
-def deadline_s(request: Request, terms: RequestOptions, identity: RequestIdentity) -> float | None:
-    """Return the seconds within which the run must answer. A client that receives something
-    meanwhile, or may leave without ending the run, sets no bound by its patience."""
-    hears = identity.stream or services(request).nonstream_keep_alive_s is not None
-    return terms.deadline_s if hears or identity.detach else terms.client_timeout_s
-
-
-def status_hold(
-    request: Request, terms: RequestOptions, identity: RequestIdentity
-) -> StatusHold | None:
-    """Return the hold on the status of a streamed response, which ends in good time before the
-    client hangs up; None if the response is no stream."""
-    if not identity.stream:
-        return None
-    hold_s = services(request).status_hold_s
-    if terms.read_timeout_s is not None:
-        hold_s = min(hold_s, terms.read_timeout_s / 2)
-    return StatusHold(hold_s)
+    """Maximum number of calls of the proxy's tools."""
+    resume_point: ResumePoint | None = None
+    """The state that the request names to resume from."""
+    is_stored: bool = False
+    """True if a later request may resume from this run by its name."""
+    is_background: bool = False
+    """True if the run continues without its client."""
+    start_recording: StartRecording | None = None
+    translate_error: Callable[[ProxyError], ProxyError] | None = None
+    """Replace the field names of `body` in an error by those of the client's API."""
 
 
 async def start_or_join(
-    request: Request, identity: RequestIdentity, asked: Preparation
-) -> Subscriber:
-    """Subscribe to the run that the request repeats, or prepare the request and start its run. The
-    caller must leave the run again.
+    request: Request, run_request: RunRequest
+) -> tuple[Subscriber, StatusHold | None]:
+    """Subscribe to the run that the request repeats, or to a new run. The caller must leave the
+    subscription. The StatusHold delays the status line of a stream; it is None for JSON.
 
-    Raises IdempotencyError, and what `prepare_request` raises.
+    Raises IdempotencyError, and the errors of `prepare_request`.
     """
-    runs = services(request).runs
-    async with runs.lock(identity):  # two retries with one key must not both be prepared
+    identity = identify(request, run_request)
+    services, options = get_services(request), run_request.options
+    hold = None
+    if identity.stream and not run_request.is_background:
+        hold_s = services.status_hold_s
+        if options.read_timeout_s is not None:
+            hold_s = min(hold_s, options.read_timeout_s / 2)
+        hold = StatusHold(hold_s)
+    # The client's timeout does not apply if it receives data or keep-alives, or if it may leave.
+    gets_data = identity.stream or services.nonstream_keep_alive_s is not None
+    may_wait = gets_data or identity.detach
+    deadline_s = options.deadline_s if may_wait else options.client_timeout_s
+    runs = services.runs
+    async with runs.lock(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):
-            return subscriber
+            return subscriber, hold
         try:
-            task = await prepare_request(request, asked, run_id=uuid.uuid4().hex)
+            task = await prepare_request(request, run_request, uuid.uuid4().hex, deadline_s, hold)
         except ProxyError as error:
-            # A run that another process has started for the key meanwhile costs nothing.
+            # Another process may have started a run for the key; to join it costs no budget.
             may_join = isinstance(error, BudgetError) and identity.key is not None
             if may_join and (subscriber := await runs.join(identity)):
-                return subscriber
-            if asked.in_own_words:
-                asked.in_own_words(error)
+                return subscriber, hold
+            if run_request.translate_error:
+                run_request.translate_error(error)
             raise
-        return await runs.start(identity, task)
+        return await runs.start(identity, task), hold
 
 
-async def prepare_request(request: Request, asked: Preparation, *, run_id: str) -> AgentTask:
-    """Return the task of a request, complete with its further choices.
+def identify(request: Request, run_request: RunRequest) -> RequestIdentity:
+    """Return the request's identity, by which a retry finds the run of the first attempt.
+
+    With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
+    Without a key they must be equal byte by byte, as the retries of the SDKs are.
+    """
+    body, options, raw = run_request.client_body, run_request.options, run_request.raw
+    if options.idempotency_key is not None:
+        fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
+        raw = json.dumps(fields, sort_keys=True).encode()
+    headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
+    head = f"{request.url.path}\n{named_session(request.headers, body)}\n{headers}\n"
+    on_disconnect = options.on_disconnect or get_services(request).on_disconnect
+    return RequestIdentity(
+        owner=get_owner(request),
+        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw).hexdigest(),
+        key=options.idempotency_key,
+        retry_count=options.retry_count,
+        stream=bool(body.get("stream")),
+        detach=run_request.is_background or on_disconnect == "detach",
+    )
+
+
+async def prepare_request(
+    request: Request,
+    run_request: RunRequest,
+    run_id: str,
+    deadline_s: float | None,
+    hold: StatusHold | None,
+) -> AgentTask:
+    """Return the task of a request, with one further task for each further choice (`n`).
 
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
     """
-    parts, decision, whose = services(request), asked.decision, owner(request)
-    alone = decision.is_passthrough
-    # The body and its session
-    if alone:
-        await parts.inputs.refuse_private(urls_in(asked.body["messages"]), whose)
-        body, session = _without_tools(asked.body), _own_session(whose, run_id)
-    else:
-        body = _for_a_run(asked.body)
-        waiting = await _suspended_run(request, whose, body)
-        told = (request.headers, body, waiting)
-        session = resolve_session(
-            whose, run_id, *told, follows=asked.follows, is_kept=asked.is_kept
-        )
+    services, owner, headers = get_services(request), get_owner(request), request.headers
+    decision, profile = run_request.decision, run_request.decision.profile
+    is_single_call = decision.is_passthrough
+    body, session = await _body_and_session(request, run_request, run_id)
     chat, params = parse_chat(
         body,
-        has_client_indexes=not asked.is_translated and _roles(body) == _roles(asked.body),
-        forces_tool=asked.forces_tool,
-        max_tool_calls=asked.max_tool_calls,
+        has_client_indexes=not run_request.is_translated
+        and [message.get("role") for message in body["messages"]]
+        == [message.get("role") for message in run_request.body["messages"]],
+        forces_tool=run_request.forces_tool,
+        max_tool_calls=run_request.max_tool_calls,
     )
-    # The profile, and how the client is told
-    profile = decision.profile if alone else _profile_of_run(request, asked)
-    usage_of: UsageScope = "all_calls" if alone else requested_usage(asked.body, request.headers)
-    # The files
-    given: AgentInput | PendingInput = AgentInput(chat.messages)
-    if not alone:
-        given = await _input_of(request, body, chat, session, profile, decision.route.model)
-    count = 1 if alone else choice_count(body, profile.limits.max_choices)
-    # The budget: from here on, a failure has to refund it
-    limits = await _reserve_budget(request, asked, profile, runs=0 if alone else count)
+
+    # The profile, with the settings that the request changes.
+    usage_of: UsageScope = "all_calls"
+    if not is_single_call:
+        profile = replace(profile, artifacts=profile.artifacts.for_client(headers))
+        if not may_offload_documents(run_request.body, headers):
+            profile = replace(
+                profile, inputs=replace(profile.inputs, offload_text_over_tokens=None)
+            )
+        usage_of = requested_usage(run_request.body, headers)
+
+    # The messages and the files.
+    agent_input: AgentInput | PendingInput = AgentInput(chat.messages)
+    count = 1
+    if not is_single_call:
+        context = InputContext(
+            owner=owner,
+            model=decision.route.model,
+            credentials=get_credentials(request),
+            limits=profile.inputs,
+            body=body_reservation(request),
+            present=await _files_in_container(request, session),
+            # The reference style appends the notes on files after the user's last message.
+            notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
+        )
+        messages = await services.files.replace_links(chat.messages, owner)
+        agent_input = await services.inputs.load(messages, body, context)
+        count = choice_count(body, profile.limits.max_choices)
+
+    # The daily budget: a failure after this point must refund it.
+    tariff, reservation = await _reserve_budget(
+        request, decision.route.model, profile, runs=0 if is_single_call else count
+    )
     created = int(time.time())
     observer = None
-    if asked.record:
+    if run_request.start_recording:
         try:
-            observer = await asked.record(run_id, created, session)
+            observer = await run_request.start_recording(run_id, created, session)
         except BaseException:
-            if limits.reservation:
-                await limits.reservation.refund()
+            if reservation:
+                await reservation.refund()
             raise
+
     task = AgentTask(
         run_id=run_id,
         model=decision.route.model,
         artifact_store=_artifact_store(request, session, profile),
         session=session,
-        input=given,
+        input=agent_input,
         request=chat,
         params=params,
         profile=profile,
         route=decision.route.reason,
-        is_single_call=alone,
-        limits=limits,
-        delivery=Delivery(parts.narration, usage_of, asked.hold),
-        credentials=credentials(request),
+        is_single_call=is_single_call,
+        limits=TaskLimits(deadline_s, tariff, reservation),
+        delivery=Delivery(services.narration, usage_of, hold),
+        credentials=get_credentials(request),
         body_memory=body_reservation(request),
         observer=observer,
         created=created,
     )
+    if count == 1:
+        return task
     return fan_out(task, count, lambda session: _artifact_store(request, session, profile))
 
 
-# The body
+async def _body_and_session(
+    request: Request, run_request: RunRequest, run_id: str
+) -> tuple[dict[str, Any], SessionPlan]:
+    """Return the body as the model is to receive it, and the session of the run."""
+    services, owner = get_services(request), get_owner(request)
+    body = dict(run_request.body)
+    if run_request.decision.is_passthrough:
+        await services.inputs.refuse_private(urls_in(body["messages"]), owner)
+        body["messages"], _ = extract_files(strip_links(body["messages"]))
+        body |= {"tools": None, "tool_choice": None}
+        return body, _new_session(owner, run_id)
+    body["messages"] = strip_steps(body["messages"])
+    if forbids_tools(body):  # the client's tools only: the run has tools of the proxy
+        body |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
+    session = resolve_session(
+        owner,
+        run_id,
+        request.headers,
+        body,
+        await _suspended_run(request, owner, body),
+        resume_point=run_request.resume_point,
+        is_stored=run_request.is_stored,
+    )
+    return body, session
 
 
-def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run is asked for: the messages without the proxy's own steps in them, and no
-    tools of the client's if it forbids tools, for the run has its own."""
-    told = {**body, "messages": strip_steps(body["messages"])}
-    if forbids_tools(body):
-        told |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
-    return told
-
-
-def _without_tools(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the model is asked for that answers by itself."""
-    messages, _ = extract_files(strip_links(body["messages"]))
-    return {**body, "messages": messages, "tools": None, "tool_choice": None}
-
-
-def _roles(body: Mapping[str, Any]) -> list[Any]:
-    return [message.get("role") for message in body["messages"]]
+def _artifact_store(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
+    url, files = base_url(request), get_services(request).files
+    return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
 
 
 # The session
 
 
 async def _suspended_run(
-    request: Request, whose: str, body: Mapping[str, Any]
+    request: Request, owner: str, body: Mapping[str, Any]
 ) -> SuspendedRun | None:
-    """Return the suspended run whose tool calls these messages answer, if it is still stored."""
+    """Return the suspended run whose tool calls the messages answer, if it is still stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in answered_run_ids(messages):
-        if waiting := await services(request).store.suspended_runs.find(whose, name):
-            return waiting
+        if suspended_run := await get_services(request).store.suspended_runs.find(owner, name):
+            return suspended_run
     return None
 
 
 def resolve_session(
-    whose: str,
+    owner: str,
     run_id: str,
     headers: Mapping[str, str],
     body: Mapping[str, Any],
-    waiting: SuspendedRun | None,
+    suspended_run: SuspendedRun | None,
     *,
-    follows: ResumePoint | None = None,
-    is_kept: bool = False,
+    resume_point: ResumePoint | None = None,
+    is_stored: bool = False,
 ) -> SessionPlan:
-    """Return the session of a run: the state it resumes from, and those it saves its files as.
+    """Return the session of a run: the state that it resumes from, and the states that it saves.
 
-    `headers` are in lower case; `waiting` is the suspended run that the client has answered;
-    `follows` is the state that the request names to resume from; `is_kept`: a later request may
-    resume from this run by its name. A chat needs neither of these: its messages show both.
+    The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the
+    client has answered. `resume_point` is the state that the request names. `is_stored` is True if
+    a later request may resume from this run by its name. A chat request has neither a resume point
+    nor a name: its messages identify its state.
     """
-    resume_from, save_as = _of_conversation(whose, run_id, headers, body, follows)
-    if resume_from is None and waiting is None:
-        resume_from = _of_lost_run(whose, body)
-    if waiting and waiting.resume_from and not _is_within(waiting.resume_from, follows):
-        resume_from = waiting.resume_from
-    own = _own_session(whose, run_id)
-    session = resume_from.session if resume_from else own.session
+    resume_from, save_as = _conversation_states(owner, run_id, headers, body, resume_point)
+    if resume_from is None and suspended_run is None:
+        # The messages may answer tool calls of a suspended run that is no longer stored. Its files
+        # are found by the ids of the calls, if it belonged to no conversation.
+        for name in answered_run_ids(body["messages"]):
+            if container := run_container_id(owner, name):
+                resume_from = ResumePoint(Session(owner, container), (name,), starts_empty=True)
+                break
+    if suspended_run and suspended_run.resume_from:
+        suspended_at = suspended_run.resume_from
+        # The request's own resume point wins if it is in the same session and more exact.
+        is_more_exact = (
+            resume_point is not None
+            and resume_point.session == suspended_at.session
+            and set(suspended_at.parents) <= set(resume_point.parents)
+        )
+        if not is_more_exact:
+            resume_from = suspended_at
+    session = resume_from.session if resume_from else _new_session(owner, run_id).session
     suspend_as = SessionState(session, run_id)
     if save_as is None or save_as.session != session:
-        save_as = suspend_as if is_kept else None
-    return SessionPlan(session, resume_from, save_as, suspend_as, waiting)
+        save_as = suspend_as if is_stored else None
+    return SessionPlan(session, resume_from, save_as, suspend_as, suspended_run)
 
 
-def _own_session(whose: str, run_id: str) -> SessionPlan:
-    """Return the session of a run that belongs to no conversation."""
-    session = Session(whose, container_id(whose, run_id))
+def _new_session(owner: str, run_id: str) -> SessionPlan:
+    """Return a new session for one run, which belongs to no conversation."""
+    session = Session(owner, container_id(owner, run_id))
     return SessionPlan(session, suspend_as=SessionState(session, run_id))
 
 
-def _of_conversation(
-    whose: str,
+def _conversation_states(
+    owner: str,
     run_id: str,
     headers: Mapping[str, str],
     body: Mapping[str, Any],
-    follows: ResumePoint | None,
+    resume_point: ResumePoint | None,
 ) -> tuple[ResumePoint | None, SessionState | None]:
-    """Return the state that the request's conversation goes on from, and the one it leaves."""
+    """Return the state that the conversation resumes from, and the state that the run saves."""
     chat = named_session(headers, body)
-    if follows and (chat is None or chat.by_messages):
-        return follows, SessionState(follows.session, run_id)
+    if resume_point and (chat is None or chat.by_messages):
+        return resume_point, SessionState(resume_point.session, run_id)
     if chat is None:
         return None, None
-    session = Session(whose, session_container_id(whose, chat.name))
+    session = Session(owner, session_container_id(owner, chat.name))
     if not chat.by_messages:
         return ResumePoint(session), SessionState(session, run_id)
     state, parents = session_states(body["messages"])
@@ -334,128 +372,66 @@ def _of_conversation(
     )
 
 
-def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
-    """Return the files of a suspended run that is stored no more, if its calls are answered and it
-    had no conversation."""
-    for name in answered_run_ids(body["messages"]):
-        if container := run_container_id(whose, name):
-            return ResumePoint(Session(whose, container), (name,), starts_empty=True)
-    return None
-
-
-def _is_within(waited: ResumePoint, follows: ResumePoint | None) -> bool:
-    """Return True if the request follows the run that waited, and says so more exactly."""
-    if follows is None or follows.session != waited.session:
-        return False
-    return set(waited.parents) <= set(follows.parents)
-
-
-def _artifact_store(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
-    url, files = base_url(request), services(request).files
-    return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
-
-
-# The profile
-
-
-def _profile_of_run(request: Request, asked: Preparation) -> Profile:
-    """Return the profile with what the request changes in it: how files are returned, and whether
-    long texts become files. Raises BadRequestError."""
-    profile, headers = asked.decision.profile, request.headers
-    profile = replace(profile, artifacts=profile.artifacts.for_client(headers))
-    if may_offload_documents(asked.body, headers):
-        return profile
-    return replace(profile, inputs=replace(profile.inputs, offload_text_over_tokens=None))
-
-
-# The files
-
-
-async def _input_of(
-    request: Request,
-    body: Mapping[str, Any],
-    chat: ChatRequest,
-    session: SessionPlan,
-    profile: Profile,
-    model: str,
-) -> AgentInput | PendingInput:
-    """Return the messages and files of a request. Raises BadRequestError, FileTooLargeError,
-    BusyError."""
-    parts = services(request)
-    context = InputContext(
-        owner=session.owner,
-        model=model,
-        credentials=credentials(request),
-        limits=profile.inputs,
-        body=body_reservation(request),
-        present=await _files_in_container(request, session),
-        # The reference style puts the notes on the files of the user's last message after it.
-        notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
-    )
-    messages = await parts.files.unlinked(chat.messages, session.owner)
-    return await parts.inputs.load(messages, body, context)
-
-
 async def _files_in_container(request: Request, session: SessionPlan) -> Sequence[InputFile]:
-    """Return the files of the container that a run resumes in, beside those of its workspace."""
+    """Return the stored files of the container in which the run resumes, if the workspace snapshot
+    does not contain them."""
     resume_from = session.resume_from
     if resume_from is None:
         return ()
-    files, whose, container = services(request).files, session.owner, session.container_id
-    await files.remember(container, whose)
-    put_in = await files.put_in(container, whose)
-    if resume_from.starts_empty or await services(request).store.workspaces.newest(session.session):
-        return put_in
-    return [*put_in, *await files.handed_back(container, whose)]
+    services, owner, container = get_services(request), session.owner, session.container_id
+    await services.files.remember(container, owner)
+    client_files = await services.files.client_files(container, owner)
+    if resume_from.starts_empty or await services.store.workspaces.newest(session.session):
+        return client_files
+    return [*client_files, *await services.files.produced_files(container, owner)]
 
 
 # The budget
 
 
 async def _reserve_budget(
-    request: Request, asked: Preparation, profile: Profile, runs: int
-) -> TaskLimits:
-    """Return the limits of a task, with `runs` runs charged to the daily budget of the client's
-    key; 0 is one model call without a sandbox.
+    request: Request, model: str, profile: Profile, runs: int
+) -> tuple[Tariff | None, BudgetReservation | None]:
+    """Return the model's prices, and a reservation of `runs` runs in the daily budget of the
+    client's key. `runs` is 0 for a single model call without a sandbox.
 
-    Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
+    Raises BudgetError, and BadRequestError if the cost is limited and the prices are unknown.
     """
-    prices, model = services(request).prices, asked.decision.route.model
     per_day = profile.budgets.daily if runs else profile.budgets.daily.for_model_calls
-    if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
-        tariff = prices.configured(model)
-    else:
-        tariff = await known_tariff(prices, model)
+    limits_cost = per_day.cost_usd is not None or profile.limits.max_cost_usd is not None
+    tariff = await find_tariff(request, model, is_required=limits_cost)
     if not per_day.is_set:
-        return TaskLimits(asked.deadline_s, tariff)
-    account = daily_account(request, per_day)
-    receipt = await take_from(request, account, Expense(runs=runs))
-    return TaskLimits(asked.deadline_s, tariff, BudgetReservation(account, receipt))
+        return tariff, None
+    return tariff, BudgetReservation(*await charge(request, per_day, Expense(runs=runs)))
 
 
-# The further choices
+# Further choices
 
 
 def fan_out(
     task: AgentTask, count: int, make_artifact_store: Callable[[SessionPlan], ArtifactStore]
 ) -> AgentTask:
-    """Return the task with further choices (`n`), `count` in all. Each has a workspace of its own,
-    which begins as the first one's does."""
+    """Return the task with `count - 1` further tasks, one for each further choice (`n`). Each has a
+    workspace of its own, with the same initial files as the first."""
     others = []
     for index in range(1, count):
         run_id = uuid.uuid4().hex
         base = {k: v for k, v in task.params.base.items() if k not in REQUEST_IDS}
         if isinstance(seed := base.get("seed"), int):
-            base["seed"] = seed + index  # else all would say the same, as vLLM knows too
-        own = _own_session(task.session.owner, run_id)
+            base["seed"] = seed + index  # with the same seed, all choices would be equal
         first = task.session
-        session = replace(own, resume_from=first.resume_from, suspended_run=first.suspended_run)
-        other = replace(
-            task,
-            run_id=run_id,
-            artifact_store=make_artifact_store(session),
-            session=session,
-            params=replace(task.params, base=base),
+        session = replace(
+            _new_session(first.owner, run_id),
+            resume_from=first.resume_from,
+            suspended_run=first.suspended_run,
         )
-        others.append(other)
-    return replace(task, others=tuple(others)) if others else task
+        others.append(
+            replace(
+                task,
+                run_id=run_id,
+                artifact_store=make_artifact_store(session),
+                session=session,
+                params=replace(task.params, base=base),
+            )
+        )
+    return replace(task, others=tuple(others))

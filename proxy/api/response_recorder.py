@@ -1,4 +1,5 @@
-"""Records the response of a run: its end in the store, and each frame of one in the background."""
+"""The recorder of a stored response: it stores the final response object, and all frames of a
+background response."""
 
 import asyncio
 import logging
@@ -18,55 +19,55 @@ OUTPUTS = "code_interpreter_call.outputs"
 
 
 class ResponseRecorder:
-    """The observer of a run that writes the final response to the store, and records every frame of
-    a response in the background."""
+    """A RunObserver that stores the final response. For a background response, it records every
+    frame too."""
 
     event_types = ALL_EVENTS
 
-    def __init__(self, repository: ResponseRepository, owner: str, asked: ResponseContext) -> None:
+    def __init__(
+        self, repository: ResponseRepository, owner: str, context: ResponseContext
+    ) -> None:
         self._repository = repository
         self._owner = owner
-        self._writer = ResponseEncoder(_in_full(asked))
+        self._writer = ResponseEncoder(_with_all_outputs(context))
         self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
-        """OpenAI's response object as the run begins."""
+        """OpenAI's response object at the start of the run."""
         self.frames: FrameLog | None = None
-        if asked.body.get("background"):
+        if context.body.get("background"):
             self.frames = FrameLog()
-            self._told = ResponseStreamEncoder(asked)
-            self.frames.add(_apart(self._told.begin()))
+            self._encoder = ResponseStreamEncoder(context)
+            self.frames.add(_split_frames(self._encoder.begin()))
 
     async def on_event(self, event: Event) -> None:
-        """See RunObserver."""
         self._writer.event(event)
         if self.frames:
-            self.frames.add(_apart(self._told.event(event)))
+            self.frames.add(_split_frames(self._encoder.event(event)))
 
     async def on_result(self, result: Result) -> None:
-        """See RunObserver."""
         response = self._writer.finish(result)[-1]["response"]
-        await self._keep(response, self._told.finish(result) if self.frames else "")
+        await self._store(response, self._encoder.finish(result) if self.frames else "")
 
     async def on_error(self, error: BaseException) -> None:
-        """See RunObserver."""
         if isinstance(error, asyncio.CancelledError):
             error = RunCancelledError()
         elif not isinstance(error, ProxyError):
             error = internal_error()
         response = self._writer.fail(error)[-1]["response"]
-        await self._keep(response, self._told.fail(error) if self.frames else "")
+        await self._store(response, self._encoder.fail(error) if self.frames else "")
 
-    async def _keep(self, response: Mapping[str, Any], last: str) -> None:
-        keeping = asyncio.ensure_future(self._write(response, _apart(last)))
+    async def _store(self, response: Mapping[str, Any], last: str) -> None:
+        storing = asyncio.ensure_future(self._write(response, _split_frames(last)))
         try:
-            await asyncio.shield(keeping)
+            await asyncio.shield(storing)
         except asyncio.CancelledError:
-            await keeping  # the run has ended all the same, and must not look as if it went on
+            await storing  # else the response would stay in progress for ever
             raise
-        except Exception:  # the client has its answer all the same
-            log.exception("response %s cannot be kept", response["id"])
+        except Exception:  # the client of the run still receives the response
+            log.exception("response %s cannot be stored", response["id"])
         finally:
-            if self.frames:  # only now: a client that has the end may continue the kept response
-                self.frames.add(_apart(last))
+            # The end is sent after it is stored: its client may continue the response at once.
+            if self.frames:
+                self.frames.add(_split_frames(last))
                 self.frames.end()
 
     async def _write(self, response: Mapping[str, Any], last: Sequence[str]) -> None:
@@ -74,11 +75,11 @@ class ResponseRecorder:
         await self._repository.end(self._owner, response["id"], response, frames)
 
 
-def _apart(frames: str) -> list[str]:
+def _split_frames(frames: str) -> list[str]:
     return [f"{frame}\n\n" for frame in frames.split("\n\n") if frame]
 
 
-def _in_full(asked: ResponseContext) -> ResponseContext:
-    """Return the request as if it included all outputs: a later request may ask for them."""
-    include = {*(asked.body.get("include") or []), OUTPUTS}
-    return replace(asked, body={**asked.body, "include": sorted(include)})
+def _with_all_outputs(context: ResponseContext) -> ResponseContext:
+    """Return the context of a request that includes all outputs: a later request may want them."""
+    include = {*(context.body.get("include") or []), OUTPUTS}
+    return replace(context, body={**context.body, "include": sorted(include)})

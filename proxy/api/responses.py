@@ -1,4 +1,4 @@
-"""POST /v1/responses: a response by a run, kept from its beginning on if it is to be."""
+"""POST /v1/responses. A response is stored from the start of its run, unless `store` is false."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from starlette.responses import Response
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
 from policies.sessions import SessionState
-from policies.steps import StepsMode, default_mode_for_responses
+from policies.steps import default_mode_for_responses
 from proxy.agent.task import RunObserver, SessionPlan
-from proxy.api.answering import streamed, whole
-from proxy.api.dependencies import owner, read_model_request, services
+from proxy.api.dependencies import get_owner, get_services, read_model_request
 from proxy.api.passthrough import forward_response
-from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
+from proxy.api.prepare import RunRequest, start_or_join
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.routing import RoutingDecision, resolve_route
+from proxy.api.run_response import json_response, stream_response
 from proxy.api.stored_responses import (
     PreviousContext,
     in_background,
@@ -41,119 +41,119 @@ router = APIRouter()
 
 @router.route("/v1/responses", methods=["POST"])  # see proxy.api.chat
 async def create_response(request: Request) -> Response:
-    written, body = await read_model_request(request)
+    raw, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
         return await forward_response(request, body, decision.profile.budgets.daily.for_model_calls)
-    before = await previous_context(request, body)
-    if isinstance(given := body.get("input"), list):
-        body = {**body, "input": await resolve_references(request, given)}
-    asked = as_chat(body, before.items)
-    decision = resolve_route(request, asked.chat)
-    _check_network(decision.profile, asked)
-    response = await _run(request, written, body, asked, before, decision)
+    previous = await previous_context(request, body)
+    if isinstance(items := body.get("input"), list):
+        body = {**body, "input": await resolve_references(request, items)}
+    translated = as_chat(body, previous.items)
+    decision = resolve_route(request, translated.chat)
+    _check_network(decision.profile, translated)
+    response = await _run(request, raw, body, translated, previous, decision)
     response.headers.update(decision.headers)
     return response
 
 
 async def _run(
     request: Request,
-    written: bytes,
+    raw: bytes,
     body: Mapping[str, Any],
-    asked: ResponsesAsChat,
-    before: PreviousContext,
+    translated: ResponsesAsChat,
+    previous: PreviousContext,
     decision: RoutingDecision,
 ) -> Response:
-    """Answer by the loop: by a run of the request's own, or one that it repeats."""
-    terms = read_request_options(body, request.headers)
-    steps = _steps(request, body, asked)
-    is_kept = _is_kept(body)
+    """Return the response of a new run, or of the run that the request repeats."""
+    options = read_request_options(body, request.headers)
+    steps = requested_steps(body, request.headers) or default_mode_for_responses(
+        get_services(request).steps, shows_items=translated.tools.step_item_tool is not None
+    )
+    is_stored = _is_stored(body)
     is_background = bool(body.get("background"))
-    identity = identify(request, body, terms, written, detach=is_background)
-    hold = None if is_background else status_hold(request, terms, identity)
 
-    async def record(run_id: str, created: int, session: SessionPlan) -> RunObserver:
-        told = ResponseContext(body, run_id, created, session.container_id, steps, asked.tools)
-        return await _begin_recording(request, told, session, before)
+    async def start_recording(run_id: str, created: int, session: SessionPlan) -> RunObserver:
+        context = ResponseContext(
+            body, run_id, created, session.container_id, steps, translated.tools
+        )
+        return await _start_recording(request, context, session, previous)
 
-    preparation = Preparation(
-        body=asked.chat,
-        decision=decision,
-        deadline_s=deadline_s(request, terms, identity),
-        hold=hold,
-        is_translated=True,
-        forces_tool=asked.starts_with_tool,
-        max_tool_calls=body.get("max_tool_calls"),
-        follows=before.follows,
-        is_kept=is_kept,
-        record=record if is_kept else None,
-        in_own_words=asked.restore_param,
+    subscriber, hold = await start_or_join(
+        request,
+        RunRequest(
+            raw=raw,
+            client_body=body,
+            body=translated.chat,
+            decision=decision,
+            options=options,
+            is_translated=True,
+            forces_tool=translated.starts_with_tool,
+            max_tool_calls=body.get("max_tool_calls"),
+            resume_point=previous.resume_point,
+            is_stored=is_stored,
+            is_background=is_background,
+            start_recording=start_recording if is_stored else None,
+            translate_error=translated.restore_param,
+        ),
     )
-    subscriber = await start_or_join(request, identity, preparation)
     if is_background:
-        return await in_background(request, subscriber, stream=identity.stream)
+        return await in_background(request, subscriber, stream=bool(body.get("stream")))
     run = subscriber.run
-    told = ResponseContext(body, run.id, run.created, run.container_id, steps, asked.tools)
+    context = ResponseContext(body, run.id, run.created, run.container_id, steps, translated.tools)
     if hold is None:
-        return await whole(request, subscriber, ResponseBodyBuilder(told), terms)
-    return await streamed(request, subscriber, ResponseStreamEncoder(told), terms, hold)
+        return await json_response(request, subscriber, ResponseBodyBuilder(context), options)
+    return await stream_response(request, subscriber, ResponseStreamEncoder(context), options, hold)
 
 
-def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> StepsMode:
-    """Return how steps are shown to the client."""
-    setting, shows_items = services(request).steps, asked.tools.step_item_tool is not None
-    return requested_steps(body, request.headers) or default_mode_for_responses(
-        setting, shows_items=shows_items
-    )
-
-
-def _check_network(profile: Profile, asked: ResponsesAsChat) -> None:
-    """Refuse a network policy other than the operator's. Raises BadRequestError."""
+def _check_network(profile: Profile, translated: ResponsesAsChat) -> None:
+    """Raise BadRequestError if a tool names another network policy than the profile has."""
     mode = profile.isolation.network.mode
-    for param, wanted in asked.tools.network_policies:
+    for param, wanted in translated.tools.network_policies:
         if (wanted == "disabled") != (mode == "none"):
-            raise unsupported(param, f"The way out of sandboxes is set here to {mode!r}.")
+            raise unsupported(param, f"This server sets the network mode of sandboxes to {mode!r}.")
 
 
-def _is_kept(body: Mapping[str, Any]) -> bool:
-    """Return True if the response to a request is to be kept. Raises BadRequestError."""
-    asked = body.get("store") is not False
-    if body.get("background") and not asked:
+def _is_stored(body: Mapping[str, Any]) -> bool:
+    """Return True if the response is to be stored. Raises BadRequestError."""
+    is_stored = body.get("store") is not False
+    if body.get("background") and not is_stored:
         raise BadRequestError(
             "Background responses require 'store' to be true.",
             param="background",
             code="invalid_value",
         )
-    return asked
+    return is_stored
 
 
-async def _begin_recording(
-    request: Request, asked: ResponseContext, session: SessionPlan, before: PreviousContext
+async def _start_recording(
+    request: Request, context: ResponseContext, session: SessionPlan, previous: PreviousContext
 ) -> ResponseRecorder:
     """Store a response as in progress, and return its recorder."""
-    store, whose = services(request).store, owner(request)
-    recorder = ResponseRecorder(store.responses, whose, asked)
-    save_as = session.save_as or _unchanged_files(asked.run_id, session, before)
+    store, owner = get_services(request).store, get_owner(request)
+    recorder = ResponseRecorder(store.responses, owner, context)
+    save_as = session.save_as
+    if save_as is None:
+        # The run saves no files. No state has this name, so a request that continues the response
+        # resumes from the state before.
+        resume_point = previous.resume_point
+        save_as = SessionState(
+            resume_point.session if resume_point else session.session, context.run_id
+        )
     stored = StoredResponse(
         id=recorder.begun["id"],
         session=save_as.session.name,
         state=save_as.name,
         record=recorder.begun,
-        previous_id=before.previous_id,
-        conversation_id=before.conversation_id,
-        seen_seq=before.seen_seq,
+        previous_id=previous.previous_id,
+        conversation_id=previous.conversation_id,
+        seen_seq=previous.seen_seq,
         worker=store.worker.id,
     )
-    inputs = [i for i in input_items(asked.body["input"], asked.run_id) if not is_reference(i)]
+    items = input_items(context.body["input"], context.run_id)
+    items = [item for item in items if not is_reference(item)]
     try:
-        await store.responses.begin(whose, stored, inputs, before.chain)
+        await store.responses.begin(owner, stored, items, previous.chain)
     except BaseException:
         await recorder.on_error(RunCancelledError())
         raise
     return recorder
-
-
-def _unchanged_files(run_id: str, session: SessionPlan, before: PreviousContext) -> SessionState:
-    """Return the saved state of a run that leaves no files: no state has this name, so a request
-    that continues the response finds the state before it."""
-    return SessionState(before.follows.session if before.follows else session.session, run_id)

@@ -1,5 +1,5 @@
-"""Decides whether a request gets a run or goes straight to the backend, and under which profile:
-reads what it says of policies, in its body's `sandbox` and in its headers."""
+"""Routing of a request: to a run or straight to the backend, and its profile. The inputs are the
+`sandbox` object of the body and the `x-sandbox-` headers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,8 @@ from starlette.requests import Request
 from policies.profile import Profile
 from policies.routing import Route, backend_model_name, choose_route
 from policies.tool_support import SUPPORTED, ToolVerdict
-from proxy.api.dependencies import authorize, owner, services
-from proxy.errors import BadRequestError, ForbiddenError
-from proxy.models.tool_support import no_tools_error
+from proxy.api.dependencies import authorize, get_owner, get_services
+from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
 from proxy.schemas.request_options import header, with_new_spellings
 from proxy.schemas.validation import mapping, text
 
@@ -22,32 +21,32 @@ PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER = (
     "x-sandbox-prompt",
 )
 SETTINGS = ("enabled", "prompt", "limits", "isolation", "inputs", "observation", "artifacts")
-"""The settings of a profile that a request may narrow in the body's `sandbox`."""
+"""Profile settings that the body's `sandbox` object may restrict."""
 OTHER_FIELDS = frozenset(
     {
         *("profile", "steps", "offload_documents", "usage", "deadline_s", "on_disconnect"),
         *("session", "container_id", "file_ids"),
     }
 )
-"""The other fields of `sandbox`, which other modules read."""
+"""Fields of `sandbox` that other modules read."""
 ROUTE_HEADER = "x-sandbox-route"
-"""Names the reason why a request had no run."""
+"""Response header: the reason why the request had no run."""
 DETAIL_HEADER = "x-sandbox-route-detail"
-"""Says what to change, where the model is given no tools."""
+"""Response header: what to change if the reason is the model's tool support."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
-    """The route of a request, and the profile that holds for it."""
+    """The route of a request, and its profile."""
 
     route: Route
     profile: Profile
     verdict: ToolVerdict = SUPPORTED
-    """On the model's tool support; its message explains a plain route."""
+    """The tool support of the model; `words` explains a plain route."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the `x-sandbox-route` headers of a plain answer; empty for a run."""
+        """Return the `x-sandbox-route` headers of a relayed response; none for a run."""
         if not self.is_passthrough:
             return {}
         reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
@@ -64,13 +63,13 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
     """Return the route and the profile of a request. Raises UnauthorizedError, BadRequestError,
     ForbiddenError, ToolsRefusedError."""
     requested = _requested_policy(request, body)
-    profile = services(request).profiles.of(
+    profile = get_services(request).profiles.of(
         authorize(request), backend_model_name(body["model"]), requested.profile, requested.settings
     )
     decided = choose_route(body, request.headers, profile)
     verdict = SUPPORTED
     if decided.kind == "sandbox":
-        verdict = services(request).tool_verdicts.verdict_for(owner(request), decided.model)
+        verdict = get_services(request).tool_verdicts.verdict_for(get_owner(request), decided.model)
         if verdict.reason:
             decided = choose_route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":
@@ -86,7 +85,7 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
 
 @dataclass(frozen=True, slots=True)
 class _RequestedPolicy:
-    """The profile that a request names, and the settings that it narrows."""
+    """The profile that a request names, and the settings that it restricts."""
 
     profile: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -96,8 +95,8 @@ _NONE_REQUESTED = _RequestedPolicy()
 
 
 def _requested_policy(request: Request, body: Mapping[str, Any]) -> _RequestedPolicy:
-    """Read the policy that a request asks for. Raises BadRequestError."""
-    # Most requests ask for none, and their headers are not looked up one by one.
+    """Return the policy that a request names in its body or headers. Raises BadRequestError."""
+    # Fast path: most requests name no policy.
     if body.get("sandbox") is None and not any(
         name[:10] == b"x-sandbox-" for name, _ in request.scope["headers"]
     ):

@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/runs/{id}: a run at work, what came of it, or how it ended."""
+"""GET and DELETE /v1/runs/{id}: the state of a run, its result or its error."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from policies.steps import StepsMode, default_mode
 from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.api.dependencies import JSONResponse, Services
-from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesOf, errors
+from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesDep, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import RunMetadata
@@ -28,25 +28,27 @@ router = APIRouter(
 
 @router.get("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404))
 async def retrieve_run(
-    request: Request, services: ServicesOf, owner: Owner, run_id: str
+    request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Return a run, with its answer if it has ended."""
-    return JSONResponse(_shown(request, services, *await _found(services, owner, run_id)))
+    """Return a run, with its completion if it has ended."""
+    return JSONResponse(_run_object(request, services, *await _found(services, owner, run_id)))
 
 
 @router.delete("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404, 409))
-async def cancel_run(request: Request, services: ServicesOf, owner: Owner, run_id: str) -> Response:
+async def cancel_run(
+    request: Request, services: ServicesDep, owner: Owner, run_id: str
+) -> Response:
     """Cancel a run if it has not ended, and return it."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
-            run.cancel("it was cancelled")
+            run.cancel("a request cancelled it")
             await run.ended()
-        # It may be forgotten by now.
-        return JSONResponse(_shown(request, services, run.metadata, run.record()))
-    known, record = await _found(services, owner, run_id)
+        # Not from `_found`: the manager may have dropped the run after its end.
+        return JSONResponse(_run_object(request, services, run.metadata, run.record()))
+    metadata, record = await _found(services, owner, run_id)
     if record.status == "running":
         raise RunElsewhereError
-    return JSONResponse(_shown(request, services, known, record))
+    return JSONResponse(_run_object(request, services, metadata, record))
 
 
 async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
@@ -56,15 +58,15 @@ async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetada
     return found
 
 
-def _shown(
-    request: Request, services: Services, known: RunMetadata, record: Record
+def _run_object(
+    request: Request, services: Services, metadata: RunMetadata, record: Record
 ) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": known.id,
+    fields: dict[str, Any] = {
+        "id": metadata.id,
         "object": "run",
-        "created_at": known.created,
-        "model": known.model,
-        "container_id": known.container_id,
+        "created_at": metadata.created,
+        "model": metadata.model,
+        "container_id": metadata.container_id,
         "status": "failed" if record.status == "lost" else record.status,
         "stop_reason": str(record.result.stop_reason) if record.result else None,
         "usage": usage(record.result) if record.result else None,
@@ -76,17 +78,17 @@ def _shown(
             result = record.outcome()
             if not record.is_summary:
                 steps = default_mode(services.steps, request.headers)
-                shown["completion"] = _completion(steps, known, record.events, result)
+                fields["completion"] = _completion(steps, metadata, record.events, result)
         except ProxyError as error:
-            shown |= error.body()
-    return shown
+            fields |= error.body()
+    return fields
 
 
 def _completion(
-    steps: StepsMode, known: RunMetadata, events: Sequence[Event], result: Result
+    steps: StepsMode, metadata: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
-    names = completion_head(known.id, known.created, known.model)
-    document = CompletionBuilder(names, known.id, steps)
+    names = completion_head(metadata.id, metadata.created, metadata.model)
+    builder = CompletionBuilder(names, metadata.id, steps)
     for event in events:
-        document.event(event)
-    return document.finish(result)
+        builder.event(event)
+    return builder.finish(result)

@@ -1,5 +1,6 @@
-"""Responses that are kept: the routes of /v1/responses/{id}, the events of one in the background,
-and what a new request continues, by previous_response_id, conversation or item references."""
+"""Stored responses: the routes of /v1/responses/{id}, the event stream of a background response,
+and the context that a new request names by previous_response_id, conversation or item references.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -14,11 +15,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from policies.sessions import ResumePoint, Session, session_container_id
-from proxy.api.answering import headers, replayed
-from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
+from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_services, set_run_id
 from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
 from proxy.api.response_recorder import ResponseRecorder
+from proxy.api.run_response import replay_response, run_headers
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
 from proxy.runs.frame_log import FrameLog
 from proxy.runs.run import Run, Subscriber
@@ -41,12 +42,13 @@ from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
 LOST = "[A file that was given here was deleted since, or has expired.]"
-"""Stands in an item in the place of a file that is no longer kept."""
+"""The placeholder in an item for a file that is no longer stored."""
 Item = Mapping[str, Any]
 
 
 class _Route(APIRoute):
-    """Leaves POST /v1/responses/input_tokens and the like, which are no ids, to the backend."""
+    """A route that does not match POST /v1/responses/{name}, such as input_tokens: that path is
+    relayed to the backend."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -62,7 +64,7 @@ router = APIRouter(
 )
 
 
-# Queries are described, but read only where the response is not the backend's, which has its own.
+# Queries are documented, but parsed only for a response of this server: the backend has its own.
 @router.get(
     PATH,
     response_model=ResponseObject,
@@ -71,7 +73,7 @@ router = APIRouter(
 )
 @or_upstream
 async def retrieve_response(request: Request, response_id: str) -> Response:
-    """Return a response that was kept, or its events as a stream."""
+    """Return a stored response, or its events as a stream."""
     stored = await get_stored(request, response_id)
     _check_include(request)
     if request.query_params.get("stream") == "true":
@@ -82,14 +84,14 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 @router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
 @or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a response; one in the background is cancelled first."""
+    """Delete a response, and cancel its run if that is in the background."""
     stored = await get_stored(request, response_id)
-    await services(request).store.responses.delete(owner(request), response_id)
+    await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
     if run and stored.record["background"]:
-        run.cancel("it was deleted")
+        run.cancel("the response was deleted")
         await run.ended()
-    await services(request).runs.forget(owner(request), run_id(response_id))
+    await get_services(request).runs.forget(get_owner(request), run_id(response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -98,12 +100,12 @@ async def delete_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Cancel a response in the background, and return it."""
+    """Cancel a background response, and return it."""
     stored = await get_stored(request, response_id)
     if not stored.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
     if run := run_of(request, response_id):
-        run.cancel("it was cancelled")
+        run.cancel("a request cancelled it")
         await run.ended()
     elif await is_running(request, stored):
         raise RunElsewhereError
@@ -118,98 +120,98 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """List the items that a response was made from, those of the responses before it included."""
+    """List the input items of a response, including those of the responses before it."""
     await get_stored(request, response_id)
     _check_include(request)
-    chain = await services(request).store.responses.chain(owner(request), response_id)
+    chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
     items = chain.inputs if chain else ()
-    few = page_of_list(items, parse(ListQuery, dict(request.query_params)).page)
-    return JSONResponse(items_list(few.items, few.has_more))
+    page = page_of_list(items, parse(ListQuery, dict(request.query_params)).page)
+    return JSONResponse(items_list(page.items, page.has_more))
 
 
 def _check_include(request: Request) -> None:
-    """Refuse an unknown name; what the known ones ask for is always included."""
-    for name in ("include", "include[]"):  # the latter is how the SDKs write a list
+    """Raise BadRequestError for an unknown name. Responses always include the known ones."""
+    for name in ("include", "include[]"):  # the SDKs encode a list as the latter
         array(one_of(*INCLUDE_VALUES))(request.query_params.getlist(name), "include")
 
 
 async def get_stored(request: Request, response_id: str) -> StoredResponse:
     """Return the client's response. Raises UnauthorizedError, NotFoundError."""
     authorize(request)
-    stored = await services(request).store.responses.get(owner(request), response_id)
+    stored = await get_services(request).store.responses.get(get_owner(request), response_id)
     if stored is None:
         raise NotFoundError(f"Response with id '{response_id}' not found.", param="response_id")
     return stored
 
 
 async def current_response(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
-    """Return OpenAI's response object, as it stands now."""
+    """Return OpenAI's response object in its current state."""
     if stored.worker is None or await is_running(request, stored):
         return stored.record
-    # It may have ended since it was looked up.
+    # The run may have ended since `stored` was read.
     now = await get_stored(request, stored.id)
     return failed_response(now.record, RunLostError(), []) if now.worker else now.record
 
 
 async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:
-    """Return what a client gets at once of a response in the background. Leaves the listener."""
-    note_run(request, subscriber.run.id)
+    """Return the immediate answer to a background request. Leaves the subscription."""
+    set_run_id(request, subscriber.run.id)
     with subscriber:
         stored = await get_stored(request, response_id(subscriber.run.id))
-        # The client has its response: a later request with the same body is a new one.
+        # The client receives this response: a later request with the same body is not a retry.
         subscriber.run.is_fully_read |= not await request.is_disconnected()
     if stream:
         return await replay_stream(request, stored)
     response = await current_response(request, stored)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSONResponse(response, headers=headers(subscriber.run.id, stored.session))
+    return JSONResponse(response, headers=run_headers(subscriber.run.id, stored.session))
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
-    """Send a response's events from the beginning, or after the one that the request names."""
-    recording = await _recording(request, stored)
+    """Return a response's events from the start, or those after `starting_after`."""
+    frames = await _frame_log(request, stored)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
-    if first < recording.first:
+    if first < frames.first:
         raise BadRequestError(
-            f"Events before number {recording.first} are kept no more.",
+            f"Events before number {frames.first} are no longer stored.",
             param="starting_after",
             code="integer_below_min_value",
         )
-    names = headers(run_id(stored.id), stored.session)
-    return replayed(request, names, _frames(recording, first))
+    headers = run_headers(run_id(stored.id), stored.session)
+    return replay_response(request, headers, _frames_from(frames, first))
 
 
-async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
+async def _frame_log(request: Request, stored: StoredResponse) -> FrameLog:
     run = run_of(request, stored.id)
     if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
         return run.observer.frames
-    if frames := await services(request).store.responses.frames(owner(request), stored.id):
+    if frames := await get_services(request).store.responses.frames(get_owner(request), stored.id):
         return await asyncio.to_thread(FrameLog.from_json, frames)
     if stored.record["background"] and await is_running(request, stored):
         raise RunElsewhereError
     raise BadRequestError(
-        "This response cannot be streamed: only one that was made in the background, to its end,"
-        " can be.",
+        "This response cannot be streamed: only a background response can be, if its run has ended"
+        " or is in progress.",
         param="stream",
         code="invalid_value",
     )
 
 
-async def _frames(recording: FrameLog, first: int) -> AsyncIterator[bytes]:
+async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
     """Yield the frames from number `first` on, until the response has ended."""
-    while frames := await recording.since(first):
-        first = max(first, recording.first) + len(frames)
+    while frames := await log.since(first):
+        first = max(first, log.first) + len(frames)
         yield "".join(frames).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousContext:
-    """What a request continues: the items before its own, and the files that belong to them."""
+    """The context that a request continues: the items before its own, and their files."""
 
     items: Sequence[Item] = ()
-    follows: ResumePoint | None = None
+    resume_point: ResumePoint | None = None
     previous_id: str | None = None
     chain: Sequence[str] = ()
     """The ids of the responses that the request continues, latest first."""
@@ -219,8 +221,8 @@ class PreviousContext:
 
 
 async def previous_context(request: Request, body: Mapping[str, Any]) -> PreviousContext:
-    """Return the context that a request names. A value of the wrong type is ignored here, and
-    refused when all fields are checked.
+    """Return the context that a request names. A value of the wrong type is ignored here: it is
+    rejected when all fields are validated.
 
     Raises BadRequestError, NotFoundError.
     """
@@ -240,14 +242,16 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
     return PreviousContext()
 
 
-async def resolve_references(request: Request, given: Sequence[Any]) -> list[Any]:
-    """Return the items, with each reference replaced by its item if that is found."""
-    ids = [item["id"] for item in given if is_reference(item)]
-    found = await services(request).store.responses.items(owner(request), ids) if ids else {}
+async def resolve_references(request: Request, items: Sequence[Any]) -> list[Any]:
+    """Return the items, with each reference replaced by the stored item if there is one."""
+    ids = [item["id"] for item in items if is_reference(item)]
+    found = (
+        await get_services(request).store.responses.items(get_owner(request), ids) if ids else {}
+    )
     found = dict(
         zip(found, await _without_missing_files(request, list(found.values())), strict=True)
     )
-    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in given]
+    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in items]
 
 
 def no_such_conversation(conversation_id: str) -> NotFoundError:
@@ -257,10 +261,12 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
 
 
 async def _previous(request: Request, response_id: str) -> PreviousContext:
-    shelf = services(request).store.responses
-    chain = await shelf.chain(owner(request), response_id)
+    repository = get_services(request).store.responses
+    chain = await repository.chain(get_owner(request), response_id)
     if chain and chain.latest.worker and not await is_running(request, chain.latest):
-        chain = await shelf.chain(owner(request), response_id)  # it may just have ended
+        chain = await repository.chain(
+            get_owner(request), response_id
+        )  # the run may just have ended
     if chain is None:
         raise BadRequestError(
             f"Previous response with id '{response_id}' not found.",
@@ -274,80 +280,82 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
             code="previous_response_in_progress",
         )
     latest = chain.latest
-    session = Session(owner(request), latest.session)
+    session = Session(get_owner(request), latest.session)
     return PreviousContext(
         items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
-        follows=ResumePoint(session, chain.states, starts_empty=True),
+        resume_point=ResumePoint(session, chain.states, starts_empty=True),
         previous_id=response_id,
         chain=chain.ids,
     )
 
 
 def run_of(request: Request, response_id: str) -> Run | None:
-    """Return the run of a response, if it runs in this process, or is remembered by it."""
-    return services(request).runs.get(owner(request), run_id(response_id))
+    """Return the run of a response if this process has it, else None."""
+    return get_services(request).runs.get(get_owner(request), run_id(response_id))
 
 
 async def is_running(request: Request, response: StoredResponse) -> bool:
-    """Return True if some process still works on the response."""
+    """Return True if a run of any process is in progress for the response."""
     if response.worker is None:
         return False
-    if response.worker == services(request).store.worker.id:
+    if response.worker == get_services(request).store.worker.id:
         run = run_of(request, response.id)
         return run is not None and not run.has_ended
-    return not await asyncio.to_thread(services(request).store.worker.is_dead, response.worker)
+    return not await asyncio.to_thread(get_services(request).store.worker.is_dead, response.worker)
 
 
 async def _conversation(request: Request, conversation_id: str) -> PreviousContext:
-    whose = owner(request)
-    said = await services(request).store.conversations.all_items(whose, conversation_id)
-    if said is None:
+    owner = get_owner(request)
+    found = await get_services(request).store.conversations.all_items(owner, conversation_id)
+    if found is None:
         raise no_such_conversation(conversation_id)
-    items, seq = said
-    session = Session(whose, session_container_id(whose, conversation_id))
-    told = await _without_missing_files(request, items)
+    items, seq = found
+    session = Session(owner, session_container_id(owner, conversation_id))
     return PreviousContext(
-        told, ResumePoint(session), conversation_id=conversation_id, seen_seq=seq
+        await _without_missing_files(request, items),
+        ResumePoint(session),
+        conversation_id=conversation_id,
+        seen_seq=seq,
     )
 
 
 async def _without_missing_files(request: Request, items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items without uploads that are no longer kept: a client that names a response or a
-    conversation cannot leave them out."""
-    if not (named := _file_ids(items)):
+    """Return the items with a placeholder for each upload that is no longer stored. The client
+    cannot remove the upload itself from stored items."""
+    if not (file_ids := _file_ids(items)):
         return items
-    return _drop_missing_files(items, await services(request).inputs.lost(owner(request), named))
+    lost = await get_services(request).inputs.missing_uploads(get_owner(request), file_ids)
+    return [
+        _with_placeholder(item, lost) if lost.intersection(_file_ids([item])) else item
+        for item in items
+    ]
 
 
 def is_reference(item: Any) -> bool:
-    """Return True if an item only refers to another."""
+    """Return True if the item is a reference to a stored item."""
     if not isinstance(item, dict) or item_type(item) != "item_reference":
         return False
     return isinstance(item.get("id"), str)
 
 
 def _file_ids(items: Iterable[Item]) -> set[str]:
-    """Return the uploads that items name."""
-    named = (part.get("file_id") for item in items for part in _parts(item)[1])
-    return {file_id for file_id in named if isinstance(file_id, str)}
-
-
-def _drop_missing_files(items: Sequence[Item], lost: Collection[str]) -> list[Item]:
-    """Return the items, with a placeholder for each of the lost uploads."""
-    return [
-        _with_placeholder(item, lost) if _file_ids([item]).intersection(lost) else item
-        for item in items
-    ]
+    """Return the ids of the uploads in the items."""
+    ids = (page_of_list.get("file_id") for item in items for page_of_list in _parts(item)[1])
+    return {file_id for file_id in ids if isinstance(file_id, str)}
 
 
 def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
-    place, parts = _parts(item)
-    word = {"type": "input_text", "text": LOST}
-    return {**item, place: [word if part.get("file_id") in lost else part for part in parts]}
+    field, parts = _parts(item)
+    placeholder = {"type": "input_text", "text": LOST}
+    parts = [
+        placeholder if page_of_list.get("file_id") in lost else page_of_list
+        for page_of_list in parts
+    ]
+    return {**item, field: parts}
 
 
 def _parts(item: Item) -> tuple[str, Sequence[Item]]:
-    """Return the field of an item's parts, and the parts, which were checked when they came."""
-    place = "output" if str(item.get("type")).endswith("_output") else "content"
-    parts = item.get(place)
-    return place, parts if isinstance(parts, list) else []
+    """Return the name of the field with an item's content parts, and the parts."""
+    field = "output" if str(item.get("type")).endswith("_output") else "content"
+    parts = item.get(field)
+    return field, parts if isinstance(parts, list) else []

@@ -1,5 +1,4 @@
-"""The routes that tell of the server itself: its models, its capabilities, its metrics, and that it
-is alive."""
+"""The routes about the server itself: health, models, capabilities and metrics."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ from starlette.responses import Response
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import STEPS_MODES
 from proxy.agent.model import Upstream, UpstreamRequest
-from proxy.api.dependencies import JSONResponse, Services, model, while_connected
+from proxy.api.dependencies import JSONResponse, Services, get_model, while_connected
 from proxy.api.description import DISTRIBUTION
 from proxy.api.parameters import (
     REQUIRES_KEY,
     REQUIRES_OPERATOR,
     KeyOrOperator,
-    ServicesOf,
+    ServicesDep,
     content,
     errors,
 )
@@ -32,14 +31,14 @@ from proxy.schemas.resources import Capabilities, Health, ModelList, ModelObject
 router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
 
 BACKEND_TIMEOUT_S = 5.0
-"""How long the backend's metrics may take: Prometheus gives up after 10 s by default."""
+"""Timeout for the backend's metrics. Prometheus's own timeout is 10 s by default."""
 MAX_BACKEND_BYTES = 16 << 20
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 ACCEPT = {
     TEXT: f"{TEXT}; version=0.0.4",
     OPENMETRICS: f"{OPENMETRICS}; version=1.0.0, {TEXT}; version=0.0.4; q=0.5",
 }
-"""The format that the backend is asked for, by the format that the client prefers."""
+"""The Accept header for the backend, by the format that the client prefers."""
 EOF = b"# EOF\n"
 """The last line of OpenMetrics."""
 
@@ -47,7 +46,7 @@ EOF = b"# EOF\n"
 @router.get("/health", response_model=Health)
 @router.head("/health", include_in_schema=False)
 async def health() -> Response:
-    """Answer that this process answers."""
+    """Return status 200: the process is running."""
     return Response('{"status":"ok"}', media_type="application/json")
 
 
@@ -58,7 +57,7 @@ async def health() -> Response:
     dependencies=[REQUIRES_KEY],
 )
 async def list_models(request: Request) -> Response:
-    """Return the backend's models, each also as `<model>:plain`."""
+    """Return the backend's models, and each as `<model>:plain` too."""
     return JSONResponse({"object": "list", "data": await _models(request)})
 
 
@@ -77,15 +76,15 @@ async def retrieve_model(request: Request, model: str) -> Response:
 
 
 async def _models(request: Request) -> list[dict[str, Any]]:
-    served = await model(request).models()
+    served = await get_model(request).models()
     return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]
 
 
 @router.get("/v1/capabilities", response_model=Capabilities, responses=errors("4XX"))
-async def capabilities(request: Request, services: ServicesOf, key: KeyOrOperator) -> Response:
-    """Return what this server can do, for clients that want to know before they ask."""
+async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
+    """Return the models, tools, limits and endpoints of this server."""
     names = services.profiles.open_to(key) if key else list(services.profiles.named)
-    served = await while_connected(request, model(request).models())
+    served = await while_connected(request, get_model(request).models())
     return JSONResponse(
         {
             "object": "capabilities",
@@ -124,25 +123,25 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
     responses=content(TEXT) | errors(403),
     dependencies=[REQUIRES_OPERATOR],
 )
-async def metrics(request: Request, services: ServicesOf) -> Response:
-    """Return the backend's metrics, with the proxy's own below, in Prometheus's format."""
+async def metrics(request: Request, services: ServicesDep) -> Response:
+    """Return the metrics of the backend and of the proxy, in Prometheus's format."""
     wanted = _wanted_format(request.headers.get("accept", ""))
-    upstream = model(request).upstream
-    theirs, written = await while_connected(request, _backend_metrics(upstream, wanted))
+    passage = get_model(request).upstream
+    theirs, written = await while_connected(request, _backend_metrics(passage, wanted))
     encode, media_type = choose_encoder(written)
     return Response(theirs + encode(services.runs.metrics), media_type=media_type)
 
 
 def _wanted_format(accept: str) -> str:
-    """Return the format to answer in. `choose_encoder` is given no header of a client's: it raises
-    TypeError for a version that is no number, and promises any that is one."""
+    """Return the format that an Accept header names. The header is not passed to `choose_encoder`,
+    which raises TypeError for a version that is not a number, and claims any version that is."""
     named = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
     return OPENMETRICS if OPENMETRICS in named else TEXT
 
 
 async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[bytes, str]:
-    """Return the backend's metrics in whole lines, and their format: text where the backend has no
-    OpenMetrics. Without metrics of the backend's, or none in time, it is the format wanted."""
+    """Return the backend's metrics in complete lines, and their format. The format is text if the
+    backend has no OpenMetrics, and `wanted` if the backend has no metrics or times out."""
     if upstream is None:
         return b"", wanted
     try:
@@ -152,8 +151,8 @@ async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[byte
         return b"", wanted
 
 
-async def _read_metrics(upstream: Upstream, wanted: str) -> tuple[bytes, str]:
-    relayed = await upstream.send(
+async def _read_metrics(upstream_of: Upstream, wanted: str) -> tuple[bytes, str]:
+    relayed = await upstream_of.send(
         UpstreamRequest("GET", "/metrics", {"accept": ACCEPT[wanted]}, None)
     )
     text = bytearray()

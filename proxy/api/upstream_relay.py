@@ -1,6 +1,8 @@
-"""Passes requests on to the backend and its responses back, as bytes: the client's disconnect, the
-check of URLs that the backend would fetch, and the count of what a daily budget has left. Which
-requests are passed on is decided in chat, messages, responses and passthrough."""
+"""The relay of requests to the backend, and of its responses, as bytes.
+
+It cancels on disconnect, rejects URLs that the backend must not fetch, and charges the daily
+budget. The routes of chat, messages, responses and passthrough decide which requests are relayed.
+"""
 
 import asyncio
 import logging
@@ -28,73 +30,86 @@ from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
     Disconnect,
     authorize,
+    body_reservation,
     cancel_on_disconnect,
-    model,
-    owner,
-    reserve_memory,
-    services,
+    get_model,
+    get_owner,
+    get_services,
     wait_for_disconnect,
     while_connected,
 )
+from proxy.api.routing import RoutingDecision
 from proxy.errors import BackendError, BadRequestError, BudgetError, ProxyError
-from proxy.models.prices import Prices
 from proxy.models.streaming import UsageReader
 
 log = logging.getLogger(__name__)
 
-LOOK_AFTER_S = 0.1
-"""How long an answer may take before its client's connection is watched: to watch it costs an
-eighth of a short one."""
+WATCH_AFTER_S = 0.1
+"""Seconds before the client's connection is watched for a disconnect: the watch costs an eighth of
+the time of a short response (`bench/relay.py`)."""
 MAX_WHOLE_BYTES = 256 << 10
-"""An answer up to this length is sent in one piece."""
+"""Maximum size of a response that is sent in one piece."""
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
-"""The name of a field that holds a URL, in JSON without blanks."""
+"""Matches the name of a field with a URL, in JSON without whitespace."""
 _ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
-"""An escaped letter of a field's name, which no JSON encoder writes."""
+"""Matches an escaped letter, as no JSON encoder writes it: it could hide a field's name."""
 _ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
 _BEGUN_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
 _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
-"""The length of the longest match."""
-_PASSED_OVER = b" \t\r\n\0"
-"""Blanks, and the zero bytes between the letters of a name in UTF-16 and UTF-32."""
+"""The length of the longest match of `_SUSPECT`."""
+_IGNORED = b" \t\r\n\0"
+"""Whitespace, and the zero bytes of ASCII letters in UTF-16 and UTF-32."""
 ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
-"""Replaces a response by one whose body is read as it passes."""
+"""Wrap a response to read its body while it is relayed."""
 
 
 async def relay_chat(
-    request: Request, body: Mapping[str, Any], extra: Mapping[str, str], day: DailyBudget
+    request: Request, body: Mapping[str, Any], decision: RoutingDecision
 ) -> Response:
-    """Pass a chat completion on; the response gets the headers in `extra`. Raises BudgetError,
-    BackendError when the backend cannot be reached."""
-    work = _relayed_chat(request, body, extra, day)
+    """Relay a chat completion to the backend. The headers of `decision` are added to the response.
+
+    Raises BadRequestError for a private URL, BudgetError, BackendError if the backend cannot be
+    reached, ClientDisconnect.
+    """
+    await refuse_private_urls(request, body)
+    fields = strip_plain_suffix(body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request)
-    return await cancel_on_disconnect(disconnect, work, look_after_s=LOOK_AFTER_S)
+    work = _relayed_chat(request, fields, decision, disconnect)
+    return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
 async def _relayed_chat(
-    request: Request, body: Mapping[str, Any], extra: Mapping[str, str], day: DailyBudget
+    request: Request,
+    fields: Mapping[str, Any],
+    decision: RoutingDecision,
+    disconnect: Disconnect,
 ) -> Response:
-    ask = partial(model(request).relay, body, request.headers)
-    relayed = await metered_relay(request, day, body, ask) if day.is_set else await ask()
-    # Here, for a response's own headers are a list that is searched.
-    relayed = UpstreamResponse(relayed.status, {**relayed.headers, **extra}, relayed.body)
+    send = partial(get_model(request).relay, fields, request.headers)
+    relayed = await metered_relay(
+        request, decision.profile.budgets.daily.for_model_calls, fields, send
+    )
+    # Added to the mapping, because the headers of a Response are a list that is searched.
+    headers = {**relayed.headers, **decision.headers}
+    relayed = UpstreamResponse(relayed.status, headers, relayed.body)
     if is_stream(relayed):
-        return RelayResponse(relayed, partial(wait_for_disconnect, request))
-    return await read_whole(relayed, partial(wait_for_disconnect, request))
+        return RelayResponse(relayed, disconnect)
+    return await read_whole(relayed, disconnect)
 
 
 async def forward_json(
     request: Request,
     body: Mapping[str, Any],
-    day: DailyBudget = DailyBudget(),
+    budget: DailyBudget = DailyBudget(),
     hook: ResponseHook | None = None,
 ) -> Response:
-    """Pass on the fields of a request to a `:plain` model, as `forward` does. Raises
-    BadRequestError too, for a private URL."""
+    """Relay a decoded request to a `:plain` model. Raises BadRequestError for a private URL, and
+    the errors of `forward`."""
     fields = strip_plain_suffix(body, backend_model_name(body["model"]))
     await refuse_private_urls(request, fields)
     disconnect = partial(wait_for_disconnect, request)
-    return await forward(request, upstream_of(request), encode_json(fields), disconnect, day, hook)
+    return await forward(
+        request, upstream_of(request), encode_json(fields), disconnect, budget, hook
+    )
 
 
 async def forward(
@@ -102,50 +117,50 @@ async def forward(
     upstream: Upstream,
     body: "bytes | RequestBodyStream | None",
     disconnect: Disconnect,
-    day: DailyBudget = DailyBudget(),
+    budget: DailyBudget = DailyBudget(),
     hook: ResponseHook | None = None,
 ) -> Response:
-    """Pass a request of any kind on, and return the backend's response; `day` bounds what it
-    spends.
+    """Relay a request of any kind, within the daily budget.
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """
-    passing = _passing(request, body, is_read=day.is_set or hook is not None)
-    work = _forwarded(request, upstream, passing, disconnect, day, hook)
-    return await cancel_on_disconnect(disconnect, work, look_after_s=LOOK_AFTER_S)
+    sent = _upstream_request(request, body, is_read=budget.is_set or hook is not None)
+    work = _forwarded(request, upstream, sent, disconnect, budget, hook)
+    return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
 def upstream_of(request: Request) -> Upstream:
-    """Return the backend's server. Raises HTTPException if the backend is none."""
-    upstream = model(request).upstream
+    """Return the paths of the backend's server. Raises HTTPException if the backend is not a
+    server."""
+    upstream = get_model(request).upstream
     if upstream is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
     return upstream
 
 
 def strip_plain_suffix(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the fields of a request that are the backend's too: with its own name for the model,
-    and without what opens the links to produced files."""
+    """Return the request's fields for the backend: with `model` as the model's name, without
+    `sandbox`, and without the signatures of links to produced files."""
     others = {key: strip_links(value) for key, value in fields.items() if key != "sandbox"}
     return {**others, "model": model}
 
 
 def written_path(request: Request) -> str:
-    """Return the path as the client wrote it."""
+    """Return the path as the client sent it, percent-encoded."""
     raw: bytes = request.scope["raw_path"]
     return raw.decode("latin-1")
 
 
-def _passing(
+def _upstream_request(
     request: Request, body: "bytes | RequestBodyStream | None", *, is_read: bool
 ) -> UpstreamRequest:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
-    # A body that is encoded anew has another length. Of Content-Length and Transfer-Encoding only
-    # the latter is read here: the backend must not read the body by the former (smuggling).
+    # A re-encoded body has another length. If the request has Transfer-Encoding, its Content-Length
+    # is dropped: the two servers could disagree on where the body ends (request smuggling).
     if not isinstance(body, RequestBodyStream) or "transfer-encoding" in headers:
         headers = _without(headers, "content-length")
-    if is_read:  # a compressed response cannot be read
+    if is_read:  # the relay must be able to read the response
         headers = _without(headers, "accept-encoding")
     path = f"{written_path(request)}?{query}" if query else written_path(request)
     return UpstreamRequest(request.method, path, headers, body)
@@ -158,17 +173,17 @@ def _without(headers: Headers, name: str) -> Headers:
 async def _forwarded(
     request: Request,
     upstream: Upstream,
-    passing: UpstreamRequest,
+    sent: UpstreamRequest,
     disconnect: Disconnect,
-    day: DailyBudget,
+    budget: DailyBudget,
     hook: ResponseHook | None,
 ) -> Response:
-    body = passing.body if isinstance(passing.body, bytes) else None
+    body = sent.body if isinstance(sent.body, bytes) else None
     try:
-        relayed = await metered_relay(request, day, body, partial(upstream.send, passing))
+        relayed = await metered_relay(request, budget, body, partial(upstream.send, sent))
     except BackendError as error:
-        if isinstance(passing.body, RequestBodyStream) and passing.body.rejected is not None:
-            raise passing.body.rejected from error
+        if isinstance(sent.body, RequestBodyStream) and sent.body.rejected is not None:
+            raise sent.body.rejected from error
         raise
     if hook:
         relayed = hook(relayed)
@@ -180,13 +195,13 @@ async def _forwarded(
 
 
 def is_stream(relayed: UpstreamResponse) -> bool:
-    """Return True if a response is server-sent events."""
+    """Return True if the response is a stream of server-sent events."""
     return relayed.headers.get("content-type", "").startswith("text/event-stream")
 
 
 async def read_whole(relayed: UpstreamResponse, disconnect: Disconnect) -> Response:
-    """Read a response to its end and return it in one piece: to stream it costs as much again as
-    the rest of the relay. One longer than `MAX_WHOLE_BYTES` is streamed."""
+    """Return the response in one piece, or as a stream if it exceeds `MAX_WHOLE_BYTES`. To stream a
+    short response would double the cost of the relay."""
     pieces: list[bytes] = []
     size = 0
     try:
@@ -203,12 +218,12 @@ async def read_whole(relayed: UpstreamResponse, disconnect: Disconnect) -> Respo
 
 
 class RelayResponse(Response):
-    """A backend's response piece by piece, which is closed when the client disconnects."""
+    """A backend's response, relayed piece by piece. It is closed when the client disconnects."""
 
     def __init__(
         self, relayed: UpstreamResponse, disconnect: Disconnect, read: Sequence[bytes] = ()
     ) -> None:
-        """`read` are the body's first pieces, if they have been read."""
+        """`read` are the pieces of the body that have been read already."""
         self.status_code = relayed.status
         self.background = None
         self._read = read
@@ -220,17 +235,18 @@ class RelayResponse(Response):
         async with aclosing(self._body):
             try:
                 await cancel_on_disconnect(
-                    self._disconnect, self._send(send), look_after_s=LOOK_AFTER_S
+                    self._disconnect, self._send(send), watch_after_s=WATCH_AFTER_S
                 )
             except ClientDisconnect:
                 pass
             except BackendError as error:
-                # The server hangs up, so that half a response is not taken for a whole one.
+                # The response stays incomplete, so the server closes the connection and the client
+                # notices.
                 log.warning("a relayed answer broke off: %s", error)
 
     async def _send(self, send: Send) -> None:
-        headers = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **headers})
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
         for piece in self._read:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         self._read = ()
@@ -240,7 +256,7 @@ class RelayResponse(Response):
 
 
 class RequestBodyStream:
-    """A request's body, passed on piece by piece while it arrives; it can be read once."""
+    """A request's body, relayed piece by piece while it arrives. It can be read once."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -249,35 +265,34 @@ class RequestBodyStream:
         self._over = asyncio.Event()
         self._check: Callable[[bytes], None] | None = None
         self.rejected: ProxyError | None = None
-        """The error of the piece that was not passed on, if one was rejected."""
+        """The error of the piece that the check rejected, or None."""
 
     def check_with(self, check: Callable[[bytes], None]) -> None:
-        """Call `check` with each piece before it is passed on; a ProxyError that it raises ends the
+        """Call `check` with each piece before it is relayed. A ProxyError of `check` ends the
         body."""
         self._check = check
 
     async def read(self, limit: int) -> bytes | None:
-        """Return the whole body, or None if it is longer than the limit, or has more JSON values
-        than are decoded at once: then it can still be passed on. Raises ClientDisconnect,
-        BusyError."""
-        size, parse_usage, bounds = 0, 0, JSONBounds()
+        """Return the whole body. Return None if it exceeds `limit` bytes or has too many JSON
+        values to decode: it can still be relayed. Raises ClientDisconnect, BusyError."""
+        size, counted, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
             self._ready.append(piece)
             size += len(piece)
             if size > SMALL_BYTES:
-                reserve_memory(self._request, size - parse_usage)
-                parse_usage = size
+                body_reservation(self._request).take(size - counted)
+                counted = size
             if size > limit or not bounds.has_room_for(piece):
                 return None
-        if parse_usage:
-            reserve_memory(self._request, size)  # for what is decoded of it
+        if counted:
+            body_reservation(self._request).take(size)  # for the decoded copy
         self._over.set()
-        whole = b"".join(self._ready)
+        body = b"".join(self._ready)
         self._ready.clear()
-        return whole
+        return body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the pieces that have not been returned. Raises ClientDisconnect, and the check's
+        """Yield the pieces that `read` has not returned. Raises ClientDisconnect, and the check's
         ProxyError."""
         try:
             while self._ready:
@@ -297,36 +312,36 @@ class RequestBodyStream:
         return piece
 
     async def wait_for_disconnect(self) -> None:
-        """Wait until the client has disconnected. While it still sends, its disconnect ends the
-        iteration instead."""
+        """Wait until the client has disconnected. While the body is being received, the iteration
+        raises ClientDisconnect instead."""
         await self._over.wait()
         await wait_for_disconnect(self._request)
 
 
 async def refuse_private_urls(request: Request, body: Any) -> None:
-    """Check each URL in a body that the backend would fetch from inside the operator's network.
-    Raises BadRequestError for a private one, ClientDisconnect."""
+    """Raise BadRequestError if the body names a private URL, which the backend would fetch from
+    inside the operator's network. Raises ClientDisconnect."""
     if urls := urls_in(body):
-        checking = services(request).inputs.refuse_private(urls, owner(request))
-        await while_connected(request, checking)
+        check = get_services(request).inputs.refuse_private(urls, get_owner(request))
+        await while_connected(request, check)
 
 
 def urls_in(body: Any) -> list[str]:
-    """Return the URLs in a body that the backend would fetch, each once."""
+    """Return the distinct URLs in the body that the backend would fetch."""
     return list(dict.fromkeys(remote_urls(body)))
 
 
 class URLScanner:
-    """Searches for fields that name URLs in a body that is passed on without being decoded, because
-    it is too long or is not declared as JSON."""
+    """Searches a body for fields with URLs, without decoding it: the body is too long, or is not
+    declared as JSON."""
 
     def __init__(self) -> None:
         self._tail = b""
         self._begun = b""
 
     def check(self, piece: bytes) -> None:
-        """Search the next piece. Raises BadRequestError."""
-        written = self._begun + piece.translate(None, _PASSED_OVER)
+        """Search the next piece. Raises BadRequestError if it may name a URL."""
+        written = self._begun + piece.translate(None, _IGNORED)
         begun = _BEGUN_ESCAPE.search(written, max(0, len(written) - 5))
         self._begun = begun[0] if begun else b""
         text = self._tail + _ESCAPED_BLANK.sub(b"", written[: len(written) - len(self._begun)])
@@ -336,11 +351,11 @@ class URLScanner:
 
 
 def uncheckable_error(what: str) -> BadRequestError:
-    """The error for a body whose URLs cannot be checked."""
+    """Return the error for a body whose URLs cannot be checked. `what` describes the body."""
     return BadRequestError(
         f"The request body {what}, and URLs in it cannot be checked: the backend would fetch them"
-        " from inside its network. Send less, as application/json and not compressed; or the"
-        " operator allows it with backend.fetches_urls.",
+        " from inside its network. Send a smaller body, as application/json and not compressed. The"
+        " operator can allow any URL with backend.fetches_urls.",
         code="url_not_allowed",
     )
 
@@ -349,47 +364,44 @@ async def metered_relay(
     request: Request,
     budget: DailyBudget,
     body: Mapping[str, Any] | bytes | None,
-    ask: Callable[[], Awaitable[UpstreamResponse]],
+    send: Callable[[], Awaitable[UpstreamResponse]],
 ) -> UpstreamResponse:
-    """Return the backend's response, counted if there is a budget; `body` is None if it was not
-    read.
+    """Return the response of `send`, whose tokens are charged to the daily budget if it is set.
+    `body` is None if the request's body was not read.
 
-    Raises BudgetError, BadRequestError, and what `ask` raises."""
+    Raises BudgetError, BadRequestError, and the errors of `send`.
+    """
     if not budget.is_set:
-        return await ask()
-    asked = _read_fields(body) if isinstance(body, bytes) else body or {}
-    model = str(asked.get("model", ""))
-    prices = services(request).prices
-    tariff = (
-        prices.configured(model) if budget.cost_usd is None else await known_tariff(prices, model)
-    )
-    account = daily_account(request, budget)
-    prompt = TokenUsage(prompt=estimate_prompt_tokens(asked))
-    receipt = await take_from(request, account, _expense(prompt, tariff))
+        return await send()
+    fields = _read_fields(body) if isinstance(body, bytes) else body or {}
+    model = str(fields.get("model", ""))
+    tariff = await find_tariff(request, model, is_required=budget.cost_usd is not None)
+    prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
+    account, receipt = await charge(request, budget, _expense(prompt, tariff))
     try:
-        answer = await ask()
+        relayed = await send()
     except Exception:
         await account.settle(receipt, Expense())
         raise
-    if answer.status >= 400:
+    if relayed.status >= 400:
         await account.settle(receipt, Expense())
-        return answer
-    return replace(answer, body=_MeteredBody(answer, account, receipt, tariff))
+        return relayed
+    return replace(relayed, body=_MeteredBody(relayed, account, receipt, tariff))
 
 
 class _MeteredBody:
-    """A response body that is counted as it passes: its usage is charged when it ends."""
+    """A response body that is relayed. When it ends, its usage is charged to the daily budget."""
 
     def __init__(
         self,
-        answer: UpstreamResponse,
+        relayed: UpstreamResponse,
         account: BudgetAccount,
         receipt: Reservation,
         tariff: Tariff | None,
     ) -> None:
-        self._body: UpstreamBody = answer.body
-        self._pieces: AsyncIterator[bytes] = aiter(answer.body)
-        self._reader = UsageReader(answer.headers.get("content-type", ""))
+        self._body: UpstreamBody = relayed.body
+        self._pieces: AsyncIterator[bytes] = aiter(relayed.body)
+        self._reader = UsageReader(relayed.headers.get("content-type", ""))
         self._account = account
         self._receipt = receipt
         self._tariff = tariff
@@ -408,7 +420,6 @@ class _MeteredBody:
         return piece
 
     async def aclose(self) -> None:
-        """See UpstreamBody."""
         try:
             await self._body.aclose()
         finally:
@@ -421,36 +432,39 @@ class _MeteredBody:
         self._reader.end()
         tokens = parse_usage(self._reader.usage)
         if not tokens.total and tokens.reported_usd is None:
-            # Usage is missing: charge the expected prompt, and about what has passed.
+            # The response reports no usage: charge estimates of the prompt and of the completion.
             tokens = TokenUsage(
                 prompt=self._receipt.expected.tokens, completion=self._reader.estimated_tokens
             )
         await self._account.settle(self._receipt, _expense(tokens, self._tariff))
 
 
-def daily_account(request: Request, budget: DailyBudget) -> BudgetAccount:
-    """Return the daily account of the client's key. It goes by the key's name, so that neither a
-    new secret nor one that a client makes up begins a new day."""
-    return services(request).store.spending.account(authorize(request).name, budget)
+async def charge(
+    request: Request, budget: DailyBudget, expected: Expense
+) -> tuple[BudgetAccount, Reservation]:
+    """Charge an expected expense to the daily budget of the client's key. Raises BudgetError.
 
-
-async def take_from(request: Request, account: BudgetAccount, expected: Expense) -> Reservation:
-    """Charge an expected expense. Raises BudgetError."""
+    The account belongs to the key's name, so a new secret of the same name has the same budget.
+    """
+    spending = get_services(request).store.spending
+    account = spending.account(authorize(request).name, budget)
     receipt = await account.take(expected)
     if receipt.exhausted:
-        wait_s = services(request).store.spending.seconds_until_midnight()
-        raise BudgetError(BUDGET_LABELS[receipt.exhausted], wait_s)
-    return receipt
+        raise BudgetError(BUDGET_LABELS[receipt.exhausted], spending.seconds_until_midnight())
+    return account, receipt
 
 
-async def known_tariff(prices: Prices, model: str) -> Tariff:
-    """Return the prices of a model. Raises BadRequestError if they are unknown: a bound on cost
-    must not be ignored in silence."""
+async def find_tariff(request: Request, model: str, *, is_required: bool) -> Tariff | None:
+    """Return the prices of a model, or None if they are unknown. Raises BadRequestError if they are
+    required: a limit on cost must not be ignored silently."""
+    prices = get_services(request).prices
+    if not is_required:
+        return prices.configured(model)
     if tariff := await prices.find(model):
         return tariff
     raise BadRequestError(
-        f"What the model {model!r} costs is not known here, and cost is bounded: whoever runs this"
-        " server can name its price (backend.prices).",
+        f"What the model {model!r} costs is not known to this server, and its cost is limited. The"
+        " operator can set its price in backend.prices.",
         param="model",
         code="model_price_unknown",
     )
@@ -462,7 +476,7 @@ def _expense(tokens: TokenUsage, tariff: Tariff | None) -> Expense:
 
 def _read_fields(body: bytes) -> Mapping[str, Any]:
     try:
-        asked = decode_json(body)
+        fields = decode_json(body)
     except (ValueError, RecursionError):
         return {}
-    return asked if isinstance(asked, dict) else {}
+    return fields if isinstance(fields, dict) else {}

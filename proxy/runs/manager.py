@@ -106,7 +106,7 @@ class RunManager:
             metadata, identity, partial(self._work, task), self._on_unsubscribed, task.observer
         )
         if task.body_memory:
-            task.body_memory.keep()
+            task.body_memory.add_holder()
             run.on_end(task.body_memory.release)
         self._runs[run.id] = run
         self._archive.store_summary(run)

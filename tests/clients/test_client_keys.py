@@ -15,7 +15,7 @@ from aiohttp import web
 
 from policies.budgets import Budgets, DailyBudget
 from policies.profile import Profile
-from proxy.keys import REMEMBERED_S, ClientKeys, Keyring
+from proxy.keys import CACHE_S, ClientKeys, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles
@@ -107,7 +107,7 @@ async def proxied(
     tmp_path: Path,
     script: Sequence[Item] | Callable[[dict[str, Any]], Item] = TURNS,
     *,
-    max_remembered: int = 100,
+    max_cached: int = 100,
     **changes: Any,
 ) -> AsyncIterator[Proxied]:
     clock = Clock()
@@ -115,7 +115,7 @@ async def proxied(
         door = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
         changes = {
             "keyring": Keyring(is_closed=True),
-            "client_keys": ClientKeys(door, now=clock, max_remembered=max_remembered),
+            "client_keys": ClientKeys(door, now=clock, max_cached=max_cached),
             **changes,
         }
         try:
@@ -194,7 +194,7 @@ async def test_a_refused_key_is_told_and_owns_nothing(tmp_path: Path) -> None:
             assert caught.value.code == "invalid_api_key"
             assert WRONG not in caught.value.message
         gate.keys.add(WRONG)
-        proxy.clock.now = REMEMBERED_S
+        proxy.clock.now = CACHE_S
         assert [each.id async for each in client.files.list()] == []
         assert [each.id async for each in client.containers.list()] == []
     assert proxy.backend.requests == []
@@ -205,14 +205,14 @@ async def test_what_the_backend_said_of_a_key_holds_for_five_minutes(tmp_path: P
     gate = OpenAI()
     async with proxied(gate, tmp_path) as proxy:
         ada = proxy.client(ADA)
-        for now in (0.0, REMEMBERED_S - 1, REMEMBERED_S, REMEMBERED_S + 1):
+        for now in (0.0, CACHE_S - 1, CACHE_S, CACHE_S + 1):
             proxy.clock.now = now
             await ada.files.list()
         gate.keys.remove(ADA)
-        proxy.clock.now = 2 * REMEMBERED_S
+        proxy.clock.now = 2 * CACHE_S
         with pytest.raises(openai.AuthenticationError):
             await ada.files.list()
-    assert REMEMBERED_S == 300
+    assert CACHE_S == 300
     assert gate.checks() == [ADA] * 3
 
 
@@ -228,7 +228,7 @@ async def test_requests_that_come_together_ask_once(tmp_path: Path) -> None:
 
 async def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
     gate = OpenAI()
-    async with proxied(gate, tmp_path, max_remembered=2) as proxy:
+    async with proxied(gate, tmp_path, max_cached=2) as proxy:
         for key in (ADA, BOB, ADA):
             await proxy.client(key).files.list()
         with pytest.raises(openai.AuthenticationError):

@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from proxy.fetch import CHECKS_AT_ONCE, MAX_HOSTS, Fetcher
+from proxy.fetch import MAX_CONCURRENT_CHECKS, MAX_HOSTS, Fetcher
 from proxy.inputs import MAX_FETCHES, Inputs
 from proxy.models.scripted import text_reply
 from sandbox_runtime.egress.dialer import Resolve
@@ -62,14 +62,14 @@ async def test_a_private_host_among_public_ones_is_found(tmp_path: Path) -> None
 
 
 async def test_hosts_are_looked_up_several_at_a_time(tmp_path: Path) -> None:
-    internet, barrier = Internet(), asyncio.Barrier(CHECKS_AT_ONCE)
+    internet, barrier = Internet(), asyncio.Barrier(MAX_CONCURRENT_CHECKS)
 
     async def resolve(host: str) -> Sequence[str]:
         await barrier.wait()
         return [PUBLIC]
 
     with anyio.fail_after(20):
-        urls = [f"http://host{number}.example/" for number in range(CHECKS_AT_ONCE)]
+        urls = [f"http://host{number}.example/" for number in range(MAX_CONCURRENT_CHECKS)]
         answer = await answer_to(tmp_path, internet, *urls, resolve=resolve)
     assert answer.status_code == 200
 

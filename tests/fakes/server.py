@@ -33,8 +33,8 @@ from proxy.agent.model import Model
 from proxy.agent.suspension import SuspendedRunStore
 from proxy.api.dependencies import Services
 from proxy.app import create_app
-from proxy.files import FileStore, NamedFiles
-from proxy.http_server import HTTPProtocol, OpenConnections
+from proxy.files import FileLookup, FileStore
+from proxy.http_server import ConnectionRegistry, HTTPProtocol
 from proxy.inputs import Inputs, TextLengths
 from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
@@ -76,7 +76,7 @@ AT_ONCE = Profiles.only(Profile(enabled="always"))
 
 @asynccontextmanager
 async def serve(
-    services: Services, connections: OpenConnections | None = None
+    services: Services, connections: ConnectionRegistry | None = None
 ) -> AsyncIterator[str]:
     """A server on a free port of this loop; gives its address, without /v1."""
     try:
@@ -91,7 +91,9 @@ async def serve(
 
 
 @asynccontextmanager
-async def serve_app(app: ASGIApp, connections: OpenConnections | None = None) -> AsyncIterator[str]:
+async def serve_app(
+    app: ASGIApp, connections: ConnectionRegistry | None = None
+) -> AsyncIterator[str]:
     """The same for any application."""
     # It listens before the server runs, so the first client need not wait for that.
     listener = listen("127.0.0.1", 0)
@@ -100,7 +102,7 @@ async def serve_app(app: ASGIApp, connections: OpenConnections | None = None) ->
         app, http=HTTPProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(settings)
-    server.server_state = connections or OpenConnections(MAX_CONNECTIONS, SystemClock())
+    server.server_state = connections or ConnectionRegistry(MAX_CONNECTIONS, SystemClock())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{port}"
@@ -117,7 +119,7 @@ async def house(
     kind: Kind,
     state_dir: Path,
     isolation: Isolation = Isolation(),
-    connections: OpenConnections | None = None,
+    connections: ConnectionRegistry | None = None,
     **changes: Any,
 ) -> AsyncIterator[str]:
     """Yield the URL of a whole server before a scripted backend.
@@ -182,7 +184,7 @@ def join(
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),
-        inputs=Inputs(uploads=NamedFiles(store), lengths=TextLengths(model), window=agent.window),
+        inputs=Inputs(uploads=FileLookup(store), lengths=TextLengths(model), window=agent.window),
         profiles=Profiles.only(Profile(isolation=isolation)),
         tool_verdicts=verdicts,
     )

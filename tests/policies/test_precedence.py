@@ -55,7 +55,7 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
         ("inputs.offload_text_over_tokens", 100, None, True),
         ("inputs.offload_text_over_tokens", None, 100, True),
         ("isolation.level", "standard", "strict", True),
-        ("isolation.level", "compute_first", "standard", False),
+        ("isolation.level", "strict", "standard", False),
         ("inputs.fetch_urls", True, False, True),
         ("inputs.fetch_urls", False, True, False),
         ("audit.enabled", True, False, False),

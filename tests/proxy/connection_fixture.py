@@ -1,4 +1,4 @@
-"""A server whose time passes by hand, and clients that say to it what they like, byte by byte."""
+"""A server with a manual clock, and clients that send raw bytes."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.http_server import MIN_BYTES_PER_S, OpenConnections, is_this_machine
+from proxy.http_server import MIN_BYTES_PER_S, ConnectionRegistry, is_loopback
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import serve_app
 from tests.fakes.waiting import until
@@ -22,24 +22,25 @@ PIECE = b"x" * MIN_BYTES_PER_S
 LARGE_BYTES = 64 << 20
 
 
-def asking(path: str, *headers: str, method: str = "GET") -> bytes:
+def http_request(path: str, *headers: str, method: str = "GET") -> bytes:
     return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: h", *headers, "", "")).encode()
 
 
-UPLOAD = asking("/upload", f"Content-Length: {4 * MIN_BYTES_PER_S}", method="POST")
+UPLOAD = http_request("/upload", f"Content-Length: {4 * MIN_BYTES_PER_S}", method="POST")
 
 
 class App:
-    """It answers at once, or when it is let."""
+    """An application whose paths respond at once, slowly, endlessly, or after `released` is set."""
 
     def __init__(self) -> None:
-        self.may_go_on = asyncio.Event()
-        self.is_left = asyncio.Event()
-        """Set once the client of an endless answer is gone."""
+        self.released = asyncio.Event()
+        self.client_left = asyncio.Event()
+        """Set when the client of an endless response has disconnected."""
         self.held = 0
-        """Requests that have been read and wait to be let go, whether their clients left or not."""
+        """Number of read requests that wait for `released`, including those of disconnected
+        clients."""
         self.uploads: list[int] = []
-        """How many bytes have come of each that is over."""
+        """Number of bytes received of each upload that has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -48,7 +49,7 @@ class App:
             case "/stream" | "/metrics":
                 response = StreamingResponse(self._stream())
             case "/late":
-                await self.may_go_on.wait()
+                await self.released.wait()
                 response = await self._upload(request)
             case "/upload":
                 response = await self._upload(request)
@@ -56,7 +57,7 @@ class App:
                 await request.body()
                 with self._holding():
                     watching = asyncio.ensure_future(request.receive())
-                    await self.may_go_on.wait()
+                    await self.released.wait()
                     watching.cancel()
                     await response(scope, receive, send)
                 return
@@ -68,7 +69,7 @@ class App:
 
     async def _stream(self) -> AsyncIterator[bytes]:
         yield b"begun"
-        await self.may_go_on.wait()
+        await self.released.wait()
         yield b"ended"
 
     @contextlib.contextmanager
@@ -83,9 +84,9 @@ class App:
         try:
             while True:
                 yield bytes(1 << 20)
-                await asyncio.sleep(0)  # for it to hear that the client is gone
+                await asyncio.sleep(0)  # so that a disconnect cancels this task
         finally:
-            self.is_left.set()
+            self.client_left.set()
 
     async def _upload(self, request: Request) -> Response:
         size = 0
@@ -98,7 +99,7 @@ class App:
 
 
 class Client:
-    """A connection to the server."""
+    """A client's connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -108,8 +109,8 @@ class Client:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next one's status, headers and body."""
+    async def response(self) -> tuple[int, dict[str, str], bytes]:
+        """Return the next response: status, headers and body."""
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         body = await self._reader.readexactly(int(headers.get("content-length", 0)))
@@ -121,14 +122,14 @@ class Client:
     async def read(self, size: int) -> bytes:
         return await self._reader.readexactly(size)
 
-    async def rest(self) -> bytes:
-        """What comes before the server hangs up."""
+    async def read_to_end(self) -> bytes:
+        """Return the bytes that arrive before the server closes the connection."""
         data = bytearray()
         try:
             while piece := await self._reader.read(1 << 16):
                 data += piece
         except ConnectionError:
-            pass  # closed with some of our bytes unread
+            pass  # the server closed with unread bytes of the client
         return bytes(data)
 
     def shrink_buffer(self, size: int) -> None:
@@ -141,10 +142,10 @@ class Client:
             await self._writer.wait_closed()
 
 
-class House:
-    """A server, its time and its clients."""
+class RunningServer:
+    """A server, its clock and its clients."""
 
-    def __init__(self, url: str, connections: OpenConnections, clock: ManualClock) -> None:
+    def __init__(self, url: str, connections: ConnectionRegistry, clock: ManualClock) -> None:
         self._url = httpx.URL(url)
         self._connections = connections
         self._clock = clock
@@ -156,18 +157,18 @@ class House:
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that no client has taken."""
+        """Number of response bytes that the clients have not read."""
         return sum(each.transport.get_write_buffer_size() for each in self._connections.connections)
 
     def shrink_buffers(self, size: int) -> None:
-        """Have the kernel hold no more than so many bytes of an answer."""
+        """Limit the kernel's socket buffers to `size` bytes."""
         for each in self._connections.connections:
             sent = each.transport.get_extra_info("socket")
             sent.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         for client in self._clients:
             client.shrink_buffer(size)
 
-    async def dial(self, data: bytes = b"", address: str = "127.0.0.1") -> Client:
+    async def connect(self, data: bytes = b"", address: str = "127.0.0.1") -> Client:
         opened = await asyncio.open_connection(
             self._url.host, self._url.port, local_addr=(address, 0)
         )
@@ -176,19 +177,19 @@ class House:
         await client.send(data)
         return client
 
-    async def dial_in_turn(self, count: int) -> list[Client]:
-        """So many connections on which nothing is sent, accepted in this order."""
+    async def connect_in_order(self, count: int) -> list[Client]:
+        """Open `count` connections that send nothing. The server accepts them in order."""
         clients = []
         for _ in range(count):
             grown = self.open + 1
-            clients.append(await self.dial())
+            clients.append(await self.connect())
             await until(lambda grown=grown: self.open == grown)
         return clients
 
-    async def pass_time(self, seconds: float) -> None:
-        """Let the server take in what was sent, and then so many seconds pass."""
-        barrier = await self.dial(asking("/", "Connection: close"))
-        await barrier.rest()
+    async def advance(self, seconds: float) -> None:
+        """Wait until the server has read all sent bytes, then advance its clock."""
+        barrier = await self.connect(http_request("/", "Connection: close"))
+        await barrier.read_to_end()
         self._clock.advance(seconds)
         self._connections.close_expired()
 
@@ -201,17 +202,17 @@ class House:
 
 
 @asynccontextmanager
-async def house(
-    app: App, most: int = 100, is_many: Callable[[str], bool] = is_this_machine
-) -> AsyncIterator[House]:
+async def running_server(
+    app: App, most: int = 100, is_shared: Callable[[str], bool] = is_loopback
+) -> AsyncIterator[RunningServer]:
     clock = ManualClock()
-    connections = OpenConnections(most, clock, is_many)
+    connections = ConnectionRegistry(most, clock, is_shared)
     with anyio.fail_after(20):
         async with (
             serve_app(app, connections) as url,
-            House(url, connections, clock) as opened,
+            RunningServer(url, connections, clock) as opened,
         ):
             try:
                 yield opened
             finally:
-                app.may_go_on.set()
+                app.released.set()

@@ -1,25 +1,25 @@
-"""What the web framework says, in OpenAI's words."""
+"""Errors of FastAPI itself, in OpenAI's format."""
 
 from pathlib import Path
 
 import httpx
 
-from proxy.app import routed
+from proxy.app import build_app
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
 
 
-async def test_a_field_that_the_framework_refuses_is_named(tmp_path: Path) -> None:
+async def test_fastapi_validation_error_is_an_openai_error_with_its_param(tmp_path: Path) -> None:
     async def typed(limit: int) -> int:
         return limit
 
-    app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app = build_app(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.add_api_route("/typed", typed)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        answer = await client.get("/typed", params={"limit": "many"})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+        response = await client.get("/typed", params={"limit": "many"})
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert "integer" in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": "limit", "code": "invalid_value"}

@@ -1,4 +1,5 @@
-"""Connections whose clients are slow or idle, over real sockets; time passes by hand."""
+"""Time limits of connections whose clients are slow or idle, over real sockets with a manual
+clock."""
 
 import asyncio
 import socket
@@ -13,75 +14,83 @@ from proxy.http_server import (
     HEAD_S,
     IDLE_S,
     MIN_BYTES_PER_S,
-    TAKE_S,
+    READ_S,
+    ConnectionRegistry,
     HTTPServer,
-    OpenConnections,
 )
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
 from tests.fakes.waiting import until
-from tests.proxy.connection_fixture import LARGE_BYTES, PIECE, UPLOAD, App, House, asking, house
+from tests.proxy.connection_fixture import (
+    LARGE_BYTES,
+    PIECE,
+    UPLOAD,
+    App,
+    RunningServer,
+    http_request,
+    running_server,
+)
 
 # Heads
 
 
-@pytest.mark.parametrize("begun", [b"", b"\r\n", b"GET /", asking("/")[:-2]])
-async def test_head_must_be_complete_in_time(begun: bytes) -> None:
-    async with house(App()) as here:
-        slow, late = await here.dial(begun), await here.dial(begun)
-        await here.pass_time(HEAD_S - 1)
-        await slow.send(asking("/").removeprefix(begun))
-        assert (await slow.answer())[0] == 200
-        await here.pass_time(1)
-        assert await late.rest() == b""
-        await slow.send(asking("/"))
-        assert (await slow.answer())[0] == 200
+@pytest.mark.parametrize("incomplete_head", [b"", b"\r\n", b"GET /", http_request("/")[:-2]])
+async def test_incomplete_head_is_closed_after_its_time_limit(incomplete_head: bytes) -> None:
+    async with running_server(App()) as server:
+        slow, late = await server.connect(incomplete_head), await server.connect(incomplete_head)
+        await server.advance(HEAD_S - 1)
+        await slow.send(http_request("/").removeprefix(incomplete_head))
+        assert (await slow.response())[0] == 200
+        await server.advance(1)
+        assert await late.read_to_end() == b""
+        await slow.send(http_request("/"))
+        assert (await slow.response())[0] == 200
 
 
-async def test_bytes_of_a_head_win_no_time() -> None:
-    async with house(App()) as here:
-        client = await here.dial(b"GET / HTTP/1.1\r\n")
+async def test_head_bytes_do_not_extend_the_time_limit() -> None:
+    async with running_server(App()) as server:
+        client = await server.connect(b"GET / HTTP/1.1\r\n")
         for _ in range(int(HEAD_S)):
             await client.send(b"X: y\r\n")
-            await here.pass_time(1)
-        assert await client.rest() == b""
+            await server.advance(1)
+        assert await client.read_to_end() == b""
 
 
-async def test_idle_connection_is_kept_and_then_closed() -> None:
-    async with house(App()) as here:
-        client, silent = await here.dial(), await here.dial()
+async def test_idle_connection_is_closed_after_its_time_limit() -> None:
+    async with running_server(App()) as server:
+        client, silent = await server.connect(), await server.connect()
         for each in (client, silent):
-            await each.send(asking("/"))
-            assert (await each.answer())[0] == 200
-        await here.pass_time(IDLE_S - 1)
-        await client.send(asking("/"))
-        assert (await client.answer())[0] == 200
-        await here.pass_time(1)
-        assert await silent.rest() == b""
-        await client.send(asking("/")[:-2])
-        await here.pass_time(HEAD_S - 1)
+            await each.send(http_request("/"))
+            assert (await each.response())[0] == 200
+        await server.advance(IDLE_S - 1)
+        await client.send(http_request("/"))
+        assert (await client.response())[0] == 200
+        await server.advance(1)
+        assert await silent.read_to_end() == b""
+        await client.send(http_request("/")[:-2])
+        await server.advance(HEAD_S - 1)
         await client.send(b"\r\n")
-        assert (await client.answer())[0] == 200
-        await client.send(asking("/")[:-2])
-        await here.pass_time(HEAD_S)
-        assert await client.rest() == b""
+        assert (await client.response())[0] == 200
+        await client.send(http_request("/")[:-2])
+        await server.advance(HEAD_S)
+        assert await client.read_to_end() == b""
 
 
-async def test_server_looks_by_itself(tmp_path: Path) -> None:
+async def test_server_checks_for_expired_connections_periodically(tmp_path: Path) -> None:
     services = join(ScriptedModel([]), MemorySandboxes(), tmp_path)
     clock = ManualClock()
-    connections = OpenConnections(1, clock)
-    server = HTTPServer(create_app(services), services.runs, connections)
+    connections = ConnectionRegistry(1, clock)
+    http_server = HTTPServer(create_app(services), services.runs, connections)
     with socket.create_server(("127.0.0.1", 0)) as listener, anyio.fail_after(20):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        async with House(url, connections, clock) as here:
-            (client,) = await here.dial_in_turn(1)
+        serving = asyncio.create_task(http_server.serve(sockets=[listener]))
+        async with RunningServer(url, connections, clock) as server:
+            (client,) = await server.connect_in_order(1)
             clock.advance(HEAD_S)
-            assert await client.rest() == b""
-        server.should_exit = True
+            assert await client.read_to_end() == b""
+        http_server.should_exit = True
         await serving
         await services.runs.aclose()
         services.store.close()
@@ -90,148 +99,152 @@ async def test_server_looks_by_itself(tmp_path: Path) -> None:
 # Bodies
 
 
-async def test_body_that_pauses_too_long_is_given_up() -> None:
+async def test_body_with_a_long_pause_is_aborted() -> None:
     app = App()
-    async with house(app) as here:
-        client, other = await here.dial(UPLOAD + PIECE), await here.dial(UPLOAD + PIECE)
-        await here.pass_time(BODY_S - 1)
+    async with running_server(app) as server:
+        client, other = await server.connect(UPLOAD + PIECE), await server.connect(UPLOAD + PIECE)
+        await server.advance(BODY_S - 1)
         await client.send(3 * PIECE)
-        assert (await client.answer())[2] == b"%d" % (4 * MIN_BYTES_PER_S)
-        await here.pass_time(1)
-        assert await other.rest() == b""
+        assert (await client.response())[2] == b"%d" % (4 * MIN_BYTES_PER_S)
+        await server.advance(1)
+        assert await other.read_to_end() == b""
         await until(lambda: len(app.uploads) == 2)
     assert app.uploads == [4 * MIN_BYTES_PER_S, MIN_BYTES_PER_S]
 
 
-async def test_trickled_body_is_given_up() -> None:
+async def test_trickled_body_is_aborted() -> None:
     app = App()
-    async with house(app) as here:
-        client = await here.dial(UPLOAD)
+    async with running_server(app) as server:
+        client = await server.connect(UPLOAD)
         for _ in range(int(BODY_S)):
             await client.send(b"x")
-            await here.pass_time(1)
-        await here.pass_time(1)
-        assert await client.rest() == b""
+            await server.advance(1)
+        await server.advance(1)
+        assert await client.read_to_end() == b""
 
 
 @pytest.mark.parametrize("headers", [(), ("Expect: 100-continue",)])
-async def test_body_that_the_server_does_not_read_yet_may_take_its_time(
+async def test_body_that_the_server_does_not_read_has_no_time_limit(
     headers: tuple[str, ...],
 ) -> None:
     app, body = App(), b"x" * (1 << 20)
-    async with house(app) as here:
-        client = await here.dial(
-            asking("/late", f"Content-Length: {len(body)}", *headers, method="POST")
+    async with running_server(app) as server:
+        client = await server.connect(
+            http_request("/late", f"Content-Length: {len(body)}", *headers, method="POST")
         )
-        # More than the server takes in unread.
+        # Half a MiB is more than the server buffers.
         await client.send(b"" if headers else body[: len(body) // 2])
         for _ in range(3):
-            await here.pass_time(BODY_S)
-        app.may_go_on.set()
+            await server.advance(BODY_S)
+        app.released.set()
         if headers:
             assert b"100 Continue" in await client.until(b"\r\n\r\n")
         await client.send(body if headers else body[len(body) // 2 :])
-        assert (await client.answer())[2] == b"%d" % len(body)
+        assert (await client.response())[2] == b"%d" % len(body)
 
 
-async def test_body_of_an_answered_request_wins_no_time() -> None:
-    async with house(App()) as here:
-        client = await here.dial(asking("/", "Content-Length: 1000", method="POST"))
-        assert (await client.answer())[0] == 200
+async def test_body_of_an_answered_request_does_not_extend_the_idle_limit() -> None:
+    async with running_server(App()) as server:
+        client = await server.connect(http_request("/", "Content-Length: 1000", method="POST"))
+        assert (await client.response())[0] == 200
         for _ in range(int(IDLE_S) // 10):
             await client.send(b"x")
-            await here.pass_time(10)
-        assert await client.rest() == b""
+            await server.advance(10)
+        assert await client.read_to_end() == b""
 
 
 # Answers
 
 
-@pytest.mark.parametrize("behind", [b"", asking("/")[:-2], UPLOAD + PIECE])
-async def test_stream_is_never_closed(behind: bytes) -> None:
+@pytest.mark.parametrize("behind", [b"", http_request("/")[:-2], UPLOAD + PIECE])
+async def test_streaming_response_has_no_time_limit(behind: bytes) -> None:
     app = App()
-    async with house(app) as here:
-        client = await here.dial(asking("/stream"))
+    async with running_server(app) as server:
+        client = await server.connect(http_request("/stream"))
         await client.until(b"begun\r\n")
         await client.send(behind)
         for _ in range(10):
-            await here.pass_time(10 * IDLE_S)
-        app.may_go_on.set()
+            await server.advance(10 * IDLE_S)
+        app.released.set()
         assert b"ended" in await client.until(b"0\r\n\r\n")
-        await here.pass_time(HEAD_S - 1)
+        await server.advance(HEAD_S - 1)
         await client.send(
-            (UPLOAD + 4 * PIECE if b"POST" in behind else asking("/")).removeprefix(behind)
+            (UPLOAD + 4 * PIECE if b"POST" in behind else http_request("/")).removeprefix(behind)
         )
-        assert (await client.answer())[0] == 200
+        assert (await client.response())[0] == 200
 
 
-async def test_stream_is_not_closed_though_its_request_has_a_body_that_does_not_come() -> None:
+async def test_streaming_response_with_an_unsent_request_body_has_no_time_limit() -> None:
     app = App()
-    async with house(app) as here:
-        client = await here.dial(asking("/stream", "Content-Length: 5", method="POST"))
+    async with running_server(app) as server:
+        client = await server.connect(http_request("/stream", "Content-Length: 5", method="POST"))
         await client.until(b"begun\r\n")
-        await here.pass_time(10 * BODY_S)
-        app.may_go_on.set()
+        await server.advance(10 * BODY_S)
+        app.released.set()
         assert b"ended" in await client.until(b"0\r\n\r\n")
-        await here.pass_time(IDLE_S)
-        assert await client.rest() == b""
+        await server.advance(IDLE_S)
+        assert await client.read_to_end() == b""
 
 
-async def test_what_a_client_sends_behind_a_stream_has_its_time_after_it() -> None:
+async def test_pipelined_request_has_its_time_limit_after_the_stream() -> None:
     app = App()
-    async with house(app) as here:
+    async with running_server(app) as server:
         clients = [
-            await here.dial(asking("/stream") + behind) for behind in (asking("/")[:-2], UPLOAD)
+            await server.connect(http_request("/stream") + behind)
+            for behind in (http_request("/")[:-2], UPLOAD)
         ]
-        await here.pass_time(IDLE_S)
-        app.may_go_on.set()
+        await server.advance(IDLE_S)
+        app.released.set()
         for client in clients:
             await client.until(b"0\r\n\r\n")
-        await here.pass_time(max(HEAD_S, BODY_S))
+        await server.advance(max(HEAD_S, BODY_S))
         for client in clients:
-            assert await client.rest() == b""
+            assert await client.read_to_end() == b""
 
 
-async def test_answer_that_is_not_taken_is_given_up() -> None:
-    async with house(App()) as here:
-        client, other = await here.dial(asking("/large")), await here.dial(asking("/large"))
+async def test_unread_response_is_aborted() -> None:
+    async with running_server(App()) as server:
+        client, other = (
+            await server.connect(http_request("/large")),
+            await server.connect(http_request("/large")),
+        )
         for each in (client, other):
             await each.until(b"\r\n\r\n")
         for _ in range(3):
             await client.read(LARGE_BYTES // 4)
-            await here.pass_time(TAKE_S - 1)
+            await server.advance(READ_S - 1)
         await client.read(LARGE_BYTES // 4)
-        await client.send(asking("/"))
-        assert (await client.answer())[0] == 200
-        assert len(await other.rest()) < LARGE_BYTES
+        await client.send(http_request("/"))
+        assert (await client.response())[0] == 200
+        assert len(await other.read_to_end()) < LARGE_BYTES
 
 
-async def test_answer_that_is_taken_too_slowly_is_given_up() -> None:
-    async with house(App()) as here:
-        slow, good = await here.dial_in_turn(2)
-        here.shrink_buffers(16 << 10)
+async def test_slowly_read_response_is_aborted() -> None:
+    async with running_server(App()) as server:
+        slow, good = await server.connect_in_order(2)
+        server.shrink_buffers(16 << 10)
         for each in (slow, good):
-            await each.send(asking("/large"))
+            await each.send(http_request("/large"))
             await each.until(b"\r\n\r\n")
-        await here.pass_time(0)
+        await server.advance(0)
         for _ in range(2):
             for each, size in ((slow, 64 << 10), (good, 512 << 10)):
-                unsent = here.unsent
+                unsent = server.unsent
                 await each.read(size)
-                await until(lambda unsent=unsent: here.unsent < unsent)
-            await here.pass_time(TAKE_S - 1)
-        assert len(await slow.rest()) < LARGE_BYTES // 2
+                await until(lambda unsent=unsent: server.unsent < unsent)
+            await server.advance(READ_S - 1)
+        assert len(await slow.read_to_end()) < LARGE_BYTES // 2
         await good.read(LARGE_BYTES - 2 * (512 << 10))
-        await good.send(asking("/"))
-        assert (await good.answer())[0] == 200
+        await good.send(http_request("/"))
+        assert (await good.response())[0] == 200
 
 
-async def test_stream_whose_client_takes_nothing_is_given_up() -> None:
+async def test_unread_stream_is_aborted() -> None:
     app = App()
-    async with house(app) as here:
-        client = await here.dial(asking("/endless"))
+    async with running_server(app) as server:
+        client = await server.connect(http_request("/endless"))
         await client.until(b"\r\n\r\n")
-        await here.pass_time(0)
-        await here.pass_time(TAKE_S)
-        assert await client.rest()
-        await app.is_left.wait()
+        await server.advance(0)
+        await server.advance(READ_S)
+        assert await client.read_to_end()
+        await app.client_left.wait()

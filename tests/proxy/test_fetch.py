@@ -1,4 +1,4 @@
-"""Files on the web: fetched as they are, and never from where the web is not."""
+"""Downloads by URL: contents, redirects, limits, and the refusal of private addresses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +20,7 @@ from tests.sandbox_runtime.egress.internet import (
 
 PNG = b"\x89PNG..."
 URL = "http://allowed.example/a%20dot.png?v=1"
-NOT_THERE = "has no address that a sandbox may reach"
+NOT_REACHABLE = "has no address that a sandbox may reach"
 
 
 def answer(*lines: str, body: bytes = b"", status: str = "200 OK") -> bytes:
@@ -29,7 +29,7 @@ def answer(*lines: str, body: bytes = b"", status: str = "200 OK") -> bytes:
 
 
 class Site:
-    """Answers each request with the next of its answers, the last one for ever."""
+    """A site that sends one response after another, and then repeats the last one."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
@@ -42,46 +42,46 @@ class Site:
 
 
 @asynccontextmanager
-async def web(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
+async def fetcher_for(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
     fetcher = Fetcher(**{"resolve": internet.resolve, "connect": internet.connect, **options})
     with fail_after(10):
         yield fetcher
 
 
-async def got(
+async def fetch(
     fetcher: Fetcher, url: str = URL, max_bytes: int = 1 << 20, owner: str = "mine"
 ) -> Fetched:
-    return await fetcher.fetch(url, max_bytes=max_bytes, room=ByteBudget(1 << 20, owner))
+    return await fetcher.fetch(url, max_bytes=max_bytes, budget=ByteBudget(1 << 20, owner))
 
 
-async def complaint(site: Behaviour, url: str = URL, max_bytes: int = 1 << 20) -> str:
+async def fetch_error(site: Behaviour, url: str = URL, max_bytes: int = 1 << 20) -> str:
     internet = Internet()
-    async with internet.server(site), web(internet) as fetcher:
+    async with internet.server(site), fetcher_for(internet) as fetcher:
         with pytest.raises(FetchError) as raised:
-            await got(fetcher, url, max_bytes)
+            await fetch(fetcher, url, max_bytes)
     return str(raised.value)
 
 
-async def test_a_file_comes_with_its_type() -> None:
+async def test_download_returns_the_data_and_the_content_type() -> None:
     site = Site(answer("Content-Type: image/png", body=PNG))
     internet = Internet()
-    async with internet.server(site), web(internet) as fetcher:
-        assert await got(fetcher) == Fetched(PNG, "image/png")
+    async with internet.server(site), fetcher_for(internet) as fetcher:
+        assert await fetch(fetcher) == Fetched(PNG, "image/png")
     (head,) = site.heads
     assert head.startswith(b"GET /a%20dot.png?v=1 HTTP/1.1\r\nHost: allowed.example\r\n")
     assert internet.lookups == ["allowed.example"]
     assert internet.dialed == [(PUBLIC, 80)]
 
 
-async def test_tls_is_spoken_and_verified() -> None:
+async def test_tls_certificate_is_verified() -> None:
     site = Site(answer("Content-Type: image/png", body=PNG))
     internet = Internet()
     async with internet.server(site, port=443, tls=True):
-        async with web(internet, tls=trusting()) as fetcher:
-            assert (await got(fetcher, "https://allowed.example/")).data == PNG
-        async with web(internet) as fetcher:
+        async with fetcher_for(internet, tls=trusting()) as fetcher:
+            assert (await fetch(fetcher, "https://allowed.example/")).data == PNG
+        async with fetcher_for(internet) as fetcher:
             with pytest.raises(FetchError, match="CERTIFICATE_VERIFY_FAILED"):
-                await got(fetcher, "https://allowed.example/")
+                await fetch(fetcher, "https://allowed.example/")
 
 
 @pytest.mark.parametrize(
@@ -98,51 +98,51 @@ async def test_tls_is_spoken_and_verified() -> None:
         "fd00:ec2::254",
     ],
 )
-async def test_no_name_and_no_address_leads_to_what_is_not_public(address: str) -> None:
+async def test_private_address_is_refused_as_a_name_and_as_a_literal(address: str) -> None:
     internet = Internet({"allowed.example": [address]})
     literal = f"[{address}]" if ":" in address else address
-    async with web(internet) as fetcher:
+    async with fetcher_for(internet) as fetcher:
         for host in ("allowed.example", literal):
-            with pytest.raises(FetchError, match=NOT_THERE):
-                await got(fetcher, f"http://{host}/")
+            with pytest.raises(FetchError, match=NOT_REACHABLE):
+                await fetch(fetcher, f"http://{host}/")
     assert internet.dialed == []
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "017700000001", "127.1", "a@127.0.0.1"])
-async def test_no_other_spelling_of_an_address_is_understood(host: str) -> None:
+async def test_unusual_spelling_of_an_address_is_malformed(host: str) -> None:
     internet = Internet()
-    async with web(internet) as fetcher:
+    async with fetcher_for(internet) as fetcher:
         with pytest.raises(FetchError, match="malformed"):
-            await got(fetcher, f"http://{host}/")
+            await fetch(fetcher, f"http://{host}/")
     assert (internet.lookups, internet.dialed) == ([], [])
 
 
-async def test_of_a_names_addresses_only_the_public_ones_are_dialed() -> None:
+async def test_only_the_public_addresses_of_a_name_are_dialed() -> None:
     internet = Internet({"allowed.example": ["10.0.0.1", PUBLIC]})
-    async with internet.server(Site(answer(body=PNG))), web(internet) as fetcher:
-        assert await got(fetcher) == Fetched(PNG, "")
+    async with internet.server(Site(answer(body=PNG))), fetcher_for(internet) as fetcher:
+        assert await fetch(fetcher) == Fetched(PNG, "")
     assert internet.dialed == [(PUBLIC, 80)]
 
 
-async def test_the_proxys_own_addresses_are_closed() -> None:
+async def test_forbidden_address_is_refused() -> None:
     internet = Internet()
-    async with web(internet, forbidden=[(PUBLIC, 80)]) as fetcher:
+    async with fetcher_for(internet, forbidden=[(PUBLIC, 80)]) as fetcher:
         with pytest.raises(FetchError, match="the proxy's own"):
-            await got(fetcher)
+            await fetch(fetcher)
     assert internet.dialed == []
 
 
-async def test_a_redirect_is_followed_and_checked_like_the_first_url() -> None:
+async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
     internet = Internet()
     far = Site(
         answer("Location: //other.example/b.png", status="302 Found"),
         answer("Content-Type: image/png", body=PNG),
         answer("Location: http://169.254.169.254/latest", status="307 Temporary Redirect"),
     )
-    async with internet.server(far), web(internet) as fetcher:
-        assert await got(fetcher) == Fetched(PNG, "image/png")
-        with pytest.raises(FetchError, match=NOT_THERE):
-            await got(fetcher)
+    async with internet.server(far), fetcher_for(internet) as fetcher:
+        assert await fetch(fetcher) == Fetched(PNG, "image/png")
+        with pytest.raises(FetchError, match=NOT_REACHABLE):
+            await fetch(fetcher)
     assert internet.lookups == ["allowed.example", "other.example", "allowed.example"]
     assert {ip for ip, _ in internet.dialed} == {PUBLIC}
 
@@ -155,24 +155,24 @@ async def test_a_redirect_is_followed_and_checked_like_the_first_url() -> None:
         ("http://[::1", "malformed"),
     ],
 )
-async def test_redirects_come_to_an_end(location: str, words: str) -> None:
+async def test_bad_redirect_is_refused(location: str, words: str) -> None:
     site = Site(answer(f"Location: {location}", status="301 Moved"))
-    assert words in await complaint(site)
+    assert words in await fetch_error(site)
 
 
-async def test_what_is_too_large_is_given_up() -> None:
+async def test_too_large_file_is_refused() -> None:
     endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1 << 20)
-    assert "larger than 1 MiB" in await complaint(Site(endless + b"."), max_bytes=1 << 20)
+    assert "larger than 1 MiB" in await fetch_error(Site(endless + b"."), max_bytes=1 << 20)
 
 
-async def test_files_are_bounded_together() -> None:
+async def test_byte_budget_limits_all_files_of_a_request() -> None:
     internet = Internet()
-    room = ByteBudget(2 * len(PNG), "mine")
-    async with internet.server(Site(answer(body=PNG))), web(internet) as fetcher:
+    budget = ByteBudget(2 * len(PNG), "mine")
+    async with internet.server(Site(answer(body=PNG))), fetcher_for(internet) as fetcher:
         for _ in range(2):
-            await fetcher.fetch(URL, max_bytes=100, room=room)
+            await fetcher.fetch(URL, max_bytes=100, budget=budget)
         with pytest.raises(FetchError, match="too large together"):
-            await fetcher.fetch(URL, max_bytes=100, room=room)
+            await fetcher.fetch(URL, max_bytes=100, budget=budget)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ async def test_files_are_bounded_together() -> None:
         (b"", "connection failed"),
     ],
 )
-async def test_what_is_no_answer_is_told(sent: bytes, words: str) -> None:
-    assert words in await complaint(Site(sent))
+async def test_bad_response_is_reported(sent: bytes, words: str) -> None:
+    assert words in await fetch_error(Site(sent))
 
 
 @pytest.mark.parametrize(
@@ -201,24 +201,24 @@ async def test_what_is_no_answer_is_told(sent: bytes, words: str) -> None:
         ("http://allowed.example:81/", "Connection refused"),
     ],
 )
-async def test_what_cannot_be_reached_is_told(url: str, words: str) -> None:
-    assert words in await complaint(Site(answer()), url)
+async def test_unreachable_url_is_reported(url: str, words: str) -> None:
+    assert words in await fetch_error(Site(answer()), url)
 
 
-async def test_a_server_that_says_nothing_is_left() -> None:
+async def test_silent_server_times_out() -> None:
     internet = Internet()
     over = asyncio.Event()
 
     async def silent(reader: Reader, writer: Writer) -> None:
         await over.wait()
 
-    async with internet.server(silent), web(internet, timeout_s=0.05) as fetcher:
+    async with internet.server(silent), fetcher_for(internet, timeout_s=0.05) as fetcher:
         with pytest.raises(FetchError, match=r"longer than 0\.05 s"):
-            await got(fetcher)
+            await fetch(fetcher)
         over.set()
 
 
-async def test_slow_names_of_one_key_do_not_hold_up_anothers() -> None:
+async def test_slow_dns_lookups_of_one_owner_do_not_delay_another() -> None:
     internet = Internet()
     over, begun = asyncio.Event(), asyncio.Queue[str]()
 
@@ -230,18 +230,18 @@ async def test_slow_names_of_one_key_do_not_hold_up_anothers() -> None:
 
     async with (
         internet.server(Site(answer(body=PNG))),
-        web(internet, resolve=resolve) as fetcher,
+        fetcher_for(internet, resolve=resolve) as fetcher,
         create_task_group() as group,
     ):
 
-        async def wait_in_vain() -> None:
+        async def fetch_slow_name() -> None:
             with pytest.raises(FetchError, match="cannot resolve"):
-                await got(fetcher, "http://slow.example/")
+                await fetch(fetcher, "http://slow.example/")
 
         for _ in range(8):
-            group.start_soon(wait_in_vain)
+            group.start_soon(fetch_slow_name)
         for _ in range(4):
             await begun.get()
-        assert await got(fetcher, owner="yours") == Fetched(PNG, "")
+        assert await fetch(fetcher, owner="yours") == Fetched(PNG, "")
         assert begun.empty()
         over.set()

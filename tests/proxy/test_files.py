@@ -1,4 +1,4 @@
-"""Produced files on the proxy's side: kept whole or not at all, found only by a true link."""
+"""Stored files of runs: complete or absent, and found only with their id, owner or signed link."""
 
 import base64
 import hashlib
@@ -32,13 +32,13 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def files(tmp_path: Path, clock: ManualClock) -> Iterator[FileStore]:
-    with opened(tmp_path, clock) as found:
+    with open_files(tmp_path, clock) as found:
         yield found
 
 
 @contextmanager
-def opened(directory: Path, clock: ManualClock) -> Iterator[FileStore]:
-    """A server's files; its time is the test's."""
+def open_files(directory: Path, clock: ManualClock) -> Iterator[FileStore]:
+    """Open a FileStore whose clock is `clock`."""
     began = time.time()
     store = Store(directory, now=lambda: began + clock.time())
     try:
@@ -48,19 +48,19 @@ def opened(directory: Path, clock: ManualClock) -> Iterator[FileStore]:
 
 
 def contents(tmp_path: Path) -> list[bytes]:
-    """What lies in the store."""
+    """Return the contents of all stored blobs, sorted."""
     return sorted(path.read_bytes() for path in (tmp_path / "blobs").iterdir())
 
 
 def signed(artifact: Artifact) -> tuple[str, str, str, str]:
-    """Container, file, expiry and signature of a link."""
+    """Return the container, the file, the expiry and the signature of a link."""
     parts = urlsplit(artifact.url)
     query = parse_qs(parts.query)
     _, _, _, container_id, _, file_id, _ = parts.path.split("/")
     return container_id, file_id, query["exp"][0], query["sig"][0]
 
 
-async def saved(
+async def save_file(
     files: FileStore, path: str, data: bytes, container_id: str = "cntr_r1"
 ) -> Artifact:
     artifact_store = files.artifact_store(container_id, "https://host/", OWNER)
@@ -69,9 +69,9 @@ async def saved(
     )
 
 
-async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
+async def test_saved_file_is_found_unchanged(files: FileStore) -> None:
     data = os.urandom(3 << 20)
-    artifact = await saved(files, "/testbed/output/sub/a.csv", data)
+    artifact = await save_file(files, "/testbed/output/sub/a.csv", data)
     url = files.artifact_store("cntr_r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
     assert artifact == Artifact(
         file_id=artifact.file_id,
@@ -91,9 +91,9 @@ async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
     assert found.path.read_bytes() == data
 
 
-async def test_a_link_holds_for_its_own_file_alone(files: FileStore) -> None:
+async def test_link_is_valid_for_its_own_file_only(files: FileStore) -> None:
     container_id, file_id, expires, signature = signed(
-        await saved(files, "/testbed/output/a", b"a")
+        await save_file(files, "/testbed/output/a", b"a")
     )
     assert files.is_signed(container_id, file_id, expires, signature)
     later = str(int(expires) + 1)
@@ -115,8 +115,8 @@ async def test_a_link_holds_for_its_own_file_alone(files: FileStore) -> None:
         assert not files.is_signed(*forged)
 
 
-async def test_a_link_expires(files: FileStore, clock: ManualClock) -> None:
-    link = signed(await saved(files, "/testbed/output/a", b"a"))
+async def test_link_expires(files: FileStore, clock: ManualClock) -> None:
+    link = signed(await save_file(files, "/testbed/output/a", b"a"))
     clock.advance(3599)
     assert files.is_signed(*link)
     clock.advance(2)
@@ -126,9 +126,12 @@ async def test_a_link_expires(files: FileStore, clock: ManualClock) -> None:
 async def test_links_outlive_a_restart_and_differ_between_servers(
     tmp_path: Path, clock: ManualClock
 ) -> None:
-    with opened(tmp_path / "one", clock) as before:
-        link = signed(await saved(before, "/testbed/output/a", b"a"))
-    with opened(tmp_path / "one", clock) as after, opened(tmp_path / "other", clock) as other:
+    with open_files(tmp_path / "one", clock) as before:
+        link = signed(await save_file(before, "/testbed/output/a", b"a"))
+    with (
+        open_files(tmp_path / "one", clock) as after,
+        open_files(tmp_path / "other", clock) as other,
+    ):
         assert after.is_signed(*link)
         found = await after.find(*link[:2])
         assert found is not None
@@ -136,9 +139,11 @@ async def test_links_outlive_a_restart_and_differ_between_servers(
         assert not other.is_signed(*link)
 
 
-def test_what_is_kept_is_the_owners_alone(tmp_path: Path, clock: ManualClock) -> None:
+def test_stored_files_are_readable_by_the_server_user_only(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     tmp_path.chmod(0o755)
-    with opened(tmp_path, clock):
+    with open_files(tmp_path, clock):
         kept = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
     assert len((tmp_path / "link-key").read_bytes()) == 32
     assert set(kept.values()) == {0}
@@ -149,14 +154,14 @@ def test_what_is_kept_is_the_owners_alone(tmp_path: Path, clock: ManualClock) ->
     "file_id",
     ["", ".", "..", "../x", "a/b", "/etc/passwd", ".secret", "a.json", "a\0", "ü", "a" * 300],
 )
-async def test_an_id_is_never_a_path(files: FileStore, file_id: str) -> None:
-    await saved(files, "/testbed/output/a", b"a")
+async def test_file_id_is_not_used_as_a_path(files: FileStore, file_id: str) -> None:
+    await save_file(files, "/testbed/output/a", b"a")
     assert await files.find("cntr_r1", file_id) is None
     assert await files.find(file_id, "cfile_1") is None
 
 
-async def test_what_is_not_there_is_not_found(files: FileStore) -> None:
-    artifact = await saved(files, "/testbed/output/a", b"a")
+async def test_unknown_file_is_not_found(files: FileStore) -> None:
+    artifact = await save_file(files, "/testbed/output/a", b"a")
     assert await files.find("cntr_r1", "cfile_1") is None
     assert await files.find("cntr_r2", artifact.file_id) is None
 
@@ -164,7 +169,7 @@ async def test_what_is_not_there_is_not_found(files: FileStore) -> None:
 @pytest.mark.parametrize(
     "name", ["../../../escaped", "a\nb", "caf\udce9", "%2e%2e", "-rf", "x" * 255, "a b;c"]
 )
-async def test_the_name_inside_the_sandbox_is_no_path_outside(
+async def test_file_name_in_the_sandbox_is_not_a_path_on_the_host(
     files: FileStore, tmp_path: Path, name: str
 ) -> None:
     path = f"/testbed/output/{name}"
@@ -179,16 +184,16 @@ async def test_the_name_inside_the_sandbox_is_no_path_outside(
     assert await files.find("cntr_r1", artifact.file_id) is not None
 
 
-async def test_pictures_travel_inside_the_message_when_they_are_small(files: FileStore) -> None:
-    small = await saved(files, "/testbed/output/a.png", PNG)
-    large = await saved(files, "/testbed/output/b.png", PNG * 200)
-    text = await saved(files, "/testbed/output/c.txt", b"text")
+async def test_small_images_have_a_data_url(files: FileStore) -> None:
+    small = await save_file(files, "/testbed/output/a.png", PNG)
+    large = await save_file(files, "/testbed/output/b.png", PNG * 200)
+    text = await save_file(files, "/testbed/output/c.txt", b"text")
     assert small.data_url == "data:image/png;base64,iVBORw0KGgo="
     assert (large.data_url, text.data_url) == (None, None)
 
 
 class Failing(MemorySandbox):
-    """Gives half of a file and then fails."""
+    """A sandbox that sends half of a file and then fails."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -203,7 +208,7 @@ class Failing(MemorySandbox):
 @pytest.mark.parametrize(
     "error", [SandboxLostError("gone"), FileTooLargeError("grew"), KeyboardInterrupt()]
 )
-async def test_a_file_that_fails_half_way_leaves_nothing(
+async def test_incomplete_file_is_not_stored(
     files: FileStore, tmp_path: Path, error: BaseException
 ) -> None:
     file = ProducedFile("/testbed/output/a", 9 << 20)
@@ -214,7 +219,7 @@ async def test_a_file_that_fails_half_way_leaves_nothing(
     assert contents(tmp_path) == []
 
 
-async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_path: Path) -> None:
+async def test_missing_or_grown_file_is_not_stored(files: FileStore, tmp_path: Path) -> None:
     artifact_store = files.artifact_store("cntr_r1", "https://host", OWNER)
     sandbox = MemorySandbox({"/testbed/output/a": b"12345"})
     for file in (ProducedFile("/testbed/output/b", 1), ProducedFile("/testbed/output/a", 4)):
@@ -223,9 +228,9 @@ async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_
     assert contents(tmp_path) == []
 
 
-async def test_the_same_path_of_two_runs_is_two_files(files: FileStore) -> None:
-    first = await saved(files, "/testbed/output/a", b"1", "r1")
-    second = await saved(files, "/testbed/output/a", b"2", "r2")
+async def test_same_path_of_two_containers_is_two_files(files: FileStore) -> None:
+    first = await save_file(files, "/testbed/output/a", b"1", "r1")
+    second = await save_file(files, "/testbed/output/a", b"2", "r2")
     assert first.file_id != second.file_id
     assert [await read(files, first), await read(files, second)] == [b"1", b"2"]
 
@@ -236,31 +241,29 @@ async def read(files: FileStore, artifact: Artifact) -> bytes:
     return found.path.read_bytes()
 
 
-async def test_the_sweep_removes_what_has_expired_and_nothing_else(
+async def test_sweep_removes_expired_files_only(
     files: FileStore, clock: ManualClock, tmp_path: Path
 ) -> None:
-    old = await saved(files, "/testbed/output/a", b"old", "old")
+    old = await save_file(files, "/testbed/output/a", b"old", "old")
     clock.advance(1800)
-    new = await saved(files, "/testbed/output/a", b"new", "new")
+    new = await save_file(files, "/testbed/output/a", b"new", "new")
     clock.advance(1801)
     assert await files.find("cntr_old", old.file_id) is None
     assert contents(tmp_path) == [b"new", b"old"]
-    clock.advance(1798)  # by now it has lain there without its row for long enough
+    clock.advance(1798)  # the blob has had no row for long enough to be swept
     await files.store.sweep()
     assert await read(files, new) == b"new"
     assert contents(tmp_path) == [b"new"]
 
 
-async def test_a_file_belongs_to_whose_request_it_was(files: FileStore) -> None:
-    artifact = await saved(files, "/testbed/output/a", b"a")
+async def test_file_is_found_by_its_owner_only(files: FileStore) -> None:
+    artifact = await save_file(files, "/testbed/output/a", b"a")
     assert await files.find("cntr_r1", artifact.file_id, OWNER) is not None
     assert await files.find("cntr_r1", artifact.file_id, "somebody else") is None
 
 
-async def test_what_a_run_makes_again_takes_the_first_ones_place(
-    files: FileStore, tmp_path: Path
-) -> None:
-    first = await saved(files, "/testbed/output/a", b"1")
-    second = await saved(files, "/testbed/output/a", b"2")
+async def test_file_saved_again_replaces_the_first(files: FileStore, tmp_path: Path) -> None:
+    first = await save_file(files, "/testbed/output/a", b"1")
+    second = await save_file(files, "/testbed/output/a", b"2")
     assert first.file_id == second.file_id
     assert contents(tmp_path) == [b"2"]

@@ -1,4 +1,4 @@
-"""The end of a response is kept, whatever happens while it is written down."""
+"""ResponseRecorder stores the final response, whatever happens meanwhile."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ from proxy.store.responses import ResponseRepository
 BODY = {"model": "fake-model", "input": "Hello."}
 
 
-class SlowShelf(ResponseRepository):
-    """Writes an end down only when `release` is set, and fails if told to."""
+class SlowRepository(ResponseRepository):
+    """A repository that stores a final response only after `release` is set, or fails."""
 
     def __init__(self, database: Database, *, fails: bool = False) -> None:
         settings = ResponseSettings()
@@ -49,18 +49,20 @@ def database(tmp_path: Path) -> Iterator[Database]:
     found.close()
 
 
-async def begun(shelf: ResponseRepository, *, background: bool = True) -> ResponseRecorder:
-    asked = ResponseContext(
+async def started_recorder(
+    repository: ResponseRepository, *, background: bool = True
+) -> ResponseRecorder:
+    context = ResponseContext(
         {**BODY, "background": background}, "1", 0, "cntr_1", "reasoning", ResponsesToolSet()
     )
-    kept = ResponseRecorder(shelf, "me", asked)
-    stored = StoredResponse("resp_1", "cntr_1", "1", kept.begun, worker="somebody")
-    await shelf.begin("me", stored, [], [])
-    return kept
+    recorder = ResponseRecorder(repository, "me", context)
+    stored = StoredResponse("resp_1", "cntr_1", "1", recorder.begun, worker="somebody")
+    await repository.begin("me", stored, [], [])
+    return recorder
 
 
-async def heard(recording: FrameLog) -> list[str]:
-    """All of it, up to its end."""
+async def frame_names(recording: FrameLog) -> list[str]:
+    """Return the event names of all frames, up to the end of the log."""
     frames: list[str] = []
     with anyio.fail_after(10):
         while new := await recording.since(len(frames)):
@@ -69,52 +71,52 @@ async def heard(recording: FrameLog) -> list[str]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_who_is_interrupted_while_it_writes_the_end_down_writes_it_all_the_same(
+async def test_cancelled_recorder_still_stores_the_final_response(
     background: bool, database: Database
 ) -> None:
-    shelf = SlowShelf(database)
-    kept = await begun(shelf, background=background)
-    ending = asyncio.create_task(kept.on_error(RunCancelledError()))
+    repository = SlowRepository(database)
+    recorder = await started_recorder(repository, background=background)
+    ending = asyncio.create_task(recorder.on_error(RunCancelledError()))
     with anyio.fail_after(10):
-        await shelf.reached.wait()
+        await repository.reached.wait()
         ending.cancel()
-        shelf.release.set()
+        repository.release.set()
         with pytest.raises(asyncio.CancelledError):
             await ending
-    found = await shelf.get("me", "resp_1")
+    found = await repository.get("me", "resp_1")
     assert found
     assert (found.worker, found.record["status"]) == (None, "cancelled")
-    frames = await shelf.frames("me", "resp_1")
+    frames = await repository.frames("me", "resp_1")
     assert (frames is not None) == background
-    if frames and kept.frames:
-        assert await heard(FrameLog.from_json(frames)) == await heard(kept.frames)
+    if frames and recorder.frames:
+        assert await frame_names(FrameLog.from_json(frames)) == await frame_names(recorder.frames)
 
 
-async def test_nobody_hears_the_end_of_a_response_before_it_is_kept(database: Database) -> None:
-    shelf = SlowShelf(database)
-    kept = await begun(shelf)
-    assert kept.frames
+async def test_final_frames_are_sent_after_the_response_is_stored(database: Database) -> None:
+    repository = SlowRepository(database)
+    recorder = await started_recorder(repository)
+    assert recorder.frames
     begin = ["event: response.created", "event: response.in_progress"]
     async with anyio.create_task_group() as group:
         with anyio.fail_after(10):
-            group.start_soon(kept.on_error, RunCancelledError())
-            await shelf.reached.wait()
-            assert len(await kept.frames.since(0)) == len(begin)
-            shelf.release.set()
-    told = await heard(kept.frames)
-    assert told == [*begin, "event: error", "event: response.failed"]
-    frames = await shelf.frames("me", "resp_1")
+            group.start_soon(recorder.on_error, RunCancelledError())
+            await repository.reached.wait()
+            assert len(await recorder.frames.since(0)) == len(begin)
+            repository.release.set()
+    frames_sent = await frame_names(recorder.frames)
+    assert frames_sent == [*begin, "event: error", "event: response.failed"]
+    frames = await repository.frames("me", "resp_1")
     assert frames
-    assert await heard(FrameLog.from_json(frames)) == told
+    assert await frame_names(FrameLog.from_json(frames)) == frames_sent
 
 
-async def test_a_store_that_fails_does_not_fail_the_run(
+async def test_recorder_does_not_fail_the_run_if_the_store_fails(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = SlowShelf(database, fails=True)
-    kept = await begun(shelf)
-    shelf.release.set()
-    await kept.on_error(RunCancelledError())
-    assert kept.frames
-    assert (await heard(kept.frames))[-1] == "event: response.failed"
-    assert "response resp_1 cannot be kept" in caplog.text
+    repository = SlowRepository(database, fails=True)
+    recorder = await started_recorder(repository)
+    repository.release.set()
+    await recorder.on_error(RunCancelledError())
+    assert recorder.frames
+    assert (await frame_names(recorder.frames))[-1] == "event: response.failed"
+    assert "response resp_1 cannot be stored" in caplog.text

@@ -226,7 +226,7 @@ async def test_fetcher_and_egress_use_no_proxy(monkeypatch: pytest.MonkeyPatch) 
         with anyio.fail_after(10):
             fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
             room = ByteBudget(1 << 20, "key")
-            await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, room=room)
+            await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, budget=room)
             rules = EgressRules(Egress(mode="open"))
             dialer = Dialer(rules, (), internet.resolve, internet.connect, 5)
             _, writer = await dialer.dial(Target("allowed.example", 80))

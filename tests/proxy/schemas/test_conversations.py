@@ -80,7 +80,7 @@ def kept(
 ) -> SessionPlan:
     """Return the session plan of a request whose response is stored."""
     body = {"messages": [USER], **body}
-    return resolve_session("me", "r2", headers, body, waiting, follows=follows, is_kept=True)
+    return resolve_session("me", "r2", headers, body, waiting, resume_point=follows, is_stored=True)
 
 
 def test_stored_request_saves_its_files_under_its_run_id() -> None:

@@ -1,4 +1,4 @@
-"""A stream whose encoder fails ends in an error."""
+"""Streams whose encoder fails."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ from policies.steps import StepsMode
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.answering import StreamEncoder, streamed
-from proxy.app import routed
+from proxy.api.run_response import StreamEncoder, stream_response
+from proxy.app import build_app
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
 from proxy.runs.run import RequestIdentity, Run, RunMetadata
@@ -28,7 +28,7 @@ STEPS: StepsMode = "off"
 
 
 class BrokenEncoder(CompletionStreamEncoder):
-    """An encoder that fails at the answer."""
+    """An encoder that raises at the first AnswerDelta."""
 
     def __init__(self) -> None:
         super().__init__(completion_head("r1", 0, "m"), "r1", STEPS, include_usage=False)
@@ -39,15 +39,15 @@ class BrokenEncoder(CompletionStreamEncoder):
         return super().event(event)
 
 
-class MuteEncoder(BrokenEncoder):
-    """An encoder that cannot write an error either."""
+class BrokenErrorEncoder(BrokenEncoder):
+    """An encoder that raises for an error too."""
 
     def fail(self, error: ProxyError) -> str:
         raise RuntimeError("the encoder is broken")
 
 
 async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response, Run]:
-    """The response that this encoder makes of a run that says one word and goes on."""
+    """Return the encoder's response to a run that sends one word and does not end, and the run."""
 
     async def work(run: Run, emit: Emit) -> Result:
         await emit(CallAccepted())
@@ -56,13 +56,15 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
         raise AssertionError
 
     async def endpoint(request: Request) -> Response:
-        return await streamed(request, run.subscribe(), encoder, RequestOptions(), StatusHold(60))
+        return await stream_response(
+            request, run.subscribe(), encoder, RequestOptions(), StatusHold(60)
+        )
 
     def end(run: Run) -> None:
         run.cancel("the client disconnected")
 
     run = Run(RunMetadata("r1", "m", "cntr_1", 0), RequestIdentity("me", "work"), work, end)
-    app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app = build_app(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.router.add_route("/stream", endpoint)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
@@ -72,7 +74,7 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
     return answer, run
 
 
-async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
+async def test_stream_with_a_failing_encoder_ends_in_an_error_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer, run = await stream(tmp_path, BrokenEncoder())
@@ -84,10 +86,10 @@ async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
     assert run.status == "cancelled"
 
 
-async def test_an_encoder_that_cannot_write_an_error_either_ends_in_one_that_every_client_knows(
+async def test_stream_with_an_encoder_that_fails_twice_ends_in_a_generic_error(
     tmp_path: Path,
 ) -> None:
-    answer, _ = await stream(tmp_path, MuteEncoder())
+    answer, _ = await stream(tmp_path, BrokenErrorEncoder())
     name, data = answer.text.split("\n\n")[-2].split("\n")
     assert name == "event: error"
     body = {"type": "error", **internal_error().body()}
