@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker
 from bench.plan import Plan, Way, interleave, milliseconds, repeated
 from bench.runtimes import (
@@ -20,7 +20,7 @@ from bench.runtimes import (
     runtimes,
 )
 from bench.sandboxes import filled
-from bench.table import Part, compared, figure
+from bench.table import TablePart, compared, figure
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.guest_sandbox import start_sandbox
@@ -46,7 +46,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every place beside everybody else's containers."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
@@ -73,7 +73,7 @@ async def measure(plan: Plan) -> list[Part]:
 
 
 @asynccontextmanager
-async def _ours(place: Place) -> AsyncIterator[Mapping[str, Way]]:
+async def _ours(place: BenchBackend) -> AsyncIterator[Mapping[str, Way]]:
     pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
     try:
         yield {
@@ -84,7 +84,7 @@ async def _ours(place: Place) -> AsyncIterator[Mapping[str, Way]]:
         await pool.aclose()
 
 
-async def _lent(place: Place, pool: Pool) -> Mapping[str, float]:
+async def _lent(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
     await filled(pool, 1)
     started = time.perf_counter()
     async with pool.lease(Isolation()) as lease:
@@ -98,7 +98,7 @@ async def _lent(place: Place, pool: Pool) -> Mapping[str, float]:
     }
 
 
-async def _started(place: Place) -> Mapping[str, float]:
+async def _started(place: BenchBackend) -> Mapping[str, float]:
     started = time.perf_counter()
     sandbox = await start_sandbox(place.backend, Isolation())
     await sandbox.exec("true", timeout_s=10)

@@ -8,7 +8,7 @@ from functools import partial
 
 from docker.models.containers import Container
 
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
 from bench.plan import Plan, Way, interleave, milliseconds, repeated
 from bench.runtimes import (
@@ -24,7 +24,7 @@ from bench.runtimes import (
     start,
 )
 from bench.sandboxes import fresh_sandbox
-from bench.table import Part, compared, figure
+from bench.table import TablePart, compared, figure
 from sandbox_runtime.sandbox import Sandbox
 
 ROUNDS = 12
@@ -45,7 +45,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every place beside docker exec and everybody who uses it."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
@@ -70,7 +70,7 @@ async def measure(plan: Plan) -> list[Part]:
         ]
 
 
-async def _ours(place: Place, sandbox: Sandbox) -> Mapping[str, float]:
+async def _ours(place: BenchBackend, sandbox: Sandbox) -> Mapping[str, float]:
     return {
         figure(place.name, TRUE): await milliseconds(sandbox.exec("true", timeout_s=10)),
         figure(place.name, ECHO): await milliseconds(sandbox.exec("echo hello", timeout_s=10)),
@@ -102,7 +102,7 @@ async def _on_host() -> Mapping[str, float]:
     return {figure(HOST, TRUE): await milliseconds(run())}
 
 
-async def _throughput(plan: Plan, ours: Sequence[Place]) -> Part:
+async def _throughput(plan: Plan, ours: Sequence[BenchBackend]) -> TablePart:
     async with AsyncExitStack() as opened:
         ways: dict[str, Way] = {}
         for place in ours:
@@ -122,7 +122,7 @@ async def _throughput(plan: Plan, ours: Sequence[Place]) -> Part:
     return compared(THROUGHPUT, measured, targets, peers, unit="commands/s")
 
 
-async def _burst(place: Place, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
+async def _burst(place: BenchBackend, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
     async def work(sandbox: Sandbox) -> None:
         for _ in range(EACH):
             await sandbox.exec("true", timeout_s=60)

@@ -20,8 +20,8 @@ import httpx
 from bench.backend import completion, serve, turn, whole
 from bench.places import Kind, places
 from bench.plan import Plan
-from bench.servers import Server, free_port, proxy
-from bench.table import Part, Row
+from bench.servers import BenchServer, free_port, proxy
+from bench.table import Row, TablePart
 from policies.workspace import INPUT_DIR
 from proxy.models.litellm_model import LiteLLMModel
 
@@ -68,12 +68,12 @@ _TRADES = ("mill", "foundry", "tannery", "brewery", "printing works", "glass hou
 _STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open to its creditors")
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every kind of sandbox beside the model alone."""
     async with AsyncExitStack() as opened:
         async with places(plan.image) as found:
             pass
-        reader = _Reader()
+        reader = _RequestReader()
         model = await opened.enter_async_context(_listening(reader))
         plain, rows = 0, list[Row]()
         for kind in found.kinds:
@@ -84,7 +84,7 @@ async def measure(plan: Plan) -> list[Part]:
                 rows.append(Row(":plain", [plain], "tokens"))
             rows += _rows(kind, await _tokens(reader, server, MODEL), plain)
     name = f"documents: tokens the backend gets for one question, by {COUNTER}'s tokenizer"
-    return [Part(name, [*rows, *found.missing])]
+    return [TablePart(name, [*rows, *found.missing])]
 
 
 def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
@@ -92,7 +92,7 @@ def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
     return [Row(f"{kind}: all calls of the run", [tokens], "tokens"), share]
 
 
-async def _tokens(reader: "_Reader", server: Server, model: str) -> int:
+async def _tokens(reader: "_RequestReader", server: BenchServer, model: str) -> int:
     """How many the backend was sent for the right answer. Raises RuntimeError for a wrong one."""
     reader.bodies.clear()
     asked = {"model": model, "messages": [{"role": "user", "content": question()}]}
@@ -109,7 +109,7 @@ async def _tokens(reader: "_Reader", server: Server, model: str) -> int:
     return sum(count or 0 for count in counts)
 
 
-class _Reader:
+class _RequestReader:
     """A model that knows how to grep."""
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def _listening(reader: _Reader) -> AsyncIterator[Server]:
+async def _listening(reader: _RequestReader) -> AsyncIterator[BenchServer]:
     """The model, in this process."""
     port = free_port()
     serving = await asyncio.start_server(partial(serve, reader.answer), "127.0.0.1", port)
     async with serving:
-        yield Server(os.getpid(), port, 0)
+        yield BenchServer(os.getpid(), port, 0)

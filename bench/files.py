@@ -10,7 +10,7 @@ from pathlib import Path
 from docker.models.containers import Container
 
 from bench.gigabyte import measure_gigabyte
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
 from bench.plan import Plan, Way, interleave, milliseconds
 from bench.runtimes import (
@@ -26,7 +26,7 @@ from bench.runtimes import (
     start,
 )
 from bench.sandboxes import fresh_sandbox
-from bench.table import Part, compared, figure
+from bench.table import TablePart, compared, figure
 from sandbox_runtime.sandbox import Sandbox
 
 SMALL_MS, LARGE_MB_PER_S = 5, 80
@@ -40,7 +40,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TransferLoad:
     """A file of the host that goes in and out again, so many times."""
 
     what: str
@@ -63,14 +63,14 @@ class Load:
         return {figure(who, there): in_ms, figure(who, back): out_ms}
 
 
-Carry = Callable[[Load], Awaitable[Mapping[str, float]]]
+Carry = Callable[[TransferLoad], Awaitable[Mapping[str, float]]]
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every place beside `docker cp` and everybody who uses it."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        small = Load("1 KB", Path(name, "small"), rounds=15)
-        large = Load(f"{LARGE_MB} MB", Path(name, "large"), rounds=3)
+        small = TransferLoad("1 KB", Path(name, "small"), rounds=15)
+        large = TransferLoad(f"{LARGE_MB} MB", Path(name, "large"), rounds=3)
         small.source.write_bytes(b"x" * 1000)
         large.source.write_bytes(b"x" * LARGE_MB * 10**6)
         measured: dict[str, list[float]] = {}
@@ -95,12 +95,12 @@ async def measure(plan: Plan) -> list[Part]:
         *(compared(each, measured, smallest, rivals) for each in small.quantities),
         *(compared(each, rates, fastest, rivals, unit="MB/s") for each in large.quantities),
         await measure_gigabyte(plan, found.found),
-        *([Part("files: left out", missing)] if missing else []),
+        *([TablePart("files: left out", missing)] if missing else []),
     ]
 
 
 @asynccontextmanager
-async def _ours(found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
+async def _ours(found: Sequence[BenchBackend]) -> AsyncIterator[dict[str, Carry]]:
     async with AsyncExitStack() as opened:
         yield {
             place.name: partial(
@@ -110,7 +110,7 @@ async def _ours(found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
         }
 
 
-async def _carry(place: Place, sandbox: Sandbox, load: Load) -> Mapping[str, float]:
+async def _carry(place: BenchBackend, sandbox: Sandbox, load: TransferLoad) -> Mapping[str, float]:
     async def read() -> AsyncIterator[bytes]:
         with load.source.open("rb") as file:
             while piece := file.read(PIECE_BYTES):
@@ -127,7 +127,7 @@ async def _carry(place: Place, sandbox: Sandbox, load: Load) -> Mapping[str, flo
 
 
 @asynccontextmanager
-async def _plain(plan: Plan, found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
+async def _plain(plan: Plan, found: Sequence[BenchBackend]) -> AsyncIterator[dict[str, Carry]]:
     if not any(place.kind == "docker" for place in found):
         yield {}
         return
@@ -135,14 +135,16 @@ async def _plain(plan: Plan, found: Sequence[Place]) -> AsyncIterator[dict[str, 
         yield {PLAIN: partial(_copy, plain, container)}
 
 
-async def _copy(plain: PlainDocker, container: Container, load: Load) -> Mapping[str, float]:
+async def _copy(
+    plain: PlainDocker, container: Container, load: TransferLoad
+) -> Mapping[str, float]:
     path = f"/tmp/{load.source.name}"  # a directory that every image has
     in_ms = await milliseconds(plain.put(container, load.source, path))
     out_ms = await milliseconds(plain.get(container, path, load.source.parent / "out"))
     return load.figures(PLAIN, in_ms, out_ms)
 
 
-async def _peer(load: Load, runtime: Runtime) -> Mapping[str, float]:
+async def _peer(load: TransferLoad, runtime: Runtime) -> Mapping[str, float]:
     in_ms = await runtime.order("put", source=str(load.source), path=load.path)
     target = load.source.parent / "out of a peer"
     target.mkdir(exist_ok=True)

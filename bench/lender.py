@@ -31,7 +31,7 @@ FILE = "/testbed/large"
 PIECE = bytes(1 << 20)
 
 
-class Lender:
+class SandboxServer:
     """Pools of several kinds, and the sandboxes that are out."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ async def _run(sandbox: Sandbox, command: str) -> None:
         raise RuntimeError(f"{command!r}: exit {done.exit_code}: {done.stderr}")
 
 
-async def _follow_orders(lender: Lender) -> None:
+async def _follow_orders(lender: SandboxServer) -> None:
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -132,7 +132,7 @@ async def _follow_orders(lender: Lender) -> None:
 async def _main(setup: dict[str, Any]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a sandbox takes up to three files
-    lender = Lender(setup)
+    lender = SandboxServer(setup)
     work = asyncio.create_task(_follow_orders(lender))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     try:

@@ -16,7 +16,7 @@ import docker
 from docker.utils import kwargs_from_env
 
 from bench.places import Kind
-from bench.processes import Family, Process, alive, open_files, rss_mib
+from bench.processes import Family, HostProcess, alive, open_files, rss_mib
 from bench.servers import process
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
@@ -99,14 +99,14 @@ class Lender:
             raise LenderError(f"{do}: {(words.splitlines() or ['it ended'])[-1]}")
         return float(json.loads(answer)["seconds"])
 
-    def sandboxes(self) -> list[set[Process]]:
+    def sandboxes(self) -> list[set[HostProcess]]:
         """All processes of each of its sandboxes; those of Docker with their shim."""
         mains = [self._main(container) for container in self.containers()]
         family = Family()
         tops = [family.parent(pid) for pid in mains] + family.children(self.pid)
         return [family.descent(top) for top in tops]
 
-    def agents(self) -> list[Process]:
+    def agents(self) -> list[HostProcess]:
         """The program inside each of its sandboxes, when that has nothing else to do."""
         family = Family()
         return [
@@ -129,7 +129,7 @@ class Lender:
         """All that there is because of it now."""
         return Belongings(
             containers=len(self.containers()),
-            processes=len(set[Process]().union(*self.sandboxes())),
+            processes=len(set[HostProcess]().union(*self.sandboxes())),
             cgroups=self.cgroups(),
             files=sum(len(files) for _, _, files in os.walk(self._directory)),
             open_files=open_files(self.pid),
@@ -144,7 +144,7 @@ class Lender:
 
     async def end(self, signal: int) -> Ending:
         """End it by `signal`, and watch until nothing of its sandboxes is left, or two minutes."""
-        left = set[Process]().union(*self.sandboxes(), {Family()[self.pid]})
+        left = set[HostProcess]().union(*self.sandboxes(), {Family()[self.pid]})
         self._child.send_signal(signal)
         started = time.perf_counter()
         while True:

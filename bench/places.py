@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = ("docker", "bubblewrap")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BenchBackend:
     """Somewhere a sandbox can be."""
 
     kind: Kind
@@ -33,10 +33,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class BenchBackends:
     """Those that work here, and why the others do not."""
 
-    found: list[Place]
+    found: list[BenchBackend]
     missing: list[Row]
 
     @property
@@ -55,9 +55,9 @@ def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
 
 
 @asynccontextmanager
-async def places(image: str) -> AsyncIterator[Places]:
+async def places(image: str) -> AsyncIterator[BenchBackends]:
     """Every backend, with a state directory of its own."""
-    found = Places([], [])
+    found = BenchBackends([], [])
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         for kind in KINDS:
             await _add(found, kind, image, Path(directory))
@@ -68,7 +68,7 @@ async def places(image: str) -> AsyncIterator[Places]:
                 await place.backend.aclose()
 
 
-async def _add(found: Places, kind: Kind, image: str, state_dir: Path) -> None:
+async def _add(found: BenchBackends, kind: Kind, image: str, state_dir: Path) -> None:
     async with AsyncExitStack() as undo:
         try:
             backend = make_backend(kind, image=image, state_dir=state_dir)
@@ -80,5 +80,5 @@ async def _add(found: Places, kind: Kind, image: str, state_dir: Path) -> None:
         except SandboxStartError as error:
             found.missing.append(Row(kind, note=str(error)))
         else:
-            found.found.append(Place(kind, backend))
+            found.found.append(BenchBackend(kind, backend))
             undo.pop_all()

@@ -11,7 +11,7 @@ PARENT, STARTED = 1, 19
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class HostProcess:
     """One that no later process is mistaken for."""
 
     pid: int
@@ -27,7 +27,7 @@ class Process:
             return ""
 
 
-def alive(processes: Iterable[Process]) -> set[Process]:
+def alive(processes: Iterable[HostProcess]) -> set[HostProcess]:
     """Those that have not ended."""
     return {each for each in processes if _is_alive(each)}
 
@@ -37,32 +37,32 @@ class Family:
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
-        self._children: dict[int, list[Process]] = {}
-        self._all: dict[int, Process] = {}
+        self._children: dict[int, list[HostProcess]] = {}
+        self._all: dict[int, HostProcess] = {}
         for entry in PROC.iterdir():
             if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-                process = Process(int(entry.name), int(fields[STARTED]))
+                process = HostProcess(int(entry.name), int(fields[STARTED]))
                 self._all[process.pid] = process
                 self._parents[process.pid] = int(fields[PARENT])
                 self._children.setdefault(int(fields[PARENT]), []).append(process)
 
-    def parent(self, pid: int) -> Process:
+    def parent(self, pid: int) -> HostProcess:
         """Raises KeyError for a process that had ended."""
         return self._all[self._parents[pid]]
 
-    def children(self, pid: int) -> list[Process]:
+    def children(self, pid: int) -> list[HostProcess]:
         """Those that it is the parent of."""
         return self._children.get(pid, [])
 
-    def descent(self, process: Process) -> set[Process]:
+    def descent(self, process: HostProcess) -> set[HostProcess]:
         """It, its children, and so on."""
-        found, left = set[Process](), [process]
+        found, left = set[HostProcess](), [process]
         while left:
             found.add(each := left.pop())
             left += self.children(each.pid)
         return found
 
-    def __getitem__(self, pid: int) -> Process:
+    def __getitem__(self, pid: int) -> HostProcess:
         return self._all[pid]
 
 
@@ -76,7 +76,7 @@ def peak_rss_mib(pid: int) -> float:
     return _status_kib(pid, "VmHWM") / 1024
 
 
-def pss_mib(processes: Iterable[Process]) -> float:
+def pss_mib(processes: Iterable[HostProcess]) -> float:
     """Memory they hold, what they share with others divided among all. Raises PermissionError."""
     return sum(_pss_kib(each.pid) for each in processes) / 1024
 
@@ -106,7 +106,7 @@ def open_files(pid: int) -> int:
     return len(list((PROC / str(pid) / "fd").iterdir()))
 
 
-def _is_alive(process: Process) -> bool:
+def _is_alive(process: HostProcess) -> bool:
     fields = _stat(process.pid)
     return bool(fields) and int(fields[STARTED]) == process.started
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from bench.places import Place, places
+from bench.places import BenchBackend, places
 from bench.plan import Plan, Way, interleave, milliseconds
-from bench.table import Part, compared, figure, percentile
+from bench.table import TablePart, compared, figure, percentile
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.pool.pool import Pool
@@ -20,7 +20,7 @@ RATIO = "refill: times as long"
 TARGET = 2
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every place."""
     async with places(plan.image) as found:
         ways: dict[str, Way] = {place.name: partial(_both, place) for place in found.found}
@@ -34,7 +34,7 @@ async def measure(plan: Plan) -> list[Part]:
     ]
 
 
-async def _both(place: Place) -> Mapping[str, float]:
+async def _both(place: BenchBackend) -> Mapping[str, float]:
     pool = Pool(place.backend, PoolSettings(idle=IDLE, max_total=IDLE + 1), [Isolation()])
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()

@@ -25,7 +25,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class BenchServer:
     """One that answers."""
 
     pid: int
@@ -94,7 +94,7 @@ async def running(
     path: str,
     env: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[BenchServer]:
     """A server, once it answers at `path`. Raises RuntimeError when it does not."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as log:
@@ -106,11 +106,11 @@ async def running(
                     said = log.read().decode(errors="replace")[-2000:]
                     raise RuntimeError(f"{' '.join(command)} does not answer: {said}")
                 await asyncio.sleep(0.01)
-            yield Server(child.pid, port, time.perf_counter() - started)
+            yield BenchServer(child.pid, port, time.perf_counter() - started)
 
 
 @asynccontextmanager
-async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[Server]:
+async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[BenchServer]:
     """A server on the same libraries as ours: `python -m NAME PORT ARGUMENTS...`."""
     port = free_port()
     command = [sys.executable, "-m", name, str(port), *arguments]
@@ -118,20 +118,20 @@ async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIter
         yield server
 
 
-def model_backend() -> AbstractAsyncContextManager[Server]:
+def model_backend() -> AbstractAsyncContextManager[BenchServer]:
     """The language model that takes no time."""
     return module("bench.backend", path="/v1/models")
 
 
 @asynccontextmanager
 async def proxy(
-    model: Server,
+    model: BenchServer,
     *,
     sandbox: str,
     image: str,
     idle: int = POOL.idle,
     more: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[BenchServer]:
     """Our own server as its command starts it, with so many sandboxes kept ready; `more` goes into
     the section `sandbox` of its config.yaml."""
     port = free_port()

@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TablePart:
     """Rows that were measured in turn, in one loop."""
 
     name: str
@@ -67,7 +67,7 @@ def compared(
     *,
     unit: Unit = "ms",
     missing: Iterable[Row] = (),
-) -> Part:
+) -> TablePart:
     """One quantity of all who have it: ours, each with its target and its peers, then those."""
 
     def samples(name: str) -> Sequence[float]:
@@ -79,10 +79,10 @@ def compared(
     ]
     theirs = dict.fromkeys(name for each in ours for name in each.peers)
     rows = [*ours, *(Row(name, samples(name), unit) for name in theirs)]
-    return Part(quantity, [*(row for row in rows if row.samples), *missing])
+    return TablePart(quantity, [*(row for row in rows if row.samples), *missing])
 
 
-def render(parts: Iterable[Part]) -> str:
+def render(parts: Iterable[TablePart]) -> str:
     """The table."""
     lines: list[tuple[str, ...]] = [HEADINGS]
     for part in parts:

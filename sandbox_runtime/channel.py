@@ -34,8 +34,8 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.streams import (
     MAX_RESET_STREAMS,
-    Connection,
     OnConnection,
+    ProgramConnection,
     ResetStreams,
     Stream,
 )
@@ -82,7 +82,7 @@ class Channel:
         self._decoder = Decoder(MAX_REPORT_BYTES)
         self._held = b""
         """Bytes that are written together with the next data, because each write is expensive."""
-        self._streams: dict[int, Stream | Connection] = {}
+        self._streams: dict[int, Stream | ProgramConnection] = {}
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frames = 0
@@ -161,7 +161,7 @@ class Channel:
         """Stop counting a connection towards MAX_CONNECTIONS: both sides have sent EOF."""
         self._open_connections.discard(number)
 
-    def _reset_stream(self, number: int, stream: Stream | Connection) -> None:
+    def _reset_stream(self, number: int, stream: Stream | ProgramConnection) -> None:
         if self._held:  # drop what the stream still has to send
             held = Decoder(HOLD_BYTES).feed(self._held)
             self._held = b"".join(frame(*each) for each in held if each[0] != number)
@@ -333,7 +333,7 @@ class Channel:
         self._last_connection = number
         self._frames += OPEN_FRAMES
         self._watch_silence()
-        connection = self._streams[number] = Connection(self, number)
+        connection = self._streams[number] = ProgramConnection(self, number)
         self._open_connections.add(number)
         self._connections.add(connection)
 

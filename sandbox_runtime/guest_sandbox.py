@@ -22,8 +22,8 @@ from sandbox_runtime.command_output import (
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileSizeLimitError,
     FileTimeoutError,
-    FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
     PathExistsError,
@@ -61,7 +61,7 @@ FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "exists": PathExistsError,
     "not_regular": NotARegularFileError,
-    "too_large": FileTooLargeError,
+    "too_large": FileSizeLimitError,
 }
 Read = TypeVar("Read")
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
@@ -306,7 +306,7 @@ class GuestSandbox:
             while piece := await stream.receive():
                 size += len(piece[1])
                 if size > max_bytes:
-                    raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
+                    raise FileSizeLimitError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
         # 1: a background process changed a file while tar read it.
         await self._raise_failure("packing the workspace", stream, accepted=(0, 1))

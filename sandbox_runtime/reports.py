@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sandbox_runtime.protocol import ProtocolError
-from sandbox_runtime.sandbox import Entry, StreamName
+from sandbox_runtime.sandbox import DirectoryEntry, StreamName
 
 MAX_NUMBER = 1e18
 """Larger than any real count of bytes or seconds. `value < MAX_NUMBER` also rejects NaN."""
@@ -167,7 +167,7 @@ class ListingReader:
         self._bytes_left = MAX_LISTING_BYTES + HASH_BYTES * max_entries
         self._line = b""
         """The last line, which is not complete yet."""
-        self._entries: list[Entry] = []
+        self._entries: list[DirectoryEntry] = []
 
     async def feed(self, data: bytes) -> None:
         """Parse the lines that `data` completes, a few in each turn of the event loop. Raises
@@ -184,7 +184,7 @@ class ListingReader:
             self._entries += map(_entry, lines[start : start + TURN_ENTRIES])
             await asyncio.sleep(0)
 
-    def finish(self) -> tuple[Entry, ...]:
+    def finish(self) -> tuple[DirectoryEntry, ...]:
         """Return all entries, sorted by path. Raises ProtocolError."""
         if self._line:
             self._entries.append(_entry(self._line))
@@ -198,7 +198,7 @@ class ListingReader:
         )
 
 
-def _entry(line: bytes) -> Entry:
+def _entry(line: bytes) -> DirectoryEntry:
     """Parse one line of a listing. Raises ProtocolError."""
     if len(line) <= MAX_LINE_BYTES:
         try:
@@ -211,9 +211,9 @@ def _entry(line: bytes) -> Entry:
             ):
                 match rest:
                     case []:
-                        return Entry(path, kind, size)
+                        return DirectoryEntry(path, kind, size)
                     case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
-                        return Entry(path, kind, size, digest)
+                        return DirectoryEntry(path, kind, size, digest)
     raise ProtocolError(f"it sent a malformed listing: {line[:80]!r}")
 
 

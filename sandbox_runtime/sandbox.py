@@ -80,7 +80,7 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """An entry of a directory. A link has the kind `other` and is never followed."""
 
     path: str
@@ -105,7 +105,7 @@ class HashLimits:
 class Listing:
     """The entries below a directory, sorted by path; `truncated` if some are left out."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[DirectoryEntry, ...]
     truncated: bool
 
 
@@ -195,7 +195,7 @@ class Sandbox(Protocol):
         """Send the bytes of a regular file to `sink` and return how many there were.
 
         Raises FileMissingError, NotARegularFileError (also for a link, which is never followed)
-        and FileTooLargeError (`sink` may have received up to `max_bytes` by then).
+        and FileSizeLimitError (`sink` may have received up to `max_bytes` by then).
         """
 
     async def list(
@@ -216,8 +216,10 @@ class Sandbox(Protocol):
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         """Send the working directory to `sink` as a tar archive and return its size.
 
-        The archive is untrusted: only `restore` may read it, inside a sandbox. Raises
-        FileTooLargeError (`sink` may have received up to `max_bytes` by then) and SandboxFileError.
+        The archive is untrusted: only `restore` may read it, inside a sandbox.
+
+        Raises FileSizeLimitError (`sink` may have received up to `max_bytes` by then) and
+        SandboxFileError.
         """
 
     async def restore(self, source: AsyncIterable[bytes]) -> None:
@@ -234,7 +236,7 @@ class Lease(Protocol):
         """Wait until the sandbox is ready and return it. All calls return the same sandbox; once it
         is lost, they return a new one.
 
-        Raises SandboxStartError and SandboxUnavailableError.
+        Raises SandboxStartError and NoFreeSandboxError.
         """
 
 

@@ -350,7 +350,7 @@ def _is_worth_keeping(run: Run) -> bool:
 
 
 def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
-    if isinstance(error, errors.SandboxUnavailableError):
+    if isinstance(error, errors.NoFreeSandboxError):
         return SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
     return SandboxUnavailableError(str(error))
 

@@ -22,10 +22,10 @@ from sandbox_runtime.backends.docker_container import (
     agent_mount,
 )
 from sandbox_runtime.backends.docker_engine import (
-    ConflictError,
     DockerEngine,
+    EngineConflictError,
     EngineError,
-    NotFoundError,
+    EngineNotFoundError,
 )
 
 _NAME = "llm-sandbox-proxy-agent"
@@ -92,7 +92,7 @@ class AgentVolumes:
         }
         holder, held_s = "", 0.0
         for _ in range(math.ceil(MAX_LOCK_HOLDERS * self._lock_timeout_s / LOCK_RETRY_S)):
-            with contextlib.suppress(ConflictError):  # another proxy holds it
+            with contextlib.suppress(EngineConflictError):  # another proxy holds it
                 return await self._engine.create(name, config)
             found = await self._id(name)
             if found != holder:
@@ -107,7 +107,7 @@ class AgentVolumes:
         """Return the id of the container with a name, or "" if there is none."""
         try:
             return str((await self._engine.container(name))["Id"])
-        except NotFoundError:
+        except EngineNotFoundError:
             return ""
 
     async def _has_program(self, container: str, program: bytes) -> bool:

@@ -20,7 +20,7 @@ from sandbox_runtime.backends.docker_engine import (
     AttachStream,
     DockerEngine,
     EngineError,
-    NotFoundError,
+    EngineNotFoundError,
 )
 from sandbox_runtime.errors import SandboxStartError
 
@@ -129,7 +129,7 @@ class DockerGuest:
         with anyio.move_on_after(_CAUSE_WAIT_S):
             try:
                 code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)
-            except NotFoundError:  # removed already: the agent has ended or was killed
+            except EngineNotFoundError:  # removed already: the agent has ended or was killed
                 return await self._killed_by("")
             except EngineError as error:
                 return f"the engine closed the connection: {error}"

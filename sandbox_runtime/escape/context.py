@@ -1,6 +1,5 @@
-"""The types of all attempts to escape from a sandbox (Probe, Attack, Finding), and EscapeContext,
-which starts the sandboxes.
-"""
+"""The types of all attempts to escape from a sandbox (Probe, Attack, AttemptResult), and
+EscapeContext, which starts the sandboxes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -114,7 +113,7 @@ class Attack:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AttemptResult:
     """The result of one attempt."""
 
     probe: str

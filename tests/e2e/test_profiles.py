@@ -20,7 +20,7 @@ from proxy.profiles import build_profiles, shipped
 from proxy.runs.manager import RunManager
 from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import Kind, house
+from tests.fakes.server import Kind, running_proxy
 
 PATIENCE_S = 120.0
 OPEN = {"sandbox": {"isolation": {"egress": {"mode": "open"}}}}
@@ -59,7 +59,7 @@ async def asked(
     make_runs: Any = partial(RunManager, ledger=ledger)
     async with (
         scripted_backend([*steps, tool_reply(call("submit", answer="Done."))]) as backend,
-        house(
+        running_proxy(
             backend,
             kind,
             home,

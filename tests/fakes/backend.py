@@ -81,7 +81,7 @@ class SeenRequest:
     """Set when the answer was written to its end."""
 
 
-class Backend:
+class ScriptedBackend:
     """The running server, as a test sees it."""
 
     def __init__(self, style: Style, model: str) -> None:
@@ -131,11 +131,11 @@ async def scripted_backend(
     window: int | None = 1_000_000,
     elsewhere: "Handler | None" = None,
     let_in: "LetIn | None" = None,
-) -> AsyncIterator[Backend]:
+) -> AsyncIterator[ScriptedBackend]:
     """Serve a script on a free port of this loop. A function instead of a list chooses each item by
     the request's body (see `by_history`). `window` is what it lists. `elsewhere` answers on all
     other paths. `let_in` looks at every request first, and may refuse it."""
-    backend = Backend(style, model)
+    backend = ScriptedBackend(style, model)
     middlewares = [] if let_in is None else [_middleware(let_in)]
     app = web.Application(client_max_size=64 * 2**20, middlewares=middlewares)
     app.router.add_post("/v1/chat/completions", _chat_handler(backend, script))
@@ -177,7 +177,7 @@ def _middleware(let_in: LetIn) -> Any:
 
 
 def _chat_handler(
-    backend: Backend, script: Sequence[Item] | Callable[[dict[str, Any]], Item]
+    backend: ScriptedBackend, script: Sequence[Item] | Callable[[dict[str, Any]], Item]
 ) -> Handler:
     async def chat(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
@@ -199,7 +199,7 @@ def _chat_handler(
     return chat
 
 
-def _models_handler(backend: Backend, window: int | None) -> Handler:
+def _models_handler(backend: ScriptedBackend, window: int | None) -> Handler:
     async def models(request: web.Request) -> web.Response:
         if request.method == "HEAD":
             assert request.transport is not None
@@ -223,7 +223,7 @@ class _Exchange:
     """One request and its answer."""
 
     def __init__(
-        self, request: web.Request, backend: Backend, body: Mapping[str, Any], number: int
+        self, request: web.Request, backend: ScriptedBackend, body: Mapping[str, Any], number: int
     ) -> None:
         self._request = request
         self._backend = backend

@@ -21,7 +21,7 @@ TOOL_TOKENS = 60
 
 
 @dataclass
-class Engine:
+class FakeEngine:
     """What it is can be changed at any time, as if it were started anew."""
 
     template: Literal["passes tools on", "ignores tools"] = "passes tools on"

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from functools import partial
 
 from sandbox_runtime.sandbox import ExecResult, OnOutput, OutputCap, StreamName
-from tests.fakes.memory_files import File, Files, Reader
-from tests.fakes.memory_machine import REAL_SECOND, Io, Process, settle
-from tests.fakes.memory_output import Captured, Reading
+from tests.fakes.memory_files import FakeFile, Files, Reader
+from tests.fakes.memory_machine import REAL_SECOND, FakeProcess, Io, settle
+from tests.fakes.memory_output import Captured, FakeReading
 from tests.fakes.memory_terminal import Terminal
 
 
-class Output:
+class FakeOutput:
     """Where a command writes."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
@@ -28,7 +28,7 @@ class RunningCommand:
     """A process and what it prints, heard in one reading after the other."""
 
     def __init__(
-        self, id: str, process: Process, stdin: Reader, cap: OutputCap, files: Files
+        self, id: str, process: FakeProcess, stdin: Reader, cap: OutputCap, files: Files
     ) -> None:
         self.process = process
         self.is_job = False
@@ -39,13 +39,13 @@ class RunningCommand:
         self._files = files
         self._count = 0
         """Of the readings that have ended."""
-        self._reading = Reading(cap)
-        self._told: Reading | None = None
+        self._reading = FakeReading(cap)
+        self._told: FakeReading | None = None
         """The one before, until the next is asked for."""
         self._terminal = stdin if isinstance(stdin, Terminal) else None
         stdout, stderr = (
-            Output(partial(self._take, "stdout")),
-            Output(partial(self._take, "stderr")),
+            FakeOutput(partial(self._take, "stdout")),
+            FakeOutput(partial(self._take, "stderr")),
         )
         self.io = Io(stdin, stdout, stderr)
 
@@ -103,7 +103,7 @@ class RunningCommand:
         """It goes on, and what it prints from now on belongs to the next reading."""
         self._end_reading(exit_code=0, running=True, waiting=waiting)
         self.is_job = True
-        self._told, self._reading = self._reading, Reading(self._cap)
+        self._told, self._reading = self._reading, FakeReading(self._cap)
 
     def _end_reading(self, *, exit_code: int, running: bool = False, waiting: bool = False) -> None:
         stdout, stderr = self._reading.stdout, self._reading.stderr
@@ -137,5 +137,5 @@ class RunningCommand:
             self._files.make_directories(path.rpartition("/")[0])
         except OSError:
             return ""
-        self._files.add(path, File(captured.whole))
+        self._files.add(path, FakeFile(captured.whole))
         return path

@@ -18,14 +18,14 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class Writer(Protocol):
+class ByteWriter(Protocol):
     async def write(self, data: bytes) -> None: ...
 
     def close(self) -> None: ...
 
 
 @dataclass
-class File:
+class FakeFile:
     data: bytearray = field(default_factory=bytearray)
     mode: int = 0o644
 
@@ -162,7 +162,7 @@ class Discard:
 
 
 class FileWriter:
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: FakeFile) -> None:
         self._file = file
 
     async def write(self, data: bytes) -> None:
@@ -172,7 +172,7 @@ class FileWriter:
         pass
 
 
-Node = File | Directory | Link | Fifo | Device
+Node = FakeFile | Directory | Link | Fifo | Device
 
 
 class Files:
@@ -244,7 +244,7 @@ class Files:
         node = self.find(path)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        if isinstance(node, File):
+        if isinstance(node, FakeFile):
             return Bytes(bytes(node.data))
         if isinstance(node, Device):
             return DeviceReader(node)
@@ -252,13 +252,13 @@ class Files:
             return PipeReader(await node.open("reader"), stir)
         raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
 
-    async def writer(self, path: str, stir: Stir, *, append: bool) -> Writer:
+    async def writer(self, path: str, stir: Stir, *, append: bool) -> ByteWriter:
         """Open for writing, making the file if need be. Raises OSError."""
         node = self.find(path)
         if node is None:
-            node = File()
+            node = FakeFile()
             self.add(path, node)
-        if isinstance(node, File):
+        if isinstance(node, FakeFile):
             if not append:
                 node.data = bytearray()
             return FileWriter(node)

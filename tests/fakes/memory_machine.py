@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from tests.fakes.memory_files import Files, Reader, Writer
+from tests.fakes.memory_files import ByteWriter, Files, Reader
 from tests.fakes.shell_syntax import Command, UnsupportedShellError
 
 REAL_SECOND = 0.01
@@ -48,7 +48,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.files = Files()
-        self.living: dict[int, Process | None] = {}
+        self.living: dict[int, FakeProcess | None] = {}
         """By pid; a child shell has a pid but no Process of its own."""
         self.fault: BaseException | None = None
         """What could not be done while nobody listened, so that it is not lost."""
@@ -83,7 +83,7 @@ class Machine:
         self.now_s = max(self.now_s, end_s)
 
 
-class Process:
+class FakeProcess:
     """A running command or background job, and how it was ended."""
 
     def __init__(self, machine: Machine, timeout_s: float = math.inf) -> None:
@@ -92,7 +92,7 @@ class Process:
         self.used_s = 0.0
         self.timed_out = False
         self.signal = 0
-        self.jobs: list[Process] = []
+        self.jobs: list[FakeProcess] = []
         self.stirred = asyncio.Event()
         """Set by whatever it does."""
         self.stir = self.stirred.set
@@ -209,7 +209,7 @@ class Process:
 
 
 @dataclass
-class State:
+class FakeShellState:
     """What one command leaves to the next."""
 
     cwd: str
@@ -217,18 +217,18 @@ class State:
     exported: set[str]
     functions: dict[str, Command] = field(default_factory=dict)
 
-    def copy(self) -> "State":
+    def copy(self) -> "FakeShellState":
         variables = {k: v if isinstance(v, str) else [*v] for k, v in self.variables.items()}
-        return State(self.cwd, variables, set(self.exported), dict(self.functions))
+        return FakeShellState(self.cwd, variables, set(self.exported), dict(self.functions))
 
 
 @dataclass(frozen=True)
 class Io:
     stdin: Reader
-    stdout: Writer
-    stderr: Writer
+    stdout: ByteWriter
+    stderr: ByteWriter
 
-    def with_output(self, fd: int, writer: Writer) -> "Io":
+    def with_output(self, fd: int, writer: ByteWriter) -> "Io":
         if fd not in (1, 2):
             raise UnsupportedShellError(f"file descriptor {fd}")
         return replace(self, stdout=writer) if fd == 1 else replace(self, stderr=writer)

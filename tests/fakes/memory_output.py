@@ -77,7 +77,7 @@ class Captured:
         return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 
 
-class Reading:
+class FakeReading:
     """The output from one question to the next, kept so that it can be told again."""
 
     def __init__(self, cap: OutputCap) -> None:

@@ -19,8 +19,8 @@ from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileSizeLimitError,
     FileTimeoutError,
-    FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
     PathExistsError,
@@ -31,7 +31,7 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.sandbox import (
     LIST_TIMEOUT_S,
     TRANSFER_TIMEOUT_S,
-    Entry,
+    DirectoryEntry,
     EntryKind,
     ExecResult,
     HashLimits,
@@ -42,8 +42,8 @@ from sandbox_runtime.sandbox import (
     Sink,
 )
 from tests.fakes.memory_command import RunningCommand
-from tests.fakes.memory_files import Bytes, Device, Directory, File, Files
-from tests.fakes.memory_machine import INTERRUPTED, KILLED, Machine, Process, State
+from tests.fakes.memory_files import Bytes, Device, Directory, FakeFile, Files
+from tests.fakes.memory_machine import INTERRUPTED, KILLED, FakeProcess, FakeShellState, Machine
 from tests.fakes.memory_programs import PROGRAMS
 from tests.fakes.memory_shell import Shell
 from tests.fakes.memory_snapshot import pack, unpack
@@ -71,7 +71,7 @@ class MemorySandbox:
         self._files.add("/dev/zero", Device("zero"))
         for path, data in (files or {}).items():
             self._files.make_directories(path.rpartition("/")[0] or "/")
-            self._files.add(path, File(bytearray(data)))
+            self._files.add(path, FakeFile(bytearray(data)))
 
     @property
     def id(self) -> str:
@@ -106,7 +106,7 @@ class MemorySandbox:
             state = self._state.copy() if is_shared else _first_state()
             state.variables |= dict(env or {})
             state.exported |= set(env or {})
-            process = Process(self._machine, timeout_s)
+            process = FakeProcess(self._machine, timeout_s)
             reader = Terminal() if stdin is None else Bytes(stdin)
             started = self._commands[id] = RunningCommand(id, process, reader, cap, self._files)
             keeps_state = is_shared and not cwd and not env
@@ -194,7 +194,7 @@ class MemorySandbox:
             self._files.make_directories(place.rpartition("/")[0] or "/")
         except OSError as error:
             raise SandboxFileError(f"{path}: {error.strerror}") from error
-        self._files.nodes[place] = File(data, old.mode if isinstance(old, File) else 0o644)
+        self._files.nodes[place] = FakeFile(data, old.mode if isinstance(old, FakeFile) else 0o644)
         return len(data)
 
     async def get(
@@ -204,10 +204,10 @@ class MemorySandbox:
         node = self._files.find(path, follow=False)
         if node is None:
             raise FileMissingError(f"{path} does not exist")
-        if not isinstance(node, File):
+        if not isinstance(node, FakeFile):
             raise NotARegularFileError(f"{path} is not a regular file")
         if len(node.data) > max_bytes:
-            raise FileTooLargeError(f"{path} has {len(node.data)} bytes")
+            raise FileSizeLimitError(f"{path} has {len(node.data)} bytes")
         data = bytes(node.data)
         async with _in_time(timeout_s):
             for start in range(0, len(data), _PIECE_BYTES):
@@ -237,22 +237,22 @@ class MemorySandbox:
         entries = tuple(self._entry(path, name, hashes) for name in names[:max_entries])
         return Listing(entries, truncated=len(names) > max_entries)
 
-    def _entry(self, path: str, name: str, hashes: HashLimits | None) -> Entry:
+    def _entry(self, path: str, name: str, hashes: HashLimits | None) -> DirectoryEntry:
         node = self._files.find(f"{path}/{name}", follow=False)
         kind: EntryKind = "directory" if isinstance(node, Directory) else "other"
-        if isinstance(node, File):
+        if isinstance(node, FakeFile):
             is_hashed = hashes and hashes.timeout_s > 0
             if not hashes or not is_hashed or len(node.data) > hashes.max_file_bytes:
-                return Entry(name, "file", len(node.data))
+                return DirectoryEntry(name, "file", len(node.data))
             digest = hashlib.sha256(node.data).hexdigest()
-            return Entry(name, "file", len(node.data), digest)
-        return Entry(name, kind, 0)
+            return DirectoryEntry(name, "file", len(node.data), digest)
+        return DirectoryEntry(name, kind, 0)
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         self._check_alive()
         packed = pack(self._files, WORKING_DIR)
         if len(packed) > max_bytes:
-            raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
+            raise FileSizeLimitError(f"the workspace is larger than {max_bytes} bytes")
         for start in range(0, len(packed), _PIECE_BYTES):
             await sink(packed[start : start + _PIECE_BYTES])
         return len(packed)
@@ -351,5 +351,5 @@ async def _in_time(timeout_s: float) -> AsyncIterator[None]:
         raise FileTimeoutError(f"given up after {timeout_s:g} s") from error
 
 
-def _first_state() -> State:
-    return State(WORKING_DIR, dict(_ENVIRONMENT), set(_ENVIRONMENT))
+def _first_state() -> FakeShellState:
+    return FakeShellState(WORKING_DIR, dict(_ENVIRONMENT), set(_ENVIRONMENT))

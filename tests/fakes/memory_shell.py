@@ -10,22 +10,22 @@ from dataclasses import replace
 
 from tests.fakes.memory_files import (
     Bytes,
+    ByteWriter,
     Discard,
-    File,
+    FakeFile,
     Pipe,
     PipeReader,
     PipeWriter,
     Reader,
-    Writer,
 )
 from tests.fakes.memory_machine import (
     STEP_S,
     Collected,
     ExitShell,
+    FakeProcess,
+    FakeShellState,
     Io,
-    Process,
     ReturnFromFunction,
-    State,
 )
 from tests.fakes.shell_syntax import (
     ASSIGNMENT,
@@ -65,7 +65,9 @@ Program = Callable[["Shell", list[str], Io], Awaitable[int]]
 class Shell:
     """One shell process."""
 
-    def __init__(self, process: Process, state: State, programs: dict[str, Program]) -> None:
+    def __init__(
+        self, process: FakeProcess, state: FakeShellState, programs: dict[str, Program]
+    ) -> None:
         self.process = process
         self.machine = process.machine
         self.files = process.machine.files
@@ -77,7 +79,7 @@ class Shell:
         self.status = 0
         self._substituted = 0
         self._job = ""
-        self._stderr: Writer = Discard()
+        self._stderr: ByteWriter = Discard()
 
     def fork(self) -> "Shell":
         child = copy.copy(self)
@@ -167,7 +169,7 @@ class Shell:
         return self.status
 
     def _start_job(self, tree: AndOr, io: Io) -> None:
-        job = Process(self.machine)
+        job = FakeProcess(self.machine)
         child = self.fork()
         child.process = job
         self.process.jobs.append(job)
@@ -224,7 +226,7 @@ class Shell:
     async def _redirected(
         self, redirects: tuple[Redirect, ...], io: Io, body: Callable[[Io], Awaitable[int]]
     ) -> int:
-        opened: list[Reader | Writer] = []
+        opened: list[Reader | ByteWriter] = []
         try:
             for redirect in redirects:
                 io = await self._redirect(redirect, io, opened)
@@ -238,7 +240,7 @@ class Shell:
             for end in opened:
                 end.close()
 
-    async def _redirect(self, redirect: Redirect, io: Io, opened: list[Reader | Writer]) -> Io:
+    async def _redirect(self, redirect: Redirect, io: Io, opened: list[Reader | ByteWriter]) -> Io:
         if redirect.operator == "<<":
             literal = redirect.literal
             text = redirect.target if literal else await self._interpolated(redirect.target)
@@ -296,7 +298,7 @@ class Shell:
                 await io.complain(f"{name}: {error.filename}: {error.strerror}")
                 return 1
         node = self.files.find(self.path(name)) if "/" in name else None
-        if isinstance(node, File) and node.mode & 0o111:
+        if isinstance(node, FakeFile) and node.mode & 0o111:
             return await self.run_child(node.data.decode(), arguments, io)
         problem = "Permission denied" if node else "command not found"
         await io.complain(f"bash: {name}: {problem}")
@@ -315,7 +317,9 @@ class Shell:
         """Run a script in a new shell, which gets the exported variables only."""
         exported = self.state.exported
         variables = {k: v for k, v in self.state.variables.items() if k in exported}
-        child = Shell(self.process, State(self.state.cwd, variables, {*exported}), self.programs)
+        child = Shell(
+            self.process, FakeShellState(self.state.cwd, variables, {*exported}), self.programs
+        )
         child.arguments = arguments
         child.pid = self.machine.new_pid()
         self.machine.living[child.pid] = None

@@ -4,7 +4,7 @@ import io
 import tarfile
 
 from sandbox_runtime.errors import SandboxFileError
-from tests.fakes.memory_files import Directory, Fifo, File, Files, Link, Node
+from tests.fakes.memory_files import Directory, FakeFile, Fifo, Files, Link, Node
 
 SHARED = "shared"
 """Not of the workspace: real sandboxes mount it, and leave it out."""
@@ -27,7 +27,7 @@ def pack(files: Files, directory: str) -> bytes:
 def _member(name: str, node: Node) -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(f"./{name}")
     match node:
-        case File():
+        case FakeFile():
             member.size, member.mode = len(node.data), node.mode
             return member, bytes(node.data)
         case Directory():
@@ -72,7 +72,7 @@ def _node(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Node:
     content = archive.extractfile(member) if member.isreg() else None
     if content is None:
         raise SandboxFileError(f"unpacking the workspace failed: {member.name!r} is a device")
-    return File(bytearray(content.read()), member.mode)
+    return FakeFile(bytearray(content.read()), member.mode)
 
 
 def _put(files: Files, path: str, node: Node) -> None:

@@ -2,7 +2,7 @@
 
 async with (
     scripted_backend([...]) as backend,
-    house(backend, "bubblewrap", tmp_path) as url,
+    running_proxy(backend, "bubblewrap", tmp_path) as url,
     openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
 ):
     ...
@@ -55,7 +55,7 @@ from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandboxes
 from sandbox_runtime.tools import make_tools
-from tests.fakes.backend import Backend as ScriptedBackend
+from tests.fakes.backend import ScriptedBackend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
@@ -112,7 +112,7 @@ async def serve_app(app: ASGIApp, connections: OpenConnections | None = None) ->
 
 
 @asynccontextmanager
-async def house(
+async def running_proxy(
     backend: ScriptedBackend,
     kind: Kind,
     state_dir: Path,
@@ -125,10 +125,10 @@ async def house(
     `changes` are fields of Services, and `make_runs`, `make_verdicts` and `metrics` in place of the
     usual ones. Unless they say otherwise, the backend's models count as able to use tools.
     """
-    model = door_to(backend)
+    model = model_client(backend)
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
-            services = join(model, sandboxes, state_dir, isolation, **changes)
+            services = make_services(model, sandboxes, state_dir, isolation, **changes)
             async with serve(services, connections) as url:
                 yield url
     finally:
@@ -145,18 +145,18 @@ class EachKey(Keyring):
         return Key(sent or ANYONE)
 
 
-def one_key(secret: str) -> Keyring:
+def single_key(secret: str) -> Keyring:
     """What lets in who sends it."""
     return Keyring([(secret, Key("ours"))])
 
 
-def door_to(backend: ScriptedBackend) -> Model:
+def model_client(backend: ScriptedBackend) -> Model:
     """The backend as __main__ reaches it, but asked again at once when it fails."""
     model = OpenAIHTTPModel(backend.base_url, api_key=BACKEND_KEY, timeout_s=20)
     return RetryingModel(model, attempts=ATTEMPTS, base_delay_s=0)
 
 
-def join(
+def make_services(
     model: Model,
     sandboxes: Sandboxes,
     state_dir: Path,

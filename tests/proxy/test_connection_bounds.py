@@ -15,7 +15,7 @@ from proxy.http_server import HEADROOM, MAX_PIPELINED, OpenConnections, most_con
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import join, serve_app
+from tests.fakes.server import make_services, serve_app
 from tests.fakes.waiting import until
 from tests.proxy.connection_fixture import LARGE_BYTES, App, House, asking, house
 
@@ -26,7 +26,7 @@ MOST = 3
 async def full_house(state_dir: Path) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
     """The whole application, with as many streams at work as there may be connections."""
     held = App()
-    whole = create_app(join(ScriptedModel([]), MemorySandboxes(), state_dir))
+    whole = create_app(make_services(ScriptedModel([]), MemorySandboxes(), state_dir))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (held if scope["path"] == "/stream" else whole)(scope, receive, send)

@@ -20,7 +20,7 @@ from proxy.http_server import (
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import join
+from tests.fakes.server import make_services
 from tests.fakes.waiting import until
 from tests.proxy.connection_fixture import LARGE_BYTES, PIECE, UPLOAD, App, House, asking, house
 
@@ -70,7 +70,7 @@ async def test_idle_connection_is_kept_and_then_closed() -> None:
 
 
 async def test_server_looks_by_itself(tmp_path: Path) -> None:
-    services = join(ScriptedModel([]), MemorySandboxes(), tmp_path)
+    services = make_services(ScriptedModel([]), MemorySandboxes(), tmp_path)
     clock = ManualClock()
     connections = OpenConnections(1, clock)
     server = HTTPServer(create_app(services), services.runs, connections)

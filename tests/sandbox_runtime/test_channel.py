@@ -32,7 +32,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from sandbox_runtime.tools.editor import write_file as write
 from tests.fakes.manual_clock import ManualClock
 from tests.sandbox_runtime.scripted_guest import (
@@ -288,13 +288,13 @@ def _opened(number: int) -> bytes:
     return frame(number, OPEN)
 
 
-async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[Connection]]:
+async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[ProgramConnection]]:
     """A sandbox whose programs open connections, with those that somebody got to decide on."""
     clock = ManualClock()
     sandbox, guest = await scripted_sandbox(lambda n: frames + reporting()(n), clock)
-    decided: list[Connection] = []
+    decided: list[ProgramConnection] = []
 
-    async def decide(connection: Connection) -> None:
+    async def decide(connection: ProgramConnection) -> None:
         decided.append(connection)
         await asyncio.Event().wait()
 

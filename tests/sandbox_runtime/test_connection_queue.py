@@ -26,7 +26,7 @@ from tests.sandbox_runtime.scripted_guest import ScriptedGuest, scripted_sandbox
 REQUEST = b"CONNECT refused.example:443 HTTP/1.1\r\n\r\n"
 
 
-class Inside:
+class ScriptedPrograms:
     """Programs of one sandbox, whose agent is scripted."""
 
     def __init__(self, sandbox: GuestSandbox, guest: ScriptedGuest, clock: ManualClock) -> None:
@@ -76,20 +76,22 @@ async def _no_names(host: str) -> list[str]:
 
 
 @pytest.fixture
-async def inside() -> AsyncIterator[Inside]:
+async def inside() -> AsyncIterator[ScriptedPrograms]:
     clock = ManualClock()
     sandbox, guest = await scripted_sandbox(lambda n: b"", clock)
-    yield Inside(sandbox, guest, clock)
+    yield ScriptedPrograms(sandbox, guest, clock)
     await sandbox.close()
 
 
-async def test_burst_of_connections_is_answered_without_a_pause(inside: Inside) -> None:
+async def test_burst_of_connections_is_answered_without_a_pause(inside: ScriptedPrograms) -> None:
     inside.bind_gateway()
     await inside.use_burst_up()
     assert inside.clock.asked == []
 
 
-async def test_refusal_and_the_end_of_its_connection_go_out_together(inside: Inside) -> None:
+async def test_refusal_and_the_end_of_its_connection_go_out_together(
+    inside: ScriptedPrograms,
+) -> None:
     inside.bind_gateway()
     inside.ask(10)
     assert await inside.answered() == 10
@@ -98,7 +100,7 @@ async def test_refusal_and_the_end_of_its_connection_go_out_together(inside: Ins
     assert inside.guest.kinds.count(RESET) == 10
 
 
-async def test_connections_without_end_are_answered_at_their_rate(inside: Inside) -> None:
+async def test_connections_without_end_are_answered_at_their_rate(inside: ScriptedPrograms) -> None:
     inside.bind_gateway()
     await inside.use_burst_up()
     inside.ask()
@@ -110,7 +112,9 @@ async def test_connections_without_end_are_answered_at_their_rate(inside: Inside
     assert inside.guest.killed == 0
 
 
-async def test_connections_are_answered_at_once_after_a_quiet_time(inside: Inside) -> None:
+async def test_connections_are_answered_at_once_after_a_quiet_time(
+    inside: ScriptedPrograms,
+) -> None:
     inside.bind_gateway()
     await inside.use_burst_up()
     inside.clock.advance(BURST_CONNECTIONS / CONNECTIONS_PER_S)
@@ -118,7 +122,7 @@ async def test_connections_are_answered_at_once_after_a_quiet_time(inside: Insid
     assert inside.clock.asked == []
 
 
-async def test_connection_whose_program_hangs_up_is_not_served(inside: Inside) -> None:
+async def test_connection_whose_program_hangs_up_is_not_served(inside: ScriptedPrograms) -> None:
     inside.bind_gateway()
     await inside.use_burst_up()
     for _ in range(10):
@@ -132,7 +136,7 @@ async def test_connection_whose_program_hangs_up_is_not_served(inside: Inside) -
 
 
 async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
-    inside: Inside,
+    inside: ScriptedPrograms,
 ) -> None:
     shut = inside.bind_gateway()
     await inside.use_burst_up()
@@ -146,7 +150,7 @@ async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
 
 
 async def test_connections_into_a_sandbox_that_is_not_lent_are_closed_at_the_same_rate(
-    inside: Inside,
+    inside: ScriptedPrograms,
 ) -> None:
     inside.open(BURST_CONNECTIONS)
     await inside.answered()
@@ -159,7 +163,7 @@ async def test_connections_into_a_sandbox_that_is_not_lent_are_closed_at_the_sam
 
 
 async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed(
-    inside: Inside,
+    inside: ScriptedPrograms,
 ) -> None:
     before = asyncio.all_tasks()
     inside.bind_gateway()
@@ -172,7 +176,9 @@ async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
 
 
-async def test_waiting_connection_keeps_no_more_than_its_first_window(inside: Inside) -> None:
+async def test_waiting_connection_keeps_no_more_than_its_first_window(
+    inside: ScriptedPrograms,
+) -> None:
     inside.bind_gateway()
     await inside.use_burst_up()
     full = [(DATA, bytes(FIRST_WINDOW_BYTES))]

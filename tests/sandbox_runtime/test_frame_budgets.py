@@ -37,7 +37,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
+from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, ProgramConnection, Stream
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.scripted_guest import (
@@ -55,13 +55,13 @@ FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
 # Connections
 
 
-async def accept(connection: Connection) -> None:
+async def accept(connection: ProgramConnection) -> None:
     await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("on_connection", [None, accept], ids=["refused", "accepted"])
 async def test_flood_of_connections_loses_that_sandbox(
-    on_connection: Callable[[Connection], asyncio.Future[None]] | None,
+    on_connection: Callable[[ProgramConnection], asyncio.Future[None]] | None,
 ) -> None:
     channel, guest = await connected()
     channel.set_connection_handler(on_connection)
@@ -85,7 +85,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
     clock = ManualClock()
     channel, guest = await connected(clock)
 
-    async def answer(connection: Connection) -> None:
+    async def answer(connection: ProgramConnection) -> None:
         await connection.finish()
         await asyncio.Event().wait()
 

@@ -34,7 +34,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
+from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, ProgramConnection, Stream
 from tests.sandbox_runtime.scripted_guest import REPORT, reporting, scripted_sandbox
 from tests.sandbox_runtime.transfer import drop
 
@@ -97,7 +97,7 @@ class HostileGuest(RuleBasedStateMachine):
         assert not self.sandbox._channel._connections._waiting
         assert not len(self.sandbox._channel._reset_streams)
 
-    async def _relay(self, connection: Connection) -> None:
+    async def _relay(self, connection: ProgramConnection) -> None:
         """Read to the end and answer, as a gateway does."""
         while await connection.receive():
             await connection.send(b"answer")
@@ -272,16 +272,16 @@ async def _operation(sandbox: GuestSandbox, name: str) -> object:
             return await sandbox.stop(job.job_id)
 
 
-def _queued_pieces(stream: Stream | Connection) -> int:
+def _queued_pieces(stream: Stream | ProgramConnection) -> int:
     return len(stream._pieces)
 
 
-def _unread(stream: Stream | Connection) -> int:
+def _unread(stream: Stream | ProgramConnection) -> int:
     """What waits to be received, and what the guest may still send."""
     return stream._credit_given + sum(len(data) for _, data in stream._pieces)
 
 
-def _queued_bytes(stream: Stream | Connection) -> int:
+def _queued_bytes(stream: Stream | ProgramConnection) -> int:
     return sum(sys.getsizeof(piece) + sys.getsizeof(piece[1]) for piece in stream._pieces)
 
 

@@ -18,7 +18,7 @@ from sandbox_runtime.reports import (
     TURN_ENTRIES,
     ListingReader,
 )
-from sandbox_runtime.sandbox import Entry
+from sandbox_runtime.sandbox import DirectoryEntry
 from tests.sandbox_runtime.scripted_guest import scripted_sandbox
 
 MAX_HELD_BYTES = 24 << 20
@@ -102,9 +102,9 @@ async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
         for entry in (["b", "directory", 0], ["a\udc80\n", "file", 3, "0" * 64], ["c", "other", 0])
     )
     expected = (
-        Entry("a\udc80\n", "file", 3, "0" * 64),
-        Entry("b", "directory", 0),
-        Entry("c", "other", 0),
+        DirectoryEntry("a\udc80\n", "file", 3, "0" * 64),
+        DirectoryEntry("b", "directory", 0),
+        DirectoryEntry("c", "other", 0),
     )
     for size in (1, 7, len(lines)):
         listing = ListingReader(max_entries=3)

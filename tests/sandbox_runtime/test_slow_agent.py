@@ -24,7 +24,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import ExecResult, OutputCap
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.scripted_guest import REPORT
 from tests.sandbox_runtime.socket_guest import SocketGuest, socket_sandbox
@@ -40,7 +40,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def hold(connection: Connection) -> None:
+async def hold(connection: ProgramConnection) -> None:
     """Do nothing with a connection."""
     await asyncio.Event().wait()
 

@@ -19,7 +19,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from tests.sandbox_runtime.scripted_guest import connected, heard
 
 CHUNK = bytes(MAX_DATA_BYTES)
@@ -47,7 +47,7 @@ def memory_held_below(most: int) -> Iterator[None]:
 async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() -> None:
     channel, guest = await connected()
 
-    async def finish(connection: Connection) -> None:
+    async def finish(connection: ProgramConnection) -> None:
         await connection.finish()
         await asyncio.Event().wait()
 
@@ -64,9 +64,9 @@ async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() 
 
 async def test_guest_that_uses_all_its_credit_takes_bounded_memory_and_is_not_lost() -> None:
     channel, guest = await connected()
-    connections: list[Connection] = []
+    connections: list[ProgramConnection] = []
 
-    async def receive_once(connection: Connection) -> None:
+    async def receive_once(connection: ProgramConnection) -> None:
         await connection.receive()
         connections.append(connection)
         await asyncio.Event().wait()
@@ -108,7 +108,7 @@ async def test_stream_that_is_done_with_leaves_its_wide_window_to_another() -> N
 async def test_connection_whose_handler_has_ended_leaves_its_wide_window_to_another() -> None:
     channel, guest = await connected()
 
-    async def receive_all(connection: Connection) -> None:
+    async def receive_all(connection: ProgramConnection) -> None:
         while await connection.receive():
             pass
         await connection.finish()

@@ -53,7 +53,7 @@ async def output(sandbox: Sandbox, command: str) -> str:
     return result.stdout
 
 
-class Heard:
+class OutputRecorder:
     """An OnOutput that keeps what it hears and can be waited for."""
 
     def __init__(self) -> None:

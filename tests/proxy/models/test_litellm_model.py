@@ -19,11 +19,11 @@ from proxy.errors import BackendError
 from proxy.models.litellm_model import LiteLLMModel, as_openai, call_arguments
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
-    Backend,
     Frames,
     Held,
     Item,
     Refusal,
+    ScriptedBackend,
     chunk,
     frames,
     scripted_backend,
@@ -48,7 +48,7 @@ TOOLS = [
 ]
 
 
-def door(backend: Backend) -> aclosing[LiteLLMModel]:
+def door(backend: ScriptedBackend) -> aclosing[LiteLLMModel]:
     return aclosing(LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5))
 
 

@@ -14,11 +14,11 @@ from proxy.errors import BackendError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
-    Backend,
     Frames,
     Held,
     Item,
     Raw,
+    ScriptedBackend,
     chunk,
     frames,
     scripted_backend,
@@ -29,11 +29,11 @@ BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is
 KEY = "sk-very-secret-key"
 
 
-def door(backend: Backend) -> aclosing[OpenAIHTTPModel]:
+def door(backend: ScriptedBackend) -> aclosing[OpenAIHTTPModel]:
     return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5))
 
 
-def keyless(backend: Backend) -> aclosing[OpenAIHTTPModel]:
+def keyless(backend: ScriptedBackend) -> aclosing[OpenAIHTTPModel]:
     return aclosing(OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5))
 
 

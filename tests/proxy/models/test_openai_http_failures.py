@@ -12,12 +12,12 @@ from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import (
-    Backend,
     Frames,
     Held,
     Item,
     Raw,
     Refusal,
+    ScriptedBackend,
     chunk,
     frames,
     scripted_backend,
@@ -28,11 +28,11 @@ BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is
 KEY = "sk-very-secret-key"
 
 
-def door(backend: Backend) -> aclosing[OpenAIHTTPModel]:
+def door(backend: ScriptedBackend) -> aclosing[OpenAIHTTPModel]:
     return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5))
 
 
-def impatient(backend: Backend) -> aclosing[OpenAIHTTPModel]:
+def impatient(backend: ScriptedBackend) -> aclosing[OpenAIHTTPModel]:
     return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=0.05))
 
 

@@ -16,7 +16,7 @@ from tests.fakes.results import SUBMITTED
 RESULT = replace(SUBMITTED, answer="42", stop_reason=StopReason.ANSWERED)
 
 
-class Counting:
+class CountingSubscriber:
     """Work that tells how far it has come."""
 
     def __init__(self, turns: int) -> None:
@@ -30,7 +30,7 @@ class Counting:
         return RESULT
 
 
-def started(work: Counting, on_alone: Callable[[Run], None] = lambda run: None) -> Run:
+def started(work: CountingSubscriber, on_alone: Callable[[Run], None] = lambda run: None) -> Run:
     head = RunMetadata(id="r1", model="m", container_id="cntr_test", created=0)
     return Run(head, RequestIdentity(owner="o", fingerprint="f"), work, on_alone)
 
@@ -43,7 +43,7 @@ async def heard(listener: Subscriber) -> list[Event]:
 
 
 async def test_each_listener_hears_all_whenever_it_came() -> None:
-    run = started(Counting(3))
+    run = started(CountingSubscriber(3))
     with anyio.fail_after(5), run.listen() as first:
         await run.ended()
         with run.listen() as late:
@@ -53,7 +53,7 @@ async def test_each_listener_hears_all_whenever_it_came() -> None:
 
 
 async def test_a_run_waits_for_the_only_listener_there_is() -> None:
-    work = Counting(10 * MAX_BEHIND)
+    work = CountingSubscriber(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.listen() as listener:
         await anyio.wait_all_tasks_blocked()
@@ -66,7 +66,7 @@ async def test_a_run_waits_for_the_only_listener_there_is() -> None:
 
 
 async def test_a_run_waits_for_the_fastest_of_several() -> None:
-    work = Counting(10 * MAX_BEHIND)
+    work = CountingSubscriber(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.listen() as slow, run.listen() as fast:
         assert len(await heard(fast)) == 10 * MAX_BEHIND
@@ -74,7 +74,7 @@ async def test_a_run_waits_for_the_fastest_of_several() -> None:
 
 
 async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
-    work = Counting(10 * MAX_BEHIND)
+    work = CountingSubscriber(10 * MAX_BEHIND)
     alone: list[Run] = []
     run = started(work, alone.append)
     with anyio.fail_after(5):
@@ -86,7 +86,7 @@ async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
 
 
 async def test_who_listens_to_a_run_that_is_cancelled_is_told() -> None:
-    run = started(Counting(10 * MAX_BEHIND))
+    run = started(CountingSubscriber(10 * MAX_BEHIND))
     with anyio.fail_after(5), run.listen() as listener:
         await anyio.wait_all_tasks_blocked()
         run.cancel("by hand")

@@ -12,7 +12,7 @@ from anyio.streams.tls import TLSListener
 SOCKET = "/var/run/docker.sock"
 
 
-class Relay:
+class EngineSocketRelay:
     """A line to the engine."""
 
     def __init__(self, change: Callable[[bytes], bytes]) -> None:
@@ -58,10 +58,10 @@ class Relay:
 @asynccontextmanager
 async def relay(
     tls: ssl.SSLContext | None = None, change: Callable[[bytes], bytes] = bytes
-) -> AsyncIterator[Relay]:
+) -> AsyncIterator[EngineSocketRelay]:
     """One, with what the engine says changed on its way."""
     plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    line = Relay(change)
+    line = EngineSocketRelay(change)
     line.port = plain.extra(SocketAttribute.local_port)
     async with plain, anyio.create_task_group() as serving:
         listener = TLSListener(plain, tls, standard_compatible=False) if tls else plain

@@ -38,7 +38,7 @@ class PretendDisk:
         return self.free
 
 
-class Sandboxes:
+class WatchedSandboxes:
     """Those on the disk, and why they were stopped."""
 
     def __init__(self, disk: PretendDisk, reserve_bytes: int = 0) -> None:
@@ -63,7 +63,7 @@ async def a_few_looks(disk: PretendDisk) -> None:
 
 async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("greedy", "modest")
     disk.usages = {"greedy": DiskUsage(101 * MIB - 1, 5), "modest": DiskUsage(90 * MIB, 5)}
     assert await sandboxes.is_stopped("greedy") == (
@@ -76,7 +76,7 @@ async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
 
 async def test_too_many_files_are_too_much_as_well() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("bomb")
     disk.usages = {"bomb": DiskUsage(0, 1001)}
     assert await sandboxes.is_stopped("bomb") == (
@@ -87,7 +87,7 @@ async def test_too_many_files_are_too_much_as_well() -> None:
 
 async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("idle", "idle too")
     disk.by_others = DiskUsage(99 * MIB, 10)
     await a_few_looks(disk)
@@ -97,7 +97,7 @@ async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> No
 
 async def test_who_was_measured_is_left_alone_until_that_much_more_was_written() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("working")
     disk.usages = {"working": DiskUsage(40 * MIB, 10)}
     disk.by_others = DiskUsage(90 * MIB, 10)
@@ -116,7 +116,7 @@ async def test_who_was_measured_is_left_alone_until_that_much_more_was_written()
 async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes: int) -> None:
     disk = PretendDisk()
     disk.free = 1000 * MIB
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("hidden")
     disk.usages = {"hidden": DiskUsage(101 * MIB, 10)}
     disk.by_others = DiskUsage(-101 * MIB, -10)
@@ -129,7 +129,7 @@ async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes:
 
 async def test_who_cannot_be_measured_is_asked_again() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("unseen")
     disk.by_others = DiskUsage(200 * MIB, 10)
     with anyio.fail_after(5):
@@ -141,7 +141,7 @@ async def test_who_cannot_be_measured_is_asked_again() -> None:
 
 async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk, reserve_bytes=1000 * MIB)
+    sandboxes = WatchedSandboxes(disk, reserve_bytes=1000 * MIB)
     sandboxes.begin("large", "larger", "small")
     disk.usages = {
         "large": DiskUsage(50 * MIB, 5),
@@ -161,7 +161,7 @@ async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> N
 
 async def test_the_disk_is_looked_at_only_while_there_is_somebody() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("first")
     await a_few_looks(disk)
     sandboxes.watch.discard("first")

@@ -8,8 +8,8 @@ import pytest
 
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileSizeLimitError,
     FileTimeoutError,
-    FileTooLargeError,
     NotARegularFileError,
     PathExistsError,
     SandboxFileError,
@@ -194,7 +194,7 @@ async def test_a_file_larger_than_allowed_is_refused_and_one_just_as_large_is_no
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/file", b"x" * 100_000)
-    with pytest.raises(FileTooLargeError):
+    with pytest.raises(FileSizeLimitError):
         await read(sandbox, "/testbed/file", max_bytes=99_999)
     assert len(await read(sandbox, "/testbed/file", max_bytes=100_000)) == 100_000
     await write(sandbox, "/testbed/empty", b"")

@@ -5,7 +5,7 @@ import pytest
 
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output, pieces, read
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output, pieces, read
 
 
 async def test_a_sandbox_has_a_name(sandbox: Sandbox) -> None:
@@ -34,7 +34,7 @@ async def test_a_command_that_runs_when_the_sandbox_closes_hears_that_it_is_lost
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "mkfifo never")
-    heard = Heard()
+    heard = OutputRecorder()
 
     async def run() -> None:
         with pytest.raises(SandboxLostError):

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from sandbox_runtime.sandbox import ExecResult, OutputCap, Sandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 
 async def test_output_of_just_the_cap_is_whole(sandbox: Sandbox) -> None:
@@ -103,7 +103,7 @@ async def test_a_cut_never_leaves_half_a_character(sandbox: Sandbox, max_bytes: 
 
 
 async def test_what_is_heard_is_what_is_reported(sandbox: Sandbox) -> None:
-    heard = Heard()
+    heard = OutputRecorder()
     result = await sandbox.exec(
         "for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'é'",
         timeout_s=PLENTY_S,
@@ -114,7 +114,7 @@ async def test_what_is_heard_is_what_is_reported(sandbox: Sandbox) -> None:
 
 
 async def test_a_character_written_in_two_parts_is_heard_whole(sandbox: Sandbox) -> None:
-    heard = Heard()
+    heard = OutputRecorder()
     command = "printf 'caf\\303'; sleep 0.2; printf '\\251'"
     await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
     assert heard.text() == "café"
@@ -122,7 +122,7 @@ async def test_a_character_written_in_two_parts_is_heard_whole(sandbox: Sandbox)
 
 async def test_output_is_heard_while_its_command_still_runs(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo gate")
-    heard = Heard()
+    heard = OutputRecorder()
     results: list[ExecResult] = []
 
     async def run() -> None:
@@ -139,13 +139,13 @@ async def test_output_is_heard_while_its_command_still_runs(sandbox: Sandbox) ->
 
 
 async def test_a_silent_command_is_not_heard(sandbox: Sandbox) -> None:
-    heard = Heard()
+    heard = OutputRecorder()
     await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=heard)
     assert heard.pieces == []
 
 
 async def test_no_more_than_the_head_of_the_cap_is_heard(sandbox: Sandbox) -> None:
-    heard = Heard()
+    heard = OutputRecorder()
     await sandbox.exec(
         f"echo start; {_letters(200_000)}; seq 1 1000 >&2",
         timeout_s=PLENTY_S,

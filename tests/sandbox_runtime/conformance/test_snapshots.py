@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
+from sandbox_runtime.errors import FileSizeLimitError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import HashLimits, Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, copy_workspace, output, read, write
@@ -44,7 +44,7 @@ async def test_a_workspace_over_the_limit_is_refused_and_the_sandbox_works_on(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/large", bytes(100_000))
-    with pytest.raises(FileTooLargeError):
+    with pytest.raises(FileSizeLimitError):
         await sandbox.snapshot(_nowhere, max_bytes=50_000)
     assert await output(sandbox, "echo well") == "well\n"
 

@@ -62,7 +62,7 @@ class Pieces:
         raise NotImplementedError
 
 
-class Inside:
+class GatewayClient:
     """The port that programs connect to, and what was decided on their connections."""
 
     def __init__(self, gateway: Gateway, port: int, decisions: list[Decision]) -> None:
@@ -126,7 +126,7 @@ async def inside(
     forbidden: Collection[Endpoint] = (),
     secrets: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
-) -> AsyncIterator[Inside]:
+) -> AsyncIterator[GatewayClient]:
     """A sandbox's way out to stand-ins, with programs that may connect to it."""
     decisions: list[Decision] = []
     gateway = Gateway(
@@ -143,7 +143,7 @@ async def inside(
 
 
 @asynccontextmanager
-async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[Inside]:
+async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[GatewayClient]:
     """A port for programs, and behind it this gateway."""
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -153,7 +153,7 @@ async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[
         await gateway.serve(SocketConnection(reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    sandbox = Inside(gateway, server.sockets[0].getsockname()[1], decisions)
+    sandbox = GatewayClient(gateway, server.sockets[0].getsockname()[1], decisions)
     try:
         yield sandbox
     finally:

@@ -13,14 +13,14 @@ from sandbox_runtime.egress.dialer import Server, SystemResolver
 from sandbox_runtime.egress.gateway import Gateway
 from sandbox_runtime.egress.limits import Timeouts
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Origin, echo
-from tests.sandbox_runtime.egress.programs import Inside, allowing, inside, ways_in
+from tests.sandbox_runtime.egress.programs import GatewayClient, allowing, inside, ways_in
 
 OPEN = Egress(mode="open")
 NO_ADDRESS = b"has no address that a sandbox may reach"
 OTHER = "1.1.1.1"
 
 
-async def get(sandbox: Inside, host: str) -> bytes:
+async def get(sandbox: GatewayClient, host: str) -> bytes:
     with fail_after(5):
         return await sandbox.say(f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
 

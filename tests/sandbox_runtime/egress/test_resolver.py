@@ -13,7 +13,7 @@ from policies.egress import Egress
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet
 from tests.sandbox_runtime.egress.name_server import name_server
-from tests.sandbox_runtime.egress.programs import Inside, inside
+from tests.sandbox_runtime.egress.programs import GatewayClient, inside
 
 HERE, THERE = "93.184.216.34", "2606:2800:220:1::1"
 RECORDS = {"a.example": [HERE], "both.example": [HERE, THERE], "none.example": []}
@@ -132,7 +132,7 @@ async def test_a_cancelled_lookup_frees_all_it_had(tmp_path: Path) -> None:
 
 
 async def test_silent_names_of_some_sandboxes_do_not_hold_up_another(tmp_path: Path) -> None:
-    async def wish(sandbox: Inside, host: str) -> None:
+    async def wish(sandbox: GatewayClient, host: str) -> None:
         _, writer = await sandbox.open()
         writer.write(f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode())
 

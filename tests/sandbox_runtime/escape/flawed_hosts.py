@@ -17,7 +17,7 @@ from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse
 from sandbox_runtime.sandbox import (
     LIST_TIMEOUT_S,
     TRANSFER_TIMEOUT_S,
-    Entry,
+    DirectoryEntry,
     ExecResult,
     HashLimits,
     Listing,
@@ -62,7 +62,8 @@ class NaiveFiles(GuestSandbox):
         text = await self._shell('cd "$FILE" && find -L * -maxdepth 0 -printf "%p %y\\n"', path)
         kinds = dict(line.rsplit(" ", 1) for line in text.splitlines())
         entries = [
-            Entry(name, "directory" if kind == "d" else "file", 0) for name, kind in kinds.items()
+            DirectoryEntry(name, "directory" if kind == "d" else "file", 0)
+            for name, kind in kinds.items()
         ]
         return Listing(tuple(entries), truncated=False)
 

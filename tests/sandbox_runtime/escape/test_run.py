@@ -14,7 +14,13 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, Finding, Verdict
+from sandbox_runtime.escape.context import (
+    Attack,
+    AttemptResult,
+    DisturbedError,
+    EscapeContext,
+    Verdict,
+)
 from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, untried
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.streams import OnConnection
@@ -26,12 +32,12 @@ from tests.sandbox_runtime.transfer import output, write
 ATTEMPTS = """
 import os, signal
 from sandbox_runtime.escape.inside import batch
-from sandbox_runtime.escape.inside.attempt import NotTriedError
+from sandbox_runtime.escape.inside.attempt import NotApplicableError
 def held(): raise PermissionError(1, "no")
 def nothing_found(): return None
 def opened(): os.environ["CHANGED"] = "1"; return "it is open"
 def after_it(): return os.environ.get("CHANGED")
-def untried(): raise NotTriedError("not here")
+def untried(): raise NotApplicableError("not here")
 def faulty(): return 1 / 0
 def killed(): os.kill(os.getpid(), signal.SIGKILL)
 def filtered(): os.kill(os.getpid(), signal.SIGSYS)
@@ -48,8 +54,8 @@ LIES: tuple[object, ...] = (
 )
 
 
-def finding(probe: str, verdict: Verdict) -> Finding:
-    return Finding(probe, "settings", verdict, "as told")
+def finding(probe: str, verdict: Verdict) -> AttemptResult:
+    return AttemptResult(probe, "settings", verdict, "as told")
 
 
 class Shut(MemorySandbox):
@@ -63,7 +69,7 @@ async def memory_sandbox(isolation: Isolation) -> Shut:
     return Shut()
 
 
-async def made(attack: Attack) -> Finding:
+async def made(attack: Attack) -> AttemptResult:
     context = EscapeContext(memory_sandbox, Isolation())
     with anyio.fail_after(5):
         found = await run_attack(context, attack)

@@ -31,7 +31,7 @@ def build_parts(directory: Path) -> Path:
     return _build(directory / "parts", [PARTS, *(SOURCES / f"{name}.c" for name in names)])
 
 
-class Part:
+class BuiltPart:
     """A part of the agent that takes what comes from outside, as a process of its own."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -49,11 +49,11 @@ class Part:
 
 
 @contextmanager
-def part(program: Path, name: str) -> Iterator[Part]:
+def part(program: Path, name: str) -> Iterator[BuiltPart]:
     """One of the parts that `build_parts` has built."""
     pipe = subprocess.PIPE
     with subprocess.Popen([program, name], stdin=pipe, stdout=pipe, env=ENV) as process:
-        yield Part(process)
+        yield BuiltPart(process)
         process.communicate()
         assert process.returncode == 0
 

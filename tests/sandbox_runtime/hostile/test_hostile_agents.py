@@ -25,7 +25,7 @@ from sandbox_runtime.errors import (
 )
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import OutputCap, Sandbox
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from tests.sandbox_runtime.conformance.backends import backend_of
 from tests.sandbox_runtime.transfer import read, write
 
@@ -147,7 +147,7 @@ async def victim(backend: Backend) -> AsyncIterator[GuestSandbox]:
         await backend.aclose()
 
 
-async def hold(connection: Connection) -> None:
+async def hold(connection: ProgramConnection) -> None:
     """Accept a connection and never read it."""
     await anyio.sleep_forever()
 

@@ -8,7 +8,7 @@ import pytest
 
 from policies.pool import PoolSettings
 from sandbox_runtime.backends.base import SWEEP_S, sweep_forever
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.sandbox_backend import FakeSandboxBackend
@@ -191,7 +191,7 @@ async def test_closing_ends_what_nobody_has_and_waits_for_the_rest() -> None:
 async def test_a_closed_pool_lends_nothing_and_says_so() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.pool.aclose()
-        with pytest.raises(SandboxUnavailableError, match="the pool is closed"):
+        with pytest.raises(NoFreeSandboxError, match="the pool is closed"):
             async with fixture.pool.lease(SMALL):
                 pass
         assert not fixture.backend.alive
@@ -203,7 +203,7 @@ async def test_who_waits_when_the_pool_closes_is_told() -> None:
         async with fixture.pool.lease(SMALL) as lease:
             await fixture.until(starting=1)
             closing = asyncio.create_task(fixture.pool.aclose())
-            with pytest.raises(SandboxUnavailableError, match="the pool is closed"):
+            with pytest.raises(NoFreeSandboxError, match="the pool is closed"):
                 await lease.sandbox()
         await closing
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.pool import PoolSettings
-from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
 from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.leaseholder import Leaseholder
@@ -107,7 +107,7 @@ async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> Non
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()
-            with pytest.raises(SandboxUnavailableError, match="no sandbox is ready") as refusal:
+            with pytest.raises(NoFreeSandboxError, match="no sandbox is ready") as refusal:
                 async with fixture.pool.lease(SMALL):
                     pass
         assert refusal.value.retry_after_s >= 1
@@ -120,7 +120,7 @@ async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
         fixture.backend.may_start.clear()
         fixture.backend.guests[0].die()
         async with fixture.pool.lease(SMALL) as lease:
-            with pytest.raises(SandboxUnavailableError):
+            with pytest.raises(NoFreeSandboxError):
                 await lease.sandbox()
 
 
@@ -154,7 +154,7 @@ async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_t
         holder.ask("a")
         await holder.until_served("a")
         async with fixture.pool.lease(SMALL) as lease:
-            with pytest.raises(SandboxUnavailableError, match=r"no sandbox came free in 0\.05 s"):
+            with pytest.raises(NoFreeSandboxError, match=r"no sandbox came free in 0\.05 s"):
                 await lease.sandbox()
             assert (fixture.stats.refused, fixture.stats.waiting) == (1, 0)
             holder.ask("b")

@@ -21,7 +21,7 @@ from tests.e2e.leftovers import Engine, cgroups_of, descendants, open_files, tas
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import REAL_KINDS, Kind, open_backend
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 SMALL = Isolation(memory_mib=256, pids=64)
 LARGE = replace(SMALL, memory_mib=512, pids=128)
@@ -95,7 +95,7 @@ async def test_leases_given_up_at_odd_moments_leave_nothing(kind: Kind, tmp_path
 async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
     kind: Kind, tmp_path: Path
 ) -> None:
-    clock, heard = ManualClock(), Heard()
+    clock, heard = ManualClock(), OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(idle=0), clock) as pool,
         pool.lease(SMALL) as lease,
@@ -116,7 +116,7 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
 async def test_a_lease_whose_sandbox_is_killed_goes_on_with_another(
     kind: Kind, tmp_path: Path
 ) -> None:
-    heard = Heard()
+    heard = OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(idle=0)) as pool,
         pool.lease(SMALL) as lease,

@@ -11,7 +11,7 @@ from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
 from sandbox_runtime.tools.bash import ExecuteBash
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, read
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, read
 
 BASH = ExecuteBash(ObservationLimits(), Limits())
 
@@ -83,7 +83,7 @@ async def test_many_lines_are_cut_in_their_middle() -> None:
 
 
 async def test_output_is_heard_while_it_comes() -> None:
-    heard = Heard()
+    heard = OutputRecorder()
     arguments = {"command": "echo one; echo two >&2"}
     await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=heard)
     assert heard.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
