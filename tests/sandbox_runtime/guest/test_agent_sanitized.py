@@ -195,7 +195,7 @@ def _random_request(chance: random.Random) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (b"{", "the configuration is no JSON object"),
+        (b"{", "the configuration is not a JSON object"),
         (b"{}", "no usable env"),
         (
             json.dumps({**asdict(GuestConfig()), "directories": ["/dev/null/x"]}).encode(),
