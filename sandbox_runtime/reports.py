@@ -18,9 +18,9 @@ MAX_LISTING_BYTES = 4 << 20
 """The agent's limit on a listing, without hashes. As text it may take four times as much memory,
 because one wide character makes all characters of a path wide."""
 HASH_BYTES = 68
-"""How many bytes a hash adds to an entry."""
+"""Number of bytes that a hash adds to an entry."""
 TURN_ENTRIES = 200
-"""How many entries are parsed before other tasks run: about 2 ms."""
+"""Number of entries that are parsed before other tasks run: about 2 ms."""
 MAX_PATH_BYTES = 4096
 """Linux's limit on paths; the agent leaves out longer ones."""
 MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
@@ -174,12 +174,12 @@ class ListingReader:
         ProtocolError."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            raise ProtocolError("it sent an endless listing")
+            raise ProtocolError("the agent sent an endless listing")
         if len(self._entries) + data.count(b"\n") > self._max_entries:
             raise self._too_many()
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > MAX_LINE_BYTES:
-            raise ProtocolError("it sent a malformed listing: a line has no end")
+            raise ProtocolError("the agent sent a malformed listing: a line has no end")
         for start in range(0, len(lines), TURN_ENTRIES):
             self._entries += map(_entry, lines[start : start + TURN_ENTRIES])
             await asyncio.sleep(0)
@@ -194,7 +194,7 @@ class ListingReader:
 
     def _too_many(self) -> ProtocolError:
         return ProtocolError(
-            f"it sent a malformed listing: more than the {self._max_entries} entries asked for"
+            f"the agent sent a malformed listing: more than the {self._max_entries} entries asked for"
         )
 
 
@@ -214,7 +214,7 @@ def _entry(line: bytes) -> DirectoryEntry:
                         return DirectoryEntry(path, kind, size)
                     case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
                         return DirectoryEntry(path, kind, size, digest)
-    raise ProtocolError(f"it sent a malformed listing: {line[:80]!r}")
+    raise ProtocolError(f"the agent sent a malformed listing: {line[:80]!r}")
 
 
 def _is_path(path: str) -> bool:

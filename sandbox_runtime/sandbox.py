@@ -26,7 +26,7 @@ TRANSFER_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class OutputCap:
-    """How much of each output stream is returned: half from its start and half from its end."""
+    """Limits of the returned part of each output stream: half from its start, half from its end."""
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
@@ -34,7 +34,7 @@ class OutputCap:
     """A directory inside the sandbox where the full output of a truncated stream is kept; None: it
     is not kept."""
     max_kept_bytes: int = 4 << 20
-    """How many bytes of one command's output are kept there."""
+    """Maximum number of bytes of one command's output that are kept there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ExecResult:
     stderr: str
     timed_out: bool
     truncated: bool
-    """Whether either stream exceeded the cap."""
+    """True if either stream exceeded the cap."""
     duration_s: float
     stdout_bytes: int
     """Bytes that the command wrote, including those left out."""
@@ -67,10 +67,10 @@ class ExecResult:
     pids_refused: int = 0
     """Processes and threads that could not be created during the command: too many existed."""
     running: bool = False
-    """Whether the command still runs, as a job. The result then has no exit code yet, and only the
+    """True if the command still runs, as a job. The result then has no exit code yet, and only the
     output since the last call."""
     waiting: bool = False
-    """Whether the job waits for input on its terminal."""
+    """True if the job waits for input on its terminal."""
     job_id: str = ""
     """The id for `wait` and `stop` while the command runs."""
     stdout_file: str = ""

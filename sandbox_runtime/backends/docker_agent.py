@@ -31,9 +31,11 @@ from sandbox_runtime.backends.docker_engine import (
 _NAME = "llm-sandbox-proxy-agent"
 _AGENT, _MODE = Path(AGENT_PATH).name, 0o755
 LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.1
-"""How long another proxy may hold the lock of a volume, and the pause between attempts."""
+"""Maximum time to wait for another proxy that holds the lock of a volume, and the pause between
+attempts."""
 MAX_LOCK_HOLDERS = 10
-"""How many other proxies may hold the lock, each for LOCK_TIMEOUT_S, before this one gives up."""
+"""Number of other proxies that may hold the lock in turn, each for LOCK_TIMEOUT_S, before this one
+fails."""
 
 
 class AgentVolumes:

@@ -89,7 +89,7 @@ class Probe:
     name: str
     boundary: Boundary
     tries: str
-    """What the attempt does, in one sentence."""
+    """The attempt in one sentence."""
     own_kernel_holds: bool
     """True if a kernel of the sandbox's own (gVisor) makes the attempt harmless."""
 

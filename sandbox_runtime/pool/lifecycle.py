@@ -22,7 +22,7 @@ from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry
 PING_INTERVAL_S = 10.0
 """The interval of pings. A guest agent that receives nothing for 30 s ends itself."""
 LEASED_PING_TIMEOUT_S = 60.0
-"""How long a leased sandbox may take to answer a ping: its commands may leave the guest agent
+"""Maximum time for a leased sandbox to answer a ping: its commands may leave the guest agent
 little CPU time, and the lease has timeouts of its own."""
 INITIAL_START_S = 1.0
 

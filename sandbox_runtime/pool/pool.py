@@ -56,7 +56,7 @@ OnAcquired = Callable[[float, float], None]
 seconds until that sandbox answered a ping."""
 
 IDLE_PING_TIMEOUT_S = 5.0
-"""How long an idle sandbox may take to answer a ping."""
+"""Maximum time for an idle sandbox to answer a ping."""
 INITIAL_LEASE_S = 30.0
 
 
