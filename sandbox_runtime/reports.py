@@ -194,7 +194,7 @@ class ListingReader:
 
     def _too_many(self) -> ProtocolError:
         return ProtocolError(
-            f"the agent sent a malformed listing: more than the {self._max_entries} entries asked for"
+            f"the agent sent a malformed listing: more than {self._max_entries} entries"
         )
 
 

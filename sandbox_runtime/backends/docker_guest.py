@@ -81,7 +81,7 @@ class DockerGuest:
         await asyncio.shield(self._start_removal())
 
     def stop(self, why: str) -> None:
-        """Kill it without waiting; `last_words` will include the reason."""
+        """Kill it without waiting; `diagnostics` will include the reason."""
         self._cause = self._cause or why
         self._start_removal()
 

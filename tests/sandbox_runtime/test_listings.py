@@ -64,7 +64,7 @@ async def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
 
 async def test_too_many_entries_are_refused_before_they_are_parsed() -> None:
     no_json = b"this is not even JSON\n"
-    sent = await sent_before_refused(no_json, 1000, "more than the 1000 entries")
+    sent = await sent_before_refused(no_json, 1000, "more than 1000 entries")
     assert sent <= MAX_DATA_BYTES
 
 
