@@ -73,7 +73,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_garbage_from_inside_kills_that_sandbox_with_a_clear_error(
+async def test_garbage_from_the_guest_kills_the_sandbox_with_a_clear_error(
     garbage: Callable[[int], bytes],
 ) -> None:
     sandbox, guest = await scripted_sandbox(garbage)
@@ -95,7 +95,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
-async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> None:
+async def test_invalid_listing_is_rejected(listing: bytes) -> None:
     sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, listing) + json_frame(n, END, {"truncated": False})
     )
@@ -103,13 +103,13 @@ async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> 
         await sandbox.list("/testbed", max_entries=3)
 
 
-async def test_a_file_longer_than_asked_for_is_cut_off_at_the_source() -> None:
+async def test_file_longer_than_max_bytes_loses_the_sandbox() -> None:
     sandbox, _ = await scripted_sandbox(lambda n: frame(n, DATA, b"x" * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more of a file"):
         await read(sandbox, "/testbed/file", max_bytes=10)
 
 
-async def test_a_file_shorter_than_reported_is_no_file() -> None:
+async def test_file_shorter_than_reported_loses_the_sandbox() -> None:
     sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, b"x" * 9) + json_frame(n, END, {"bytes": 10})
     )
@@ -195,7 +195,7 @@ async def test_cancelled_caller_does_not_stop_the_kill_of_a_hostile_guest() -> N
     assert guest.has_ended
 
 
-async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
+async def test_protocol_violation_does_not_affect_other_sandboxes() -> None:
     broken, _ = await scripted_sandbox(lambda n: b"garbage garbage")
     sound, _ = await scripted_sandbox(reporting(exit_code=7))
     with anyio.fail_after(5), pytest.raises(SandboxLostError):
@@ -203,7 +203,7 @@ async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
     assert (await sound.exec("true", timeout_s=5)).exit_code == 7
 
 
-async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None:
+async def test_frames_for_a_cancelled_operation_are_ignored() -> None:
     answers = iter([lambda n: b"", reporting(exit_code=3)])
     sandbox, guest = await scripted_sandbox(lambda n: next(answers)(n))
     with anyio.move_on_after(0.01):
@@ -213,7 +213,7 @@ async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None
     assert (await sandbox.exec("true", timeout_s=5)).exit_code == 3
 
 
-async def test_another_protocol_version_is_no_agent_of_ours() -> None:
+async def test_other_protocol_version_is_refused() -> None:
     guest = ScriptedGuest(reporting(), hello=json_frame(0, HELLO, {"version": 99}))
     why = f"version 99, {VERSION} expected"
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=why):
@@ -221,7 +221,7 @@ async def test_another_protocol_version_is_no_agent_of_ours() -> None:
     assert guest.killed
 
 
-async def test_an_agent_that_says_nothing_is_given_up() -> None:
+async def test_silent_agent_fails_the_start() -> None:
     guest = ScriptedGuest(reporting(), hello=b"\0")
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=r"not ready after 0\.01 s"):
         await Channel(guest).connect(timeout_s=0.01)

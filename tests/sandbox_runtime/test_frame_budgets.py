@@ -60,7 +60,7 @@ async def accept(connection: ProgramConnection) -> None:
 
 
 @pytest.mark.parametrize("on_connection", [None, accept], ids=["refused", "accepted"])
-async def test_flood_of_connections_loses_that_sandbox(
+async def test_flood_of_connections_loses_the_sandbox(
     on_connection: Callable[[ProgramConnection], asyncio.Future[None]] | None,
 ) -> None:
     channel, guest = await connected()
@@ -138,7 +138,7 @@ NOT_TOLERATED = {
 
 
 @pytest.mark.parametrize("frames", TOLERATED.values(), ids=TOLERATED.keys())
-async def test_what_was_in_flight_when_a_stream_was_given_up_does_no_harm(frames: bytes) -> None:
+async def test_frames_in_flight_for_a_cancelled_stream_are_ignored(frames: bytes) -> None:
     channel, guest = await connected()
     await given_up(channel)
     assert not await heard(channel, guest, frames)
@@ -146,7 +146,7 @@ async def test_what_was_in_flight_when_a_stream_was_given_up_does_no_harm(frames
 
 
 @pytest.mark.parametrize("frames", NOT_TOLERATED.values(), ids=NOT_TOLERATED.keys())
-async def test_more_than_was_in_flight_on_a_stream_given_up_loses_that_sandbox(
+async def test_excess_data_on_a_cancelled_stream_loses_the_sandbox(
     frames: bytes,
 ) -> None:
     channel, guest = await connected()
@@ -170,7 +170,7 @@ async def test_nothing_is_in_flight_once_the_agent_has_answered_a_later_ping() -
     await channel.close()
 
 
-async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
+async def test_frames_after_the_end_of_a_command_lose_the_sandbox() -> None:
     sandbox, guest = await scripted_sandbox(
         lambda n: reporting()(n) + (frame(n, DATA, b"x") if n == 1 else b"")
     )
@@ -181,7 +181,7 @@ async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
     await sandbox.close()
 
 
-async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end() -> None:
+async def test_agent_without_pongs_cannot_accumulate_reset_streams() -> None:
     channel, _ = await connected()
 
     async def give_up_without_end() -> None:
@@ -193,7 +193,7 @@ async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end
     await channel.close()
 
 
-async def test_agent_that_never_answers_for_those_given_up_is_lost_though_nothing_goes_on() -> None:
+async def test_agent_without_pongs_for_reset_streams_is_lost_while_idle() -> None:
     guest = ScriptedGuest(lambda n: b"")
     channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)
@@ -218,7 +218,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("frames", EMPTY.values(), ids=EMPTY.keys())
-async def test_frames_that_cost_nothing_lose_that_sandbox(frames: bytes) -> None:
+async def test_frames_without_data_lose_the_sandbox(frames: bytes) -> None:
     channel, guest = await connected()
     channel.set_connection_handler(accept)
     stream = await channel.open({"op": "exec"})

@@ -37,7 +37,7 @@ UNBELIEVABLE = {
 
 
 @pytest.mark.parametrize("line", UNBELIEVABLE.values(), ids=UNBELIEVABLE.keys())
-async def test_entry_that_cannot_be_true_loses_that_sandbox(line: bytes) -> None:
+async def test_invalid_listing_entry_loses_the_sandbox(line: bytes) -> None:
     sandbox, guest = await scripted_sandbox(
         lambda n: frame(n, DATA, line + b"\n") + json_frame(n, END, {"truncated": False})
     )
@@ -113,7 +113,7 @@ async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
         assert listing.finish() == expected
 
 
-async def test_sandbox_that_lists_more_than_asked_for_is_lost_before_its_listing_ends() -> None:
+async def test_listing_with_too_many_entries_loses_the_sandbox_before_its_end() -> None:
     sandbox, guest = await scripted_sandbox(lambda n: frame(n, DATA, LINE * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than the 10 entries"):
         await sandbox.list("/testbed", max_entries=10)

@@ -52,7 +52,7 @@ async def test_bytes_go_both_ways_until_both_have_finished(sandbox: GuestSandbox
     assert await _python(sandbox, program) == "b'hello'\n"
 
 
-async def test_without_somebody_who_decides_every_connection_is_closed(
+async def test_connections_without_a_handler_are_closed(
     sandbox: GuestSandbox,
 ) -> None:
     assert await _python(sandbox, "print(connect().recv(10))") == "b''\n"
@@ -113,7 +113,7 @@ print(len(answers), *set(answers))
     await gateway.aclose()
 
 
-async def test_a_connection_nobody_reads_holds_nothing_else_up(sandbox: GuestSandbox) -> None:
+async def test_unread_connection_does_not_block_others(sandbox: GuestSandbox) -> None:
     async def deaf(connection: ProgramConnection) -> None:
         await asyncio.Event().wait()
 
@@ -183,7 +183,7 @@ async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> 
     assert await _python(sandbox, program) == "b''\n"
 
 
-async def test_a_handler_that_fails_is_told_of_and_costs_its_connection_only(
+async def test_failing_handler_is_logged_and_closes_only_its_connection(
     sandbox: GuestSandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(connection: ProgramConnection) -> None:

@@ -42,7 +42,7 @@ async def heard(listener: Subscriber) -> list[Event]:
     return events
 
 
-async def test_each_listener_hears_all_whenever_it_came() -> None:
+async def test_each_subscriber_gets_all_events() -> None:
     run = started(CountingSubscriber(3))
     with anyio.fail_after(5), run.listen() as first:
         await run.ended()
@@ -52,7 +52,7 @@ async def test_each_listener_hears_all_whenever_it_came() -> None:
     assert run.result() is RESULT
 
 
-async def test_a_run_waits_for_the_only_listener_there_is() -> None:
+async def test_run_waits_for_its_only_subscriber() -> None:
     work = CountingSubscriber(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.listen() as listener:
@@ -65,7 +65,7 @@ async def test_a_run_waits_for_the_only_listener_there_is() -> None:
     assert work.done == 10 * MAX_BEHIND
 
 
-async def test_a_run_waits_for_the_fastest_of_several() -> None:
+async def test_run_waits_for_the_fastest_subscriber() -> None:
     work = CountingSubscriber(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.listen() as slow, run.listen() as fast:
@@ -73,7 +73,7 @@ async def test_a_run_waits_for_the_fastest_of_several() -> None:
         assert len(await heard(slow)) == 10 * MAX_BEHIND
 
 
-async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
+async def test_run_continues_when_the_awaited_subscriber_leaves() -> None:
     work = CountingSubscriber(10 * MAX_BEHIND)
     alone: list[Run] = []
     run = started(work, alone.append)
@@ -85,7 +85,7 @@ async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
     assert (work.done, run.status) == (10 * MAX_BEHIND, "completed")
 
 
-async def test_who_listens_to_a_run_that_is_cancelled_is_told() -> None:
+async def test_subscribers_of_a_cancelled_run_are_notified() -> None:
     run = started(CountingSubscriber(10 * MAX_BEHIND))
     with anyio.fail_after(5), run.listen() as listener:
         await anyio.wait_all_tasks_blocked()

@@ -273,7 +273,7 @@ print(os.wait()[1])
 
 
 @needs_cgroups
-async def test_who_takes_more_memory_than_there_is_gets_killed() -> None:
+async def test_process_beyond_the_memory_limit_is_killed() -> None:
     async with new_sandbox() as sandbox:
         command = "python3 -c 'len(bytearray(512 << 20))'"
         result = await sandbox.exec(command, timeout_s=20)

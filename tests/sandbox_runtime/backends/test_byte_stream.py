@@ -54,7 +54,7 @@ async def heard(duplex: ByteStreamProtocol) -> bytes:
     return bytes(said)
 
 
-async def test_what_comes_before_anybody_listens_is_heard_first() -> None:
+async def test_bytes_before_listen_are_delivered_first() -> None:
     async with connected() as (duplex, theirs):
         theirs.send(b"head\r\n\r\nearly ")
         assert await duplex.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
@@ -64,7 +64,7 @@ async def test_what_comes_before_anybody_listens_is_heard_first() -> None:
         assert await listening == b"early late"
 
 
-async def test_who_talks_on_without_being_heard_is_not_read_any_more() -> None:
+async def test_stream_without_a_listener_stops_reading() -> None:
     async with connected() as (duplex, theirs):
         flood = asyncio.create_task(
             asyncio.get_running_loop().sock_sendall(theirs, bytes(8 * MEGABYTE))
@@ -77,7 +77,7 @@ async def test_who_talks_on_without_being_heard_is_not_read_any_more() -> None:
         assert len(await listening) == 8 * MEGABYTE
 
 
-async def test_what_is_refused_ends_the_listening() -> None:
+async def test_protocol_error_ends_listen() -> None:
     def refuse(data: bytes) -> None:
         raise ProtocolError("no frame")
 
@@ -99,7 +99,7 @@ async def test_writer_waits_for_room_while_nobody_reads() -> None:
         await waiting
 
 
-async def test_nobody_waits_for_room_once_the_other_end_is_closed() -> None:
+async def test_drain_returns_once_the_peer_has_closed() -> None:
     async with connected() as (duplex, theirs):
         duplex.write(bytes(8 * MEGABYTE))
         await asyncio.get_running_loop().sock_recv(theirs, 1)
@@ -111,7 +111,7 @@ async def test_nobody_waits_for_room_once_the_other_end_is_closed() -> None:
         assert await heard(duplex) == b""
 
 
-async def test_a_head_that_ends_too_early_is_none() -> None:
+async def test_incomplete_head_is_an_error() -> None:
     async with connected() as (duplex, theirs):
         theirs.send(b"HTTP/1.1")
         theirs.close()
@@ -119,7 +119,7 @@ async def test_a_head_that_ends_too_early_is_none() -> None:
             await duplex.read_until(b"\r\n\r\n")
 
 
-async def test_who_does_not_read_has_no_more_queued_for_him_and_is_refused() -> None:
+async def test_control_data_for_a_peer_that_does_not_read_is_bounded() -> None:
     async with connected() as (duplex, _theirs):
         listening = asyncio.create_task(heard(duplex))
         await asyncio.sleep(0)
@@ -138,7 +138,7 @@ async def test_who_does_not_read_has_no_more_queued_for_him_and_is_refused() -> 
         assert duplex._transport.get_write_buffer_size() == waiting
 
 
-async def test_what_waits_behind_a_large_request_is_not_too_much() -> None:
+async def test_control_data_behind_a_large_request_is_not_counted_against_the_peer() -> None:
     async with connected() as (duplex, theirs):
         listening = asyncio.create_task(heard(duplex))
         duplex.write(bytes(8 * MEGABYTE))
@@ -194,7 +194,7 @@ async def test_pauses_lose_nothing_and_change_no_order() -> None:
         assert taken == said
 
 
-async def test_what_came_before_anybody_listened_is_heard_after_the_end_too() -> None:
+async def test_bytes_before_listen_are_delivered_after_the_end() -> None:
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> float | None:

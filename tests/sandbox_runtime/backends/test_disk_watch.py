@@ -61,7 +61,7 @@ async def a_few_looks(disk: PretendDisk) -> None:
         await until(lambda: disk.looks >= enough)
 
 
-async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
+async def test_sandbox_beyond_its_disk_limit_is_stopped_with_the_reason() -> None:
     disk = PretendDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("greedy", "modest")
@@ -85,7 +85,7 @@ async def test_too_many_files_are_too_much_as_well() -> None:
     await sandboxes.watch.aclose()
 
 
-async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> None:
+async def test_disks_are_not_measured_before_enough_was_written() -> None:
     disk = PretendDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("idle", "idle too")
@@ -95,7 +95,7 @@ async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> No
     await sandboxes.watch.aclose()
 
 
-async def test_who_was_measured_is_left_alone_until_that_much_more_was_written() -> None:
+async def test_measured_sandbox_is_measured_again_only_after_enough_was_written() -> None:
     disk = PretendDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("working")
@@ -113,7 +113,7 @@ async def test_who_was_measured_is_left_alone_until_that_much_more_was_written()
 
 
 @pytest.mark.parametrize("seen_bytes", [MIB, -MIB])
-async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes: int) -> None:
+async def test_space_freed_by_one_sandbox_does_not_hide_writes_of_another(seen_bytes: int) -> None:
     disk = PretendDisk()
     disk.free = 1000 * MIB
     sandboxes = WatchedSandboxes(disk)
@@ -127,7 +127,7 @@ async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes:
     await sandboxes.watch.aclose()
 
 
-async def test_who_cannot_be_measured_is_asked_again() -> None:
+async def test_failed_measurement_is_repeated() -> None:
     disk = PretendDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("unseen")
@@ -159,7 +159,7 @@ async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> N
     await sandboxes.watch.aclose()
 
 
-async def test_the_disk_is_looked_at_only_while_there_is_somebody() -> None:
+async def test_disk_is_watched_only_while_sandboxes_exist() -> None:
     disk = PretendDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("first")

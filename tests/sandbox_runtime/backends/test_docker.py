@@ -83,7 +83,7 @@ class ForeignEngine(DockerEngine):
         return {**await super().image(name), "Architecture": "s390x"}
 
 
-async def test_an_image_for_a_machine_without_an_agent_is_told_of(
+async def test_image_for_a_machine_without_an_agent_is_an_error(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     await backend._engine.aclose()
@@ -115,7 +115,7 @@ async def test_a_start_that_is_given_up_leaves_no_container(
 
 
 @pytest.mark.parametrize("end", [("rm", "-f"), ("kill",)])
-async def test_a_container_that_somebody_else_removes_is_told_as_that(
+async def test_container_removed_by_another_client_is_reported(
     backend: DockerBackend, end: tuple[str, ...]
 ) -> None:
     sandbox = await start_sandbox(backend, Isolation())

@@ -92,7 +92,7 @@ async def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
         DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host="carrier-pigeon://roof")
 
 
-async def test_who_loses_the_engine_hears_so_and_can_still_close(
+async def test_lost_engine_loses_the_sandbox_which_still_closes(
     line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
@@ -124,7 +124,7 @@ async def test_who_loses_the_engine_hears_so_and_can_still_close(
     await backend.aclose()
 
 
-async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
+async def test_lost_connection_is_distinguished_from_a_stopped_engine(
     line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)

@@ -174,7 +174,7 @@ cat io.max 2>/dev/null || cat blkio/blkio.throttle.*_bps_device
 """
 
 
-async def test_what_a_sandbox_reads_and_writes_of_the_disk_is_limited(
+async def test_disk_throughput_is_limited(
     backend: DockerBackend,
 ) -> None:
     said = {check.name: check.detail for check in await backend.check()}["docker disk speed"]
@@ -312,7 +312,7 @@ async def test_at_the_strict_level_the_disk_is_full_at_its_bound(backend: Docker
         assert "No space left on device" in many.stderr
 
 
-async def test_what_an_image_says_of_users_volumes_and_health_opens_no_wall(
+async def test_users_volumes_and_health_checks_of_an_image_do_not_weaken_isolation(
     tmp_path: Path,
 ) -> None:
     await docker_backend(tmp_path).aclose()  # skips where there is none

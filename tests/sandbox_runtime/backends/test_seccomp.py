@@ -67,7 +67,7 @@ def test_calls_are_allowed_refused_or_unknown_as_the_policy_says(machine: str, a
     assert {verdicts[name] for name in UNIMPLEMENTED & numbers.keys()} == {errno.ENOSYS}
 
 
-def test_what_programs_live_on_is_allowed_and_what_attacks_need_is_not() -> None:
+def test_ordinary_calls_are_allowed_and_dangerous_calls_are_denied() -> None:
     assert {"read", "openat", "munmap", "execve", "wait4", "futex", "mknod", "seccomp"} <= ALLOWED
     dangerous = ("ptrace", "bpf", "keyctl", "mount", "setns", "kexec_load", "init_module", "syslog")
     assert not ALLOWED & {*dangerous, "io_uring_setup", "userfaultfd", "open_by_handle_at"}
@@ -177,7 +177,7 @@ def arguments_of_interest() -> Iterator[tuple[int, ...]]:
 
 
 @every_machine
-def test_docker_is_told_the_same(machine: str, audit: int) -> None:
+def test_docker_profile_matches_the_filter(machine: str, audit: int) -> None:
     code, profile = bpf_filter(machine), json.loads(docker_seccomp_profile())
     for name, number in SYSCALL_NUMBERS[machine].items():
         tries = list(arguments_of_interest()) if name in ARG_FILTERED else [(0,) * 4]

@@ -201,7 +201,7 @@ async def test_a_file_larger_than_allowed_is_refused_and_one_just_as_large_is_no
     assert await read(sandbox, "/testbed/empty", max_bytes=0) == b""
 
 
-async def test_a_sink_that_fails_is_heard_of_and_harms_nothing(sandbox: Sandbox) -> None:
+async def test_error_of_a_sink_is_raised_and_the_sandbox_stays_usable(sandbox: Sandbox) -> None:
     class SinkError(Exception):
         pass
 

@@ -30,7 +30,7 @@ async def test_a_closed_sandbox_is_lost_to_every_use(sandbox: Sandbox) -> None:
         await sandbox.list("/testbed")
 
 
-async def test_a_command_that_runs_when_the_sandbox_closes_hears_that_it_is_lost(
+async def test_running_command_raises_when_its_sandbox_closes(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "mkfifo never")

@@ -62,7 +62,7 @@ async def test_lines_are_counted_whether_they_are_shown_or_not(
     assert result.output_lines == lines
 
 
-async def test_one_line_of_300_kb_is_cut_in_its_middle(sandbox: Sandbox) -> None:
+async def test_line_of_300_kb_is_cut_in_its_middle(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=2000, max_lines=50)
     command = f"printf start; {_letters(300_000)}; printf end"
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap)
@@ -102,7 +102,7 @@ async def test_a_cut_never_leaves_half_a_character(sandbox: Sandbox, max_bytes: 
     assert "\ufffd" not in result.stdout
 
 
-async def test_what_is_heard_is_what_is_reported(sandbox: Sandbox) -> None:
+async def test_streamed_output_equals_the_reported_output(sandbox: Sandbox) -> None:
     heard = OutputRecorder()
     result = await sandbox.exec(
         "for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'é'",

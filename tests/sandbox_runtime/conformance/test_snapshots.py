@@ -49,7 +49,7 @@ async def test_a_workspace_over_the_limit_is_refused_and_the_sandbox_works_on(
     assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_what_is_no_snapshot_is_refused(sandbox: Sandbox) -> None:
+async def test_invalid_snapshot_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxFileError):
         await sandbox.restore(_pieces(b"this is no tar " * 100))
     assert await output(sandbox, "echo well") == "well\n"

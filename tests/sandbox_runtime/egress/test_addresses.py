@@ -52,9 +52,7 @@ async def get(sandbox: GatewayClient, host: str) -> bytes:
     ],
 )
 @pytest.mark.parametrize("egress", [OPEN, allowing("inner.example")], ids=["open", "allowlist"])
-async def test_a_name_that_leads_to_no_public_address_is_denied(
-    address: str, egress: Egress
-) -> None:
+async def test_name_without_a_public_address_is_denied(address: str, egress: Egress) -> None:
     internet = Internet({"inner.example": [address]})
     async with inside(egress, internet) as sandbox:
         answer = await get(sandbox, "inner.example")
@@ -194,7 +192,7 @@ async def test_other_ports_of_the_proxys_own_address_stay_what_they_are() -> Non
         assert (await get(sandbox, "allowed.example")).startswith(b"HTTP/1.1 200 ")
 
 
-def test_an_own_address_that_is_none_is_an_error() -> None:
+def test_invalid_own_address_is_an_error() -> None:
     with pytest.raises(ValueError, match="localhost"):
         Gateway(OPEN, resolve=Internet().resolve, forbidden=[("localhost", 80)])
 
@@ -215,7 +213,7 @@ async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
                         assert (await reader.read()).endswith(b"hello") is (status == b"200")
 
 
-async def test_the_hosts_resolver_tells_addresses_and_failures() -> None:
+async def test_system_resolver_returns_addresses_and_failures() -> None:
     resolver = SystemResolver()
     with fail_after(20):
         assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}

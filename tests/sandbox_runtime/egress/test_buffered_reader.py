@@ -28,7 +28,7 @@ async def test_bare_line_feeds_end_a_head_at_once_so_that_it_is_refused_at_once(
     assert await reader.read_head(1000) == b"GET / HTTP/1.1\n\n"
 
 
-async def test_what_is_too_long_or_ends_in_its_middle_is_denied() -> None:
+async def test_too_long_or_incomplete_input_is_denied() -> None:
     with pytest.raises(DeniedError, match="more than 20 bytes"):
         await BufferedReader(Pieces([HEAD])).read_head(20)
     with pytest.raises(DeniedError, match="more than 20 bytes"):

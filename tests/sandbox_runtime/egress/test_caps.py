@@ -94,7 +94,7 @@ def test_the_rate_lets_a_second_pass_at_once_and_the_rest_in_its_time() -> None:
     assert traffic.reserve(MIB, now=1000.0) == 1.0
 
 
-def test_what_is_refused_uses_the_rest_up() -> None:
+def test_refused_bytes_use_up_the_quota() -> None:
     traffic = TrafficQuota(Egress(max_mib=2))
     assert traffic.reserve(MIB, now=0.0) == 0
     with pytest.raises(DeniedError, match="used up its 2 MiB"):
@@ -118,7 +118,7 @@ def test_an_allowance_bounds_what_passes_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 100.0])
-async def test_what_is_too_fast_waits(rate: float) -> None:
+async def test_traffic_above_the_rate_waits(rate: float) -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
@@ -208,7 +208,7 @@ async def test_bytes_in_one_direction_keep_a_tunnel_open() -> None:
     assert (len(received), arrived) == (15, 15)
 
 
-async def test_a_program_that_does_not_read_is_left() -> None:
+async def test_program_that_does_not_read_times_out() -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
@@ -221,7 +221,7 @@ async def test_a_program_that_does_not_read_is_left() -> None:
     assert decision.bytes_down < 64 * MIB
 
 
-async def test_a_server_that_does_not_answer_is_left() -> None:
+async def test_server_that_does_not_answer_times_out() -> None:
     internet = Internet()
 
     async def mute(reader: Reader, _writer: Writer) -> None:
@@ -236,7 +236,7 @@ async def test_a_server_that_does_not_answer_is_left() -> None:
     assert answer.startswith(b"HTTP/1.1 504 Gateway Timeout: nothing passed for 0.1 s\r\n")
 
 
-async def test_a_program_that_stays_after_its_answer_is_left() -> None:
+async def test_program_that_stays_after_its_answer_times_out() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),

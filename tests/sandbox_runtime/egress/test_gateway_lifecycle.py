@@ -151,7 +151,7 @@ async def test_each_side_may_finish_before_the_other() -> None:
     assert {decision.reason for decision in sandbox.decisions} == {""}
 
 
-async def test_a_host_that_breaks_off_is_told_of() -> None:
+async def test_connection_reset_by_the_host_is_reported() -> None:
     internet = Internet()
 
     async def breaking(reader: Reader, writer: Writer) -> None:
@@ -178,7 +178,7 @@ async def test_a_task_that_is_cancelled_closes_both_sides() -> None:
             await until(lambda: host.open == 0)
 
 
-async def test_a_listener_may_be_a_coroutine_and_is_waited_for() -> None:
+async def test_on_decision_coroutine_is_awaited() -> None:
     internet = Internet()
     told: list[str] = []
 
@@ -206,7 +206,7 @@ class Silent(Pieces):
         self.aborted = True
 
 
-async def test_a_listener_is_told_also_when_all_around_is_cancelled() -> None:
+async def test_on_decision_is_called_when_serving_is_cancelled() -> None:
     told: list[str] = []
 
     async def listen(decision: Decision) -> None:
@@ -224,7 +224,7 @@ async def test_a_listener_is_told_also_when_all_around_is_cancelled() -> None:
     assert connection.aborted
 
 
-async def test_what_is_on_its_way_to_a_slow_host_still_arrives() -> None:
+async def test_data_in_flight_to_a_slow_host_arrives() -> None:
     internet, reads = Internet(), asyncio.Event()
     arrived: list[bytes] = []
 
@@ -258,7 +258,7 @@ async def test_what_is_on_its_way_to_a_slow_host_still_arrives() -> None:
 
 
 @pytest.mark.parametrize("connections", [200])
-async def test_many_at_once_all_get_their_own(connections: int) -> None:
+async def test_concurrent_connections_get_their_own_answers(connections: int) -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),

@@ -41,7 +41,7 @@ async def test_a_request_reaches_its_host_in_the_form_that_servers_read() -> Non
     )
 
 
-async def test_a_denied_host_is_told_in_words_and_never_looked_up() -> None:
+async def test_denied_host_is_refused_with_a_reason_and_never_resolved() -> None:
     internet = Internet()
     async with inside(allowing("pypi"), internet) as sandbox:
         with fail_after(5):
@@ -60,7 +60,7 @@ async def test_a_denied_host_is_told_in_words_and_never_looked_up() -> None:
     assert decision.bytes_up == decision.bytes_down == 0
 
 
-async def test_a_refusal_is_heard_by_who_still_sends_a_long_body() -> None:
+async def test_refusal_reaches_a_program_that_still_sends_its_body() -> None:
     async with inside(allowing("pypi"), Internet()) as sandbox:
         with fail_after(5):
             post = b"POST http://example.com/ HTTP/1.0\r\nContent-Length: 9999999\r\n\r\n"
@@ -189,7 +189,7 @@ async def test_a_server_that_does_not_speak_http_is_a_bad_gateway(answer: bytes)
     assert decision.reason.startswith("the host")
 
 
-async def test_a_host_that_is_not_there_is_told_as_such() -> None:
+async def test_unreachable_host_is_reported() -> None:
     internet = Internet({"allowed.example": [PUBLIC]})
     async with inside(allowing("allowed.example", "gone.example"), internet) as sandbox:
         with fail_after(5):

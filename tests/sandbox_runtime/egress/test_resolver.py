@@ -32,7 +32,7 @@ async def test_both_families_of_a_name_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.example", "none.example", "x" * 63 + ".example"])
-async def test_a_name_without_addresses_is_told(name: str, tmp_path: Path) -> None:
+async def test_name_without_addresses_is_an_error(name: str, tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, _):
         with pytest.raises(socket.gaierror, match="not known"):
             await resolver(name)
@@ -59,7 +59,7 @@ nonsense printer
 
 
 @pytest.mark.parametrize("name", ["localhost", "web.localhost"])
-async def test_localhost_is_this_host_without_being_asked_for(name: str, tmp_path: Path) -> None:
+async def test_localhost_resolves_without_a_name_server(name: str, tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, server):
         assert await resolver(name) == ("127.0.0.1", "::1")
     assert server.asked == []
@@ -83,7 +83,7 @@ async def test_files_that_change_are_read_again(tmp_path: Path) -> None:
         assert await resolver("new.example") == ["10.1.1.1"]
 
 
-async def test_a_host_without_its_files_asks_itself(tmp_path: Path) -> None:
+async def test_host_without_resolver_files_queries_localhost(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, _):
         (tmp_path / "hosts").unlink()
         (tmp_path / "resolv.conf").write_text("nameserver nonsense\n")

@@ -115,7 +115,7 @@ async def test_tls_in_a_tunnel_is_held_to_its_host() -> None:
     ],
     ids=repr,
 )
-async def test_no_is_said_in_a_reply(sent: bytes, answer: bytes) -> None:
+async def test_refusal_is_a_socks_reply(sent: bytes, answer: bytes) -> None:
     internet = Internet()
     async with inside(allowing("allowed.example", "gone.example"), internet) as sandbox:
         with fail_after(5):

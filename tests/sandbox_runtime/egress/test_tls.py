@@ -170,7 +170,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("sent", [*HIDING.values(), *PLAIN.values()], ids=[*HIDING, *PLAIN])
-async def test_what_hides_its_host_on_port_443_never_reaches_it(sent: bytes) -> None:
+async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> None:
     internet = Internet()
     heard: list[bytes] = []
 

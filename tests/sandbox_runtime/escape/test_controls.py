@@ -104,7 +104,7 @@ async def test_without_walls_every_attempt_from_inside_succeeds() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_without_its_wall_it_succeeds(
+async def test_attack_succeeds_without_its_boundary(
     attack: Attack, contexts: dict[int, EscapeContext]
 ) -> None:
     control = OF_AN_ATTACK.get(attack.name) or OF_A_BOUNDARY[attack.boundary]

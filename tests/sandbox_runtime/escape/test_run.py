@@ -78,7 +78,7 @@ async def made(attack: Attack) -> AttemptResult:
 
 
 @pytest.mark.docker
-async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Path) -> None:
+async def test_separate_kernel_does_not_excuse_effects_on_a_neighbour(tmp_path: Path) -> None:
     """An attack that takes all of its own kernel's is nothing, one that is felt elsewhere is."""
 
     async def takes(context: EscapeContext) -> str | None:
@@ -96,7 +96,7 @@ async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Pat
     assert [finding.verdict for finding in findings] == ["held", "open"]
 
 
-def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
+def test_attempts_are_independent_of_each_other() -> None:
     command = (sys.executable, "-c", ATTEMPTS)
     said = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
     lines = [json.loads(line) for line in said.splitlines()][1:]
@@ -114,14 +114,14 @@ def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
     ]
 
 
-async def test_where_there_is_no_python_nothing_was_tried() -> None:
+async def test_attempts_without_python_count_as_not_tried() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
     assert untried(findings) == "the isolation could not be tested: there is no python3 inside"
 
 
 @pytest.mark.docker
-async def test_what_comes_from_inside_is_cut_short_and_never_believed_blindly() -> None:
+async def test_results_from_inside_are_validated_and_truncated() -> None:
     lines = "\n".join([*map(json.dumps, LIES), "no JSON", "[" * 99999])
     liar = f"#!/bin/sh\ncat <<END\n{lines}\nEND\n"
     async with opened(OpenContainers("--network=none")) as place:
@@ -152,7 +152,7 @@ def test_a_server_refuses_what_is_open_or_was_not_tried_beside_others(
     assert refusal(findings) == said
 
 
-def test_doctor_is_told_of_anything_but_held_in_capitals() -> None:
+def test_doctor_shows_every_other_verdict_in_capitals() -> None:
     assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
     assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
 

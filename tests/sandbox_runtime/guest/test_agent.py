@@ -39,7 +39,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
         yield process
 
 
-def test_a_machine_without_an_agent_is_told_of() -> None:
+def test_machine_without_an_agent_is_an_error() -> None:
     with pytest.raises(
         SandboxStartError, match=r"no guest agent for the machine 'pdp11'.*make install"
     ):
@@ -65,7 +65,7 @@ def test_pipes_where_the_agent_has_its_files_do_not_stop_it(agent: AgentProcess)
 # At most once, and told until it has arrived
 
 
-def test_an_outcome_is_told_again_until_it_is_acknowledged(agent: AgentProcess) -> None:
+def test_report_is_repeated_until_it_is_acknowledged(agent: AgentProcess) -> None:
     agent.exec(1, "one", "echo ran; echo ran >> count")
     first = agent.heard(1)
     agent.exec(3, "one", "echo ran; echo ran >> count")
@@ -77,7 +77,7 @@ def test_an_outcome_is_told_again_until_it_is_acknowledged(agent: AgentProcess) 
     assert agent.heard(7)[2]["error"] == "unknown"
 
 
-def test_a_reading_is_told_again_until_the_next_is_asked_for(agent: AgentProcess) -> None:
+def test_reading_is_repeated_until_the_next_is_requested(agent: AgentProcess) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after", wait_s=0.3)
     first = agent.heard(1)
     assert (first[0], first[2]["running"], first[2]["reading"]) == ("before\n", True, 0)
@@ -120,7 +120,7 @@ def test_an_agent_ends_when_its_host_is_silent_for_too_long(tmp_path: Path) -> N
         assert agent.receive() is None
 
 
-def test_an_agent_lives_on_while_its_host_is_heard(tmp_path: Path) -> None:
+def test_agent_keeps_running_while_its_host_sends_data(tmp_path: Path) -> None:
     with agent_process(tmp_path, watchdog_s=2.0) as agent:
         for stream in (1, 3, 5):
             agent.exec(stream, f"c{stream}", "sleep 1")
@@ -264,7 +264,7 @@ def test_a_connection_that_the_host_refuses_is_closed(tmp_path: Path) -> None:
             assert program.recv(100) == b""
 
 
-def test_a_program_that_hangs_up_is_told_of(tmp_path: Path) -> None:
+def test_host_is_notified_when_a_program_hangs_up(tmp_path: Path) -> None:
     port = _free_port()
     with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))

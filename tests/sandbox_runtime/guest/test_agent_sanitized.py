@@ -119,7 +119,7 @@ def agent(binary: Path, tmp_path: Path) -> Iterator[WatchedProcess]:
 
 
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN.keys())
-def test_what_no_host_may_send_ends_the_agent_with_a_word(
+def test_invalid_frame_ends_the_agent_with_an_error(
     binary: Path, tmp_path: Path, sent: bytes
 ) -> None:
     with started(binary, _config(tmp_path)) as agent:
@@ -204,7 +204,9 @@ def _random_request(chance: random.Random) -> dict[str, object]:
         (json.dumps({**asdict(GuestConfig()), "rlimits": {"RLIMIT_X": 1}}).encode(), "RLIMIT_X"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_told_of(binary: Path, config: bytes, said: str) -> None:
+def test_invalid_configuration_ends_the_agent_with_an_error(
+    binary: Path, config: bytes, said: str
+) -> None:
     with started(binary, config) as agent:
         assert agent.receive() is None
         code, words = agent.end()
@@ -221,7 +223,7 @@ def test_frames_may_come_byte_by_byte(agent: WatchedProcess) -> None:
     assert agent.heard(1)[0] == "text"
 
 
-def test_what_is_typed_is_credited_once_a_program_could_read_it(agent: WatchedProcess) -> None:
+def test_terminal_input_is_credited_when_a_program_can_read_it(agent: WatchedProcess) -> None:
     line = b"0123456789abcde\n"
     typed = line * (60_000 // len(line))
     agent.exec(1, "c", "mkfifo gate; read x < gate; wc -c", stdin="terminal")

@@ -87,5 +87,5 @@ def test_without_an_engine_the_build_ends_at_once_and_says_why() -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("slim")
-def test_what_docker_refuses_is_told_by_the_exit_code() -> None:
+def test_build_fails_when_docker_refuses_the_tag() -> None:
     assert build_image("slim", "not a tag", "--quiet") != 0

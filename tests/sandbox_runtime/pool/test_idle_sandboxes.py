@@ -19,7 +19,7 @@ WARM = PoolSettings(idle=2)
 STRICT = replace(SMALL, level="strict")
 
 
-async def test_every_living_sandbox_lent_or_not_is_pinged_at_every_beat() -> None:
+async def test_idle_and_leased_sandboxes_are_pinged_every_interval() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
@@ -30,7 +30,7 @@ async def test_every_living_sandbox_lent_or_not_is_pinged_at_every_beat() -> Non
         )
 
 
-async def test_one_that_does_not_answer_holds_up_nobodys_ping() -> None:
+async def test_unresponsive_sandbox_does_not_delay_other_pings() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
@@ -55,7 +55,7 @@ async def test_a_warm_sandbox_found_dead_is_replaced(end: str) -> None:
         assert bad not in fixture.backend.alive
 
 
-async def test_one_at_work_may_be_slower_to_answer_than_an_idle_one() -> None:
+async def test_leased_sandbox_has_more_time_to_answer_a_ping() -> None:
     async with (
         fake_pool(WARM, idle_ping_timeout_s=0.05) as fixture,
         fixture.pool.lease(SMALL) as lease,
@@ -69,7 +69,7 @@ async def test_one_at_work_may_be_slower_to_answer_than_an_idle_one() -> None:
         assert sandbox.lost is None
 
 
-async def test_a_sandbox_that_dies_while_lent_is_its_users_affair() -> None:
+async def test_dead_leased_sandbox_is_left_to_its_lease() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
@@ -115,7 +115,7 @@ async def test_a_sandbox_of_the_old_image_that_starts_while_a_new_one_comes_is_n
         await fixture.until(idle=1, ending=0, started=2)
 
 
-async def test_an_engine_that_cannot_say_what_it_has_costs_no_warm_sandbox() -> None:
+async def test_failed_fingerprint_keeps_the_idle_sandboxes() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.refusal = "the engine is down"
@@ -123,7 +123,7 @@ async def test_an_engine_that_cannot_say_what_it_has_costs_no_warm_sandbox() -> 
         assert (fixture.stats.idle, fixture.stats.replaced) == (2, 0)
 
 
-async def test_after_failed_starts_filling_rests_longer_each_time_and_then_heals() -> None:
+async def test_refilling_backs_off_after_failed_starts_and_recovers() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(WARM, backend) as fixture:
@@ -143,7 +143,7 @@ async def test_after_failed_starts_filling_rests_longer_each_time_and_then_heals
         await fixture.until(idle=2)
 
 
-async def test_a_start_that_succeeds_ends_the_rest() -> None:
+async def test_successful_start_ends_the_backoff() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(WARM, backend) as fixture:
@@ -155,7 +155,7 @@ async def test_a_start_that_succeeds_ends_the_rest() -> None:
         assert fixture.stats.failed == 1
 
 
-async def test_making_them_ready_leaves_half_the_time_to_commands() -> None:
+async def test_refilling_leaves_half_the_time_to_commands() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.may_start.clear()
@@ -172,7 +172,7 @@ async def test_making_them_ready_leaves_half_the_time_to_commands() -> None:
             await fixture.until(idle=2)
 
 
-async def test_closing_ends_what_nobody_has_and_waits_for_the_rest() -> None:
+async def test_closing_ends_idle_sandboxes_and_waits_for_leased_ones() -> None:
     async with fake_pool(WARM) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             sandbox = await lease.sandbox()
@@ -188,7 +188,7 @@ async def test_closing_ends_what_nobody_has_and_waits_for_the_rest() -> None:
         assert not fixture.backend.alive
 
 
-async def test_a_closed_pool_lends_nothing_and_says_so() -> None:
+async def test_closed_pool_refuses_leases() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.pool.aclose()
         with pytest.raises(NoFreeSandboxError, match="the pool is closed"):
@@ -197,7 +197,7 @@ async def test_a_closed_pool_lends_nothing_and_says_so() -> None:
         assert not fixture.backend.alive
 
 
-async def test_who_waits_when_the_pool_closes_is_told() -> None:
+async def test_closing_pool_fails_its_waiters() -> None:
     async with fake_pool(PoolSettings(idle=0)) as fixture:
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:

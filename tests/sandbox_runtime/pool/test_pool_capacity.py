@@ -27,7 +27,7 @@ async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
         assert fixture.backend.most_alive == 2
 
 
-async def test_one_that_is_still_ending_counts() -> None:
+async def test_ending_sandbox_counts_towards_the_limit() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a")
@@ -41,7 +41,7 @@ async def test_one_that_is_still_ending_counts() -> None:
         await holder.end_all()
 
 
-async def test_no_more_start_at_a_time_than_helps() -> None:
+async def test_concurrent_starts_are_limited() -> None:
     async with fake_pool(PoolSettings(idle=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -54,7 +54,7 @@ async def test_no_more_start_at_a_time_than_helps() -> None:
         await holder.end_all()
 
 
-async def test_where_a_miss_waits_no_more_start_at_a_time_than_the_processor_bears() -> None:
+async def test_concurrent_starts_for_waiters_are_limited_by_the_processors() -> None:
     async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -113,7 +113,7 @@ async def test_a_sandbox_that_never_fits_is_not_waited_for() -> None:
                 pass
 
 
-async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() -> None:
+async def test_unneeded_idle_sandbox_makes_room_for_another_isolation() -> None:
     async with fake_pool(PoolSettings(idle=2, max_total=2)) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(STRICT) as lease:
@@ -123,7 +123,7 @@ async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() ->
         assert fixture.backend.most_alive == 2
 
 
-async def test_no_more_warm_sandboxes_make_room_than_must_however_long_they_take() -> None:
+async def test_no_more_idle_sandboxes_are_evicted_than_needed() -> None:
     async with fake_pool(PoolSettings(idle=3, max_total=3)) as fixture:
         await fixture.until(idle=3)
         fixture.backend.may_end.clear()
@@ -134,7 +134,7 @@ async def test_no_more_warm_sandboxes_make_room_than_must_however_long_they_take
             await lease.sandbox()
 
 
-async def test_nothing_is_made_ready_while_somebody_waits_for_room() -> None:
+async def test_pool_is_not_refilled_while_a_waiter_needs_capacity() -> None:
     async with fake_pool(PoolSettings(idle=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)

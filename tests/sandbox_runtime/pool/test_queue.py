@@ -12,7 +12,7 @@ from tests.sandbox_runtime.pool.leaseholder import Leaseholder
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
 
 
-async def test_who_asked_first_is_served_first() -> None:
+async def test_waiters_are_served_in_order() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
@@ -23,7 +23,7 @@ async def test_who_asked_first_is_served_first() -> None:
         await holder.end_all()
 
 
-async def test_who_leaves_the_queue_makes_room_in_it() -> None:
+async def test_cancelled_waiter_frees_its_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
@@ -36,7 +36,7 @@ async def test_who_leaves_the_queue_makes_room_in_it() -> None:
         await holder.end_all()
 
 
-async def test_who_needed_too_much_and_leaves_lets_those_behind_go_on() -> None:
+async def test_cancelled_large_waiter_unblocks_the_queue() -> None:
     async with fake_pool(PoolSettings(idle=0, memory_budget_mib=500)) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a", replace(SMALL, memory_mib=400))
@@ -49,7 +49,7 @@ async def test_who_needed_too_much_and_leaves_lets_those_behind_go_on() -> None:
         await holder.end_all()
 
 
-async def test_who_was_given_a_dead_one_is_served_before_those_who_came_later() -> None:
+async def test_waiter_with_a_dead_sandbox_returns_to_the_front_of_the_queue() -> None:
     settings = PoolSettings(idle=1, max_total=1)
     async with fake_pool(settings, idle_ping_timeout_s=0.05) as fixture:
         await fixture.until(idle=1)
@@ -61,7 +61,7 @@ async def test_who_was_given_a_dead_one_is_served_before_those_who_came_later() 
         await holder.end_all()
 
 
-async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
+async def test_sandbox_started_for_a_cancelled_waiter_goes_to_the_next() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -76,7 +76,7 @@ async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
         await holder.end_all()
 
 
-async def test_what_was_started_for_one_who_left_is_kept_where_one_is_missing() -> None:
+async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
     async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -101,7 +101,7 @@ async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> No
         await holder.end_all()
 
 
-async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> None:
+async def test_miss_with_on_miss_fail_has_a_retry_after() -> None:
     async with fake_pool(PoolSettings(idle=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
@@ -114,7 +114,7 @@ async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> Non
         assert (fixture.stats.hits, fixture.stats.misses, fixture.stats.refused) == (1, 1, 1)
 
 
-async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
+async def test_dead_idle_sandbox_is_a_miss_with_on_miss_fail() -> None:
     async with fake_pool(PoolSettings(idle=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
@@ -124,7 +124,7 @@ async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
                 await lease.sandbox()
 
 
-async def test_a_full_queue_refuses_the_next_one() -> None:
+async def test_full_queue_refuses_the_next_waiter() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1, max_waiting=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abc":
@@ -136,7 +136,7 @@ async def test_a_full_queue_refuses_the_next_one() -> None:
         await holder.end_all()
 
 
-async def test_who_has_one_coming_takes_no_place_in_the_queue() -> None:
+async def test_waiter_with_a_start_takes_no_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(idle=0, max_waiting=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -148,7 +148,7 @@ async def test_who_has_one_coming_takes_no_place_in_the_queue() -> None:
         await holder.end_all()
 
 
-async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_turn() -> None:
+async def test_timed_out_waiter_is_refused_and_skipped() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1, wait_s=0.05)) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a")
@@ -163,7 +163,7 @@ async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_t
         await holder.end_all()
 
 
-async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
+async def test_failed_start_fails_its_waiter() -> None:
     async with fake_pool(PoolSettings(idle=0)) as fixture:
         fixture.backend.refusal = "the engine is down"
         async with fixture.pool.lease(SMALL) as lease:
@@ -175,7 +175,7 @@ async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
         assert (fixture.stats.failed, fixture.stats.started) == (1, 1)
 
 
-async def test_everybody_in_the_queue_of_a_backend_that_is_down_hears_of_it() -> None:
+async def test_failing_backend_fails_every_waiter() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)

@@ -334,7 +334,7 @@ async def test_wrong_arguments_are_explained(arguments: object, words: str) -> N
     assert words in observation.text
 
 
-async def test_a_sandbox_that_does_not_answer_in_time_is_told_to_the_model() -> None:
+async def test_sandbox_timeout_is_reported_to_the_model() -> None:
     class Stuck(MemorySandbox):
         async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
             await anyio.sleep_forever()
