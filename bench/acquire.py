@@ -1,4 +1,4 @@
-"""What a sandbox costs whom it is lent to: a warm one, a cold one, and its removal."""
+"""Time to lease a warm sandbox, to start a cold one, and to remove it."""
 
 import time
 from collections.abc import AsyncIterator, Mapping

@@ -98,4 +98,4 @@ BOMBS: Mapping[str, str] = {
     "output": "yes",
     "refused connections": _python(_CONNECTIONS),
 }
-"""What each takes, and how."""
+"""The commands by the resource that they use up."""

@@ -1,4 +1,4 @@
-"""What commands cost in sandboxes that are already there: one at a time, and in many at once."""
+"""Latency and throughput of commands in running sandboxes."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What a question about four documents, 100,000 tokens in all, costs in tokens sent to the model.
+"""Tokens sent to the model for a question about four documents of 100,000 tokens in all.
 
 Asked once with all of it in the prompt (`:plain`) and once with the documents in a sandbox, where
 the scripted model greps for the fact, reads around it and hands it in. All that the backend gets
@@ -27,7 +27,7 @@ from proxy.models.litellm_model import LiteLLMModel
 
 MODEL = "reader"
 COUNTER = "openai/gpt-4o"
-"""Whose tokenizer counts; it is in a package of ours."""
+"""The model whose tokenizer counts; its package is a dependency."""
 MOST_OF_PLAIN = 1 / 8
 PLACES = ("north", "south", "east", "west")
 SENTENCES = 1100
@@ -73,7 +73,7 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with AsyncExitStack() as opened:
         async with places(plan.image) as found:
             pass
-        reader = _RequestReader()
+        reader = _GrepModel()
         model = await opened.enter_async_context(_listening(reader))
         plain, rows = 0, list[Row]()
         for kind in found.kinds:
@@ -92,8 +92,8 @@ def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
     return [Row(f"{kind}: all calls of the run", [tokens], "tokens"), share]
 
 
-async def _tokens(reader: "_RequestReader", server: BenchServer, model: str) -> int:
-    """How many the backend was sent for the right answer. Raises RuntimeError for a wrong one."""
+async def _tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
+    """Return the number of tokens sent to the backend. Raises RuntimeError for a wrong answer."""
     reader.bodies.clear()
     asked = {"model": model, "messages": [{"role": "user", "content": question()}]}
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
@@ -109,12 +109,12 @@ async def _tokens(reader: "_RequestReader", server: BenchServer, model: str) -> 
     return sum(count or 0 for count in counts)
 
 
-class _RequestReader:
-    """A model that knows how to grep."""
+class _GrepModel:
+    """A scripted model that reads the documents with grep."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        """What it was sent."""
+        """The bodies of the received requests."""
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Take the next step."""
@@ -139,7 +139,7 @@ def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def _listening(reader: _RequestReader) -> AsyncIterator[BenchServer]:
+async def _listening(reader: _GrepModel) -> AsyncIterator[BenchServer]:
     """The model, in this process."""
     port = free_port()
     serving = await asyncio.start_server(partial(serve, reader.answer), "127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""What files cost on their way in and out: small ones, large ones, and one of a gigabyte."""
+"""Upload and download of files: small, large, and of one gigabyte."""
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class TransferLoad:
 
     @property
     def quantities(self) -> tuple[str, str]:
-        """What is measured of it."""
+        """The names of the measured quantities: upload and download."""
         return f"files: {self.what} in", f"files: {self.what} out"
 
     def figures(self, who: str, in_ms: float, out_ms: float) -> Mapping[str, float]:

@@ -132,7 +132,7 @@ def _request(api: Api, model: str, question: str) -> dict[str, Any]:
 
 
 def _visible(event: Any) -> str:
-    """What a frame of any of the three APIs adds to the answer."""
+    """Return the text that a frame of any of the three APIs adds to the answer."""
     match event:
         case {"choices": [{"delta": {"content": str(text)}}]}:
             return text

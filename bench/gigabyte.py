@@ -7,7 +7,7 @@ from bench.processes import peak_rss_mib, rss_mib
 from bench.table import Row, TablePart
 
 MB = 1000
-"""Of a gigabyte."""
+"""Number of megabytes in a gigabyte."""
 GROWTH_MIB = 16
 """Buffers on the way, no more."""
 TARGET_MB_PER_S = 80

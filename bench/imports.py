@@ -1,4 +1,4 @@
-"""What starting costs: the command, the import, an idle server."""
+"""Cost of starting: the command, the import, an idle server."""
 
 import asyncio
 import sys

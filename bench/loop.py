@@ -1,4 +1,4 @@
-"""What the loop adds to a run of five turns, one at a time: to its time, and in processor time.
+"""Overhead of the agent loop in a run of five turns: duration and processor time.
 
 Python by bash, a file by the editor, run, the answer written, submit: on a model that takes no time
 and in sandboxes that are there already. The same four commands in a sandbox, with no loop and no

@@ -1,4 +1,4 @@
-"""What a sandbox that has nothing to do holds of the host's memory."""
+"""Host memory of an idle sandbox."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack

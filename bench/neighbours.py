@@ -1,9 +1,9 @@
-"""What a sandbox that takes all it can get costs those beside it: a neighbour's commands, and
-`/health`; and what `/health` feels of bodies that no client writes.
+"""Effect of a sandbox that uses up a resource on its neighbours: on their commands and on
+`/health`. Also the effect of extreme request bodies on `/health`.
 
 The real server runs one request whose model sets off a bomb, and one whose model runs short
-commands; the model is in this process, so that it knows how long a command took. What is measured
-is the host as a whole: with as many cores as a sandbox may use, the client waits for them too.
+commands; the model is in this process, so that it knows how long a command took. The
+whole host is measured: with as many cores as a sandbox may use, the client waits for them too.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
 }
 """The parts of each body: its beginning, a piece, how often the piece is repeated, its end."""
 POSTS = 5
-"""Of each body."""
+"""Number of requests for each body."""
 PIECE_BYTES = 1 << 16
 STALL_MS = 100
 
@@ -65,7 +65,7 @@ class SlowModel:
 
     def __init__(self) -> None:
         self.commands_ms: list[float] = []
-        """How long each of the neighbour's commands took."""
+        """Durations of the neighbour's commands."""
         self.ends_at = 0.0
         """When the neighbour is to stop."""
         self.bomb_is_off = asyncio.Event()
@@ -157,7 +157,7 @@ async def _backend(name: str, server: BenchServer, model: SlowModel) -> list[Tab
 async def _beside(
     server: BenchServer, model: SlowModel, bomb: str
 ) -> tuple[Sequence[float], list[float]]:
-    """How long the neighbour's commands took, and `/health`, beside a bomb or beside nothing."""
+    """Return the durations in ms of the neighbour's commands and of `/health`, beside `bomb`."""
     if bomb == IDLE:
         return await _neighbour(server, model)
     model.bomb_is_off.clear()
@@ -192,7 +192,7 @@ async def _asked(server: BenchServer, name: str) -> AsyncIterator[asyncio.Stream
 
 @asynccontextmanager
 async def _watched(server: BenchServer) -> AsyncIterator[list[float]]:
-    """How long each answer of `/health` takes meanwhile, and the last one until the end."""
+    """Yield a list that collects the latency of each `/health` request during the block."""
     health: list[float] = []
     watching = asyncio.create_task(_watch(server, health))
     try:

@@ -1,4 +1,4 @@
-"""How soon sandboxes are gone when the process that owns them is killed: it can do nothing."""
+"""Time until sandboxes are gone after their owner was killed by SIGKILL."""
 
 import signal
 from collections.abc import Mapping

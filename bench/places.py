@@ -1,4 +1,4 @@
-"""The isolated places of this machine that are ours: each backend."""
+"""The backends of this project that work on this machine."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -21,32 +21,32 @@ KINDS: tuple[Kind, ...] = ("docker", "bubblewrap")
 
 @dataclass(frozen=True, slots=True)
 class BenchBackend:
-    """Somewhere a sandbox can be."""
+    """A backend under test."""
 
     kind: Kind
     backend: Backend = field(compare=False)
 
     @property
     def name(self) -> str:
-        """As rows of tables call it."""
+        """The name in rows of tables."""
         return self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class BenchBackends:
-    """Those that work here, and why the others do not."""
+    """The working backends, and the reasons why the others do not work."""
 
     found: list[BenchBackend]
     missing: list[Row]
 
     @property
     def kinds(self) -> list[Kind]:
-        """The backends that work."""
+        """The kinds of the working backends."""
         return [place.kind for place in self.found]
 
 
 def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
-    """A backend of this kind. Raises SandboxStartError."""
+    """Return a backend of this kind. Raises SandboxStartError."""
     makers: dict[Kind, Callable[[], Backend]] = {
         "docker": lambda: DockerBackend(image, state_dir=state_dir),
         "bubblewrap": lambda: BubblewrapBackend(state_dir=state_dir),

@@ -1,4 +1,4 @@
-"""Processes of this host, as /proc tells of them."""
+"""Processes of this host, read from /proc."""
 
 import re
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 PARENT, STARTED = 1, 19
-"""Places in /proc/PID/stat after the command's name."""
+"""Indices into the fields of /proc/PID/stat after the command's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """One that no later process is mistaken for."""
+    """A process, identified by its start time too, because pids are reused."""
 
     pid: int
     started: int
@@ -20,7 +20,7 @@ class HostProcess:
 
     @property
     def name(self) -> str:
-        """Its program's, or "" when it has ended."""
+        """The name of the program, or "" if the process has ended."""
         try:
             return (PROC / str(self.pid) / "comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
@@ -28,12 +28,12 @@ class HostProcess:
 
 
 def alive(processes: Iterable[HostProcess]) -> set[HostProcess]:
-    """Those that have not ended."""
+    """Return the processes that have not ended."""
     return {each for each in processes if _is_alive(each)}
 
 
 class Family:
-    """All processes of one moment, by who started whom."""
+    """A snapshot of all processes and their parents."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
@@ -47,15 +47,15 @@ class Family:
                 self._children.setdefault(int(fields[PARENT]), []).append(process)
 
     def parent(self, pid: int) -> HostProcess:
-        """Raises KeyError for a process that had ended."""
+        """Return the parent. Raises KeyError if the process had ended."""
         return self._all[self._parents[pid]]
 
     def children(self, pid: int) -> list[HostProcess]:
-        """Those that it is the parent of."""
+        """Return the children of a process."""
         return self._children.get(pid, [])
 
     def descent(self, process: HostProcess) -> set[HostProcess]:
-        """It, its children, and so on."""
+        """Return a process and all its descendants."""
         found, left = set[HostProcess](), [process]
         while left:
             found.add(each := left.pop())
@@ -67,22 +67,22 @@ class Family:
 
 
 def rss_mib(pid: int) -> float:
-    """Memory it holds."""
+    """Return the resident memory of a process."""
     return _status_kib(pid, "VmRSS") / 1024
 
 
 def peak_rss_mib(pid: int) -> float:
-    """The most it has held so far."""
+    """Return the peak of the resident memory of a process."""
     return _status_kib(pid, "VmHWM") / 1024
 
 
 def pss_mib(processes: Iterable[HostProcess]) -> float:
-    """Memory they hold, what they share with others divided among all. Raises PermissionError."""
+    """Return the proportional memory (PSS) of the processes. Raises PermissionError."""
     return sum(_pss_kib(each.pid) for each in processes) / 1024
 
 
 def cgroup_mib(pid: int) -> float:
-    """Memory that its cgroup is charged with, files and the kernel's included.
+    """Return the memory charged to the cgroup of a process, including page cache and kernel memory.
 
     Raises LookupError.
     """
@@ -96,13 +96,13 @@ def cgroup_mib(pid: int) -> float:
 
 
 def available_mib() -> float:
-    """What the host could still give."""
+    """Return the available memory of the host."""
     text = (PROC / "meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) / 1024
 
 
 def open_files(pid: int) -> int:
-    """How many descriptors it has."""
+    """Return the number of open descriptors of a process."""
     return len(list((PROC / str(pid) / "fd").iterdir()))
 
 
@@ -112,7 +112,7 @@ def _is_alive(process: HostProcess) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the command's name; nothing where it has ended, even if nobody has noticed."""
+    """Return the fields after the command's name; [] if the process has ended or is a zombie."""
     try:
         fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

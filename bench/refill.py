@@ -1,4 +1,4 @@
-"""What a command feels of a pool that is being filled beside it, in the same process."""
+"""Latency of commands while a pool in the same process is refilled."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

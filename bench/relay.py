@@ -1,4 +1,4 @@
-"""What `:plain` costs: ours, the least relay on the same libraries, and the backend itself."""
+"""Cost of `:plain`: this proxy, a minimal relay on the same libraries, and the backend itself."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ PATH = "/v1/chat/completions"
 COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
 """Requests in one round, by kind of answer and how many at once."""
 SLOW = 10
-"""What the counts of LiteLLM are divided by."""
+"""Divisor of the number of requests for LiteLLM, which is slow."""
 KEY = f"sk-{secrets.token_hex(16)}"
 """LiteLLM does not start without one."""
 LEAST_SHARE, TIMES_LITELLM = 0.7, 20

@@ -1,4 +1,4 @@
-"""How many runs of five turns there are in a minute, many clients asking at the same time.
+"""Throughput of runs of five turns with many concurrent clients.
 
 A round ends when the last sandbox is gone and the pool is as it was, so that each run has paid for
 the making and the end of one. The reference has a process for each run at once, and its imports are

@@ -23,10 +23,10 @@ Order = Literal["start", "exec", "put", "get", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What a peer's program needs, and how it is called."""
+    """The requirements and the command of a peer's program."""
 
     name: str
-    """As rows of tables call it."""
+    """The name in rows of tables."""
     venv: str
     requirements: tuple[str, ...]
     program: str

@@ -1,4 +1,4 @@
-"""What all programs that drive a peer's sandbox have in common: orders in, stopwatch readings out.
+"""The main loop of all programs that drive a peer's sandbox: reads orders, prints durations.
 
 Each runs with the Python of its peer's own virtualenv, from the root of this repository. One line
 of JSON on standard input is one order, and is answered by one line: how long it took, or why it

@@ -12,7 +12,7 @@ from tests.fakes.memory_terminal import Terminal
 
 
 class FakeOutput:
-    """Where a command writes."""
+    """An output stream of a command."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self._take = take
@@ -38,10 +38,10 @@ class RunningCommand:
         self._keep_room = cap.max_kept_bytes
         self._files = files
         self._count = 0
-        """Of the readings that have ended."""
+        """Number of the readings that have ended."""
         self._reading = FakeReading(cap)
         self._told: FakeReading | None = None
-        """The one before, until the next is asked for."""
+        """The reading before, until the next is requested."""
         self._terminal = stdin if isinstance(stdin, Terminal) else None
         stdout, stderr = (
             FakeOutput(partial(self._take, "stdout")),
@@ -127,7 +127,7 @@ class RunningCommand:
         )
 
     def _keep(self, name: StreamName, captured: Captured) -> str:
-        """Where a stream is kept that was cut."""
+        """Keep the full output of a truncated stream; return its path, or "" if it is not kept."""
         if not (captured.truncated and captured.whole and self._keep_room):
             return ""
         del captured.whole[self._keep_room :]

@@ -1,4 +1,4 @@
-"""What a fake shell has to look at files and to make them, with the options our tests use."""
+"""The fake shell's programs for files, with the options that tests use."""
 
 import errno
 import re

@@ -182,7 +182,7 @@ class Files:
         self.nodes: dict[str, Node] = {"/": Directory()}
 
     def locate(self, path: str, *, follow: bool = True) -> str:
-        """Where a path leads once its links are followed (`follow`: the last one too)."""
+        """Return the path with links resolved; with `follow`, the last component too."""
         todo = path.split("/")[::-1]
         here = ""
         links = 0

@@ -44,14 +44,14 @@ class Alarm:
 
 
 class Machine:
-    """What the shells of one sandbox share."""
+    """The state that all shells of one sandbox share."""
 
     def __init__(self) -> None:
         self.files = Files()
         self.living: dict[int, FakeProcess | None] = {}
         """By pid; a child shell has a pid but no Process of its own."""
         self.fault: BaseException | None = None
-        """What could not be done while nobody listened, so that it is not lost."""
+        """An error of a background command, kept for the next caller."""
         self.now_s = 0.0
         self._pids = 1
         self._alarms: list[Alarm] = []
@@ -210,7 +210,7 @@ class FakeProcess:
 
 @dataclass
 class FakeShellState:
-    """What one command leaves to the next."""
+    """The shell state that one command passes to the next."""
 
     cwd: str
     variables: dict[str, str | list[str]]

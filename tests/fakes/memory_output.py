@@ -1,4 +1,4 @@
-"""What a command of the fake prints, told in readings."""
+"""The output of a fake command, in readings."""
 
 import codecs
 import re
@@ -82,11 +82,11 @@ class FakeReading:
 
     def __init__(self, cap: OutputCap) -> None:
         self.pieces: list[tuple[StreamName, str]] = []
-        """What is heard of it while it comes."""
+        """The streamed pieces of output."""
         self.stdout = Captured(cap)
         self.stderr = Captured(cap)
         self.result: ExecResult | None = None
-        """How it ended."""
+        """The result, once the reading has ended."""
 
     def take(self, name: StreamName, data: bytes) -> None:
         text = (self.stdout if name == "stdout" else self.stderr).feed(data)

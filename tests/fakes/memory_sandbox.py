@@ -155,7 +155,7 @@ class MemorySandbox:
         return command
 
     async def _hear(self, id: str, wait_s: float, on_output: OnOutput | None) -> ExecResult:
-        """Who stops listening before the end kills the command."""
+        """Return the result of a reading. A caller that is cancelled kills the command."""
         command = self._commands[id]
         result: ExecResult | None = None
         try:

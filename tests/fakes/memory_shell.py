@@ -346,7 +346,7 @@ class Shell:
         return fields if current is None else [*fields, current]
 
     async def _piece(self, piece: re.Match[str], split: bool) -> tuple[list[str], bool]:
-        """What one piece of a word stands for, and whether empty parts of it vanish."""
+        """Return the expansion of one piece of a word, and True if its empty parts are dropped."""
         if (literal := piece["literal"]) is not None:
             if literal not in ("[", "]") and _PATTERN.search(literal):
                 raise UnsupportedShellError(f"pattern {literal!r}")

@@ -9,9 +9,9 @@ class Terminal:
 
     def __init__(self) -> None:
         self._line = b""
-        """What is typed of a line so far."""
+        """The incomplete last line of the input."""
         self._typed: deque[bytes] = deque()
-        """What a program gets at each read; b"" is the end of input, for one read."""
+        """The data of each read by a program; b"" is the end of input, for one read."""
         self._change = asyncio.Event()
         self._readers = 0
 

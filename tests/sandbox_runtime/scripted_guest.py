@@ -58,11 +58,11 @@ class ScriptedGuest:
         )
         self.kinds: list[int] = []
         self.credit: Counter[int] = Counter()
-        """What the host has given, by stream."""
+        """The credit that the host has given, by stream."""
         self.writes = 0
         self._is_heard = True
         self.pings_until_done = 0
-        """After so many, all answered, it ends the first operation; 0: it answers none."""
+        """Number of PINGs to answer before the first operation ends; 0: answer none."""
         self.pongs = 0
         self.killed = 0
 

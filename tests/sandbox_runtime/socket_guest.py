@@ -26,7 +26,7 @@ class SocketGuest:
 
     @property
     def queued_bytes(self) -> int:
-        """How much waits to be read by the agent, beside what the kernel holds."""
+        """Number of bytes that wait for the agent, without the kernel's buffers."""
         return self.duplex._transport.get_write_buffer_size()
 
     @property

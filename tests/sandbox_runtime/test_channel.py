@@ -1,4 +1,4 @@
-"""No byte from inside is trusted: who breaks the protocol loses its sandbox, and only that."""
+"""No byte from inside is trusted: a guest that breaks the protocol loses only its own sandbox."""
 
 import asyncio
 import json

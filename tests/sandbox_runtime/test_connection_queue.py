@@ -58,7 +58,7 @@ class ScriptedPrograms:
         self.open(count, (DATA, REQUEST), (EOF, b""))
 
     async def answered(self) -> int:
-        """How many have an answer once all has come to rest."""
+        """Return the number of answered connections once all tasks wait."""
         await self.guest.has_said_all()
         for _ in range(20):
             await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""What a guest may send beside the data that was asked for is counted, and so is what waits."""
+"""Frames without requested data are counted, and queued data is bounded."""
 
 import asyncio
 import sys

@@ -277,7 +277,7 @@ def _queued_pieces(stream: Stream | ProgramConnection) -> int:
 
 
 def _unread(stream: Stream | ProgramConnection) -> int:
-    """What waits to be received, and what the guest may still send."""
+    """Return the number of bytes that are queued or that the guest may still send."""
     return stream._credit_given + sum(len(data) for _, data in stream._pieces)
 
 

@@ -47,7 +47,7 @@ async def test_invalid_listing_entry_loses_the_sandbox(line: bytes) -> None:
 
 
 async def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
-    """How many bytes of a listing arrive that never ends, before it is refused."""
+    """Return the number of bytes of an endless listing that arrive before it is refused."""
     listing, piece = ListingReader(max_entries), line * (MAX_DATA_BYTES // len(line))
     sent = 0
 

@@ -1,4 +1,4 @@
-"""What the fake adds to the contract all sandboxes pass: its own time, its limits, its counts."""
+"""The fake sandbox beyond the conformance suite: its clock, its limits, its counts."""
 
 import io
 import tarfile

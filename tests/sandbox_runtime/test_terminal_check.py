@@ -1,4 +1,4 @@
-"""How far the host's pseudo-terminals go is told from inside a sandbox."""
+"""The check of `doctor` for pseudo-terminals, which runs inside a sandbox."""
 
 from pathlib import Path
 

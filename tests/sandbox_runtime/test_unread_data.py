@@ -1,4 +1,4 @@
-"""What one sandbox may make the host hold that nobody has received yet: of all its streams."""
+"""Bounds on the unreceived data of all streams of one sandbox."""
 
 import asyncio
 import tracemalloc
@@ -26,7 +26,7 @@ CHUNK = bytes(MAX_DATA_BYTES)
 FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
 WIDER = WINDOW_BYTES - FIRST_WINDOW_BYTES
 MAX_UNREAD_BYTES = 16 << 20
-"""Of all connections of one sandbox together."""
+"""Maximum of all connections of one sandbox together."""
 
 
 def test_windows_of_all_connections_together_are_within_the_bound() -> None:

@@ -31,16 +31,16 @@ def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines:
 def found(
     root: Path, *names: str, key: bytes | None = None, keep_days: float = 90
 ) -> list[Finding]:
-    """What the verifier tells."""
+    """Return the verifier's findings."""
     return list(verify(root, key, names, keep_days))
 
 
 def states(root: Path, *names: str, key: bytes | None = None) -> list[str]:
-    """How the logs stand, the index first."""
+    """Return the state of each log, the index first."""
     return [finding.state for finding in found(root, *names, key=key)]
 
 
 def wrong(root: Path, key: bytes | None = None) -> Sequence[str]:
-    """What is wrong, in words."""
+    """Return the errors as text."""
     findings = found(root, key=key)
     return [f"{each.name}: {each.words}" for each in findings if each.state == "WRONG"]

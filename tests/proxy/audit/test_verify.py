@@ -1,4 +1,4 @@
-"""What the verifier finds: every change, cut and loss of a log, and what it cannot find."""
+"""The verifier finds every change, truncation and loss of a log, within its stated limits."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""What listeners that come later are told."""
+"""The event log replays the past events of a run to subscribers that join later."""
 
 from policies.limits import StopReason
 from proxy.agent.events import (

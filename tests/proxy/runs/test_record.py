@@ -1,4 +1,4 @@
-"""What came of a run, as JSON and back."""
+"""Records of runs survive conversion to JSON and back."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The walls and the bounds as they are felt from inside."""
+"""Isolation and limits of bubblewrap sandboxes, tested from inside."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Who programs are inside bubblewrap, what they see of the host, and the agent among them."""
+"""Programs inside bubblewrap: their user, their view of the host, and the agent."""
 
 import shutil
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""How sandboxes begin, fail to, and end without leaving anything behind."""
+"""Start, failed start and end of bubblewrap sandboxes; none leaves anything behind."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A root file system of one's own: unpacked once, whole or not at all, written only in memory."""
+"""Custom root file systems: unpacked once, completely or not at all, and written only in memory."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Our end of a byte stream, with a socket at the other."""
+"""The byte stream to a guest, with a socket as its peer."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ async def attached() -> AsyncIterator[tuple[AttachStream, socket.socket]]:
 
 
 async def heard(duplex: ByteStreamProtocol) -> bytes:
-    """All that comes."""
+    """Return all received bytes."""
     said = bytearray()
     await duplex.listen(said.extend)
     return bytes(said)

@@ -1,4 +1,4 @@
-"""Who is measured when, and who is stopped, on a disk that is pretended."""
+"""The disk watch measures and stops sandboxes on a fake disk."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ LIMIT = DiskUsage(100 * MIB, 1000)
 
 
 class PretendDisk:
-    """A disk to which the test writes."""
+    """A fake disk to which the test writes."""
 
     def __init__(self) -> None:
         self.usages: dict[str, DiskUsage] = {}
@@ -39,7 +39,7 @@ class PretendDisk:
 
 
 class WatchedSandboxes:
-    """Those on the disk, and why they were stopped."""
+    """The sandboxes on the disk, and the reasons why they were stopped."""
 
     def __init__(self, disk: PretendDisk, reserve_bytes: int = 0) -> None:
         self.watch = DiskWatch(disk, period_s=0.001, reserve_bytes=reserve_bytes)

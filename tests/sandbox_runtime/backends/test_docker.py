@@ -1,4 +1,4 @@
-"""Containers from their start to their end, and who may remove which."""
+"""Start, end and removal of containers."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""What doctor says of an engine, from what the engine says of itself and the host of its disks."""
+"""The checks of `doctor` for an engine, from its info and the block devices of its host."""
 
 import os
 import socket

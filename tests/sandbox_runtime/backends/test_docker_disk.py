@@ -1,4 +1,4 @@
-"""Disks of containers: what is found on them, and the end of who takes too much."""
+"""Disk usage of containers is measured, and containers beyond their limit are stopped."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
 
 
 async def failure_of(sandbox: Sandbox, command: str) -> str:
-    """What is said of a sandbox that does not survive a command."""
+    """Return the error of a sandbox that is lost during a command."""
     with anyio.fail_after(40), pytest.raises(SandboxLostError) as lost:
         await sandbox.exec(command, timeout_s=PLENTY_S)
     return str(lost.value)

@@ -1,4 +1,4 @@
-"""Engines that are far away, behind TLS, or gone."""
+"""Remote engines, engines behind TLS, and lost engines."""
 
 import asyncio
 import shutil

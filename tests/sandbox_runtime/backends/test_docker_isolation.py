@@ -1,4 +1,4 @@
-"""Containers as walls: what is in force, and what a program inside feels of it."""
+"""Isolation of containers: the settings in force, and their effect on programs inside."""
 
 import asyncio
 import ctypes
@@ -247,7 +247,7 @@ async def test_at_the_strict_level_each_sandbox_is_a_host_user_of_its_own(
 
 
 def host_user(container: str) -> int:
-    """Who the first process of a container is on the host."""
+    """Return the host uid of a container's first process."""
     pid = inspect(container)["State"]["Pid"]
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(re.findall(r"^Uid:\t(\d+)", status, re.MULTILINE)[0])

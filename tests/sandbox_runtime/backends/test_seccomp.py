@@ -36,7 +36,7 @@ UNIX, IPV4, IPV6, NETLINK, PACKET, ALG, VSOCK = 1, 2, 10, 16, 17, 38, 40
 
 
 def verdict(code: bytes, audit: int, number: int | None, *arguments: int) -> str | int:
-    """What the kernel would do: allow, kill, or fail with an errno."""
+    """Return the verdict of the kernel: allow, kill, or an errno."""
     data = struct.pack("<IIQ6Q", number, audit, 0, *arguments, *[0] * (6 - len(arguments)))
     program: list[tuple[int, int, int, int]] = list(struct.iter_unpack("<HBBI", code))
     accumulator = at = 0
@@ -153,7 +153,7 @@ def test_the_hosts_huge_pages_cannot_be_asked_for(
 
 
 def profile_verdict(profile: dict[str, Any], name: str, *arguments: int) -> str | int:
-    """What libseccomp makes of a Docker profile: at most one entry may be for a call."""
+    """Return the verdict of libseccomp for a Docker profile; at most one entry may match."""
     matching = [
         entry
         for entry in profile["syscalls"]

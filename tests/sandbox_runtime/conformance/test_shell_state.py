@@ -1,4 +1,4 @@
-"""What one command leaves behind is there for the next, and nothing else is."""
+"""The shell state of one command carries over to the next, and nothing else does."""
 
 import pytest
 

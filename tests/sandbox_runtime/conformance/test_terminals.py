@@ -1,4 +1,4 @@
-"""Where a sandbox's pseudo-terminals are all taken, commands run on pipes, and say so."""
+"""Commands run on pipes and report it when no pseudo-terminal is free."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -15,7 +15,7 @@ from sandbox_runtime.egress.dialer import SystemResolver
 SILENT = "silent.example."
 """Names below it are never answered."""
 LATE_TURNS = 200
-"""How long an answer takes where names are denied for the other kind."""
+"""Delay of an answer, in loop turns, if the other address family is denied."""
 
 
 class NameServer(asyncio.DatagramProtocol):

@@ -1,4 +1,4 @@
-"""What a program sends is found however it is cut, and never without end."""
+"""The reader finds heads and lines in any pieces, and reads within its bounds."""
 
 import pytest
 

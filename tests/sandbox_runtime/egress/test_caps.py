@@ -1,4 +1,4 @@
-"""What one sandbox may use of the network, and for how long it may take its time."""
+"""Limits on connections, traffic and time of one sandbox."""
 
 import tracemalloc
 

@@ -38,7 +38,7 @@ STRANGER = 12345
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What is missing."""
+    """A sandbox without one of the boundaries."""
 
     places: OpenContainers
     make_gateway: MakeGateway = Gateway
@@ -83,7 +83,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module")
 async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
-    """Those that have been used, by control: each is used for several attacks."""
+    """The contexts by control; each is used for several attacks."""
     made: dict[int, EscapeContext] = {}
     yield made
     for context in made.values():

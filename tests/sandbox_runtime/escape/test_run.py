@@ -1,4 +1,4 @@
-"""What is made of attempts: nothing but a wall that was tried and held counts as one that holds."""
+"""Verdicts of attempts: a boundary counts as held only if it was tried and held."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""An agent as a plain process of ours, spoken to frame by frame."""
+"""An agent as a child process, driven frame by frame."""
 
 import json
 import platform
@@ -79,7 +79,7 @@ class AgentProcess:
         return self._frames.pop(0)
 
     def heard(self, stream: int) -> tuple[str, str, dict[str, Any]]:
-        """What an operation delivers: its output, its error output, its report."""
+        """Return the output, error output and report of an operation."""
         pieces: dict[int, bytes] = {DATA: b"", STDERR: b""}
         while (received := self.receive()) is not None:
             number, kind, payload = received

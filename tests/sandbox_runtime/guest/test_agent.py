@@ -1,4 +1,4 @@
-"""What only an agent's frames show: outcomes kept, readings repeated, an end without a host."""
+"""The agent at the level of frames: kept reports, repeated readings, and its end without a host."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ from sandbox_runtime.reports import ListingReader
 from tests.sandbox_runtime.guest.agent_process import EXEC, AgentProcess, agent_process
 
 PATH_MAX = 4096
-"""Of Linux: the bytes of a path that a system call takes, with the zero at its end."""
+"""Maximum length of a path for Linux, in bytes, with the final NUL."""
 
 
 @pytest.fixture
@@ -189,7 +189,8 @@ def test_a_terminal_that_cannot_be_had_leaves_no_file_open(agent: AgentProcess) 
 
 
 def _sent(agent: AgentProcess, stream: int, most: int) -> int:
-    """How many bytes of output come before the answer to a PING, once there are so many."""
+    """Read at least `most` bytes of output and check by a PING that no more follow; return how
+    many there were."""
     received = 0
     while received < most:
         frame_received = agent.receive()

@@ -1,4 +1,4 @@
-"""What the agent, built with sanitizers, does with frames that no host of ours sends, or rarely."""
+"""The agent, built with sanitizers, with frames that the host never or rarely sends."""
 
 import hashlib
 import json

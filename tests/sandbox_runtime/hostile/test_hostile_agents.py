@@ -35,7 +35,7 @@ PATIENCE_S = 1.0
 ENOUGH_S = 60.0
 CAP = OutputCap(max_bytes=1000, max_lines=10)
 HOST_BYTES = 64 << 20
-"""What this process may grow by while it is flooded; the rest of it works meanwhile."""
+"""Maximum growth of this process while it is flooded."""
 RESET_PEAK = Path("/proc/self/clear_refs")
 BETWEEN_COMMANDS_S = 0.1
 KINDS = [

@@ -1,4 +1,4 @@
-"""What an image lacks is found in a sandbox of it, and told in one line each."""
+"""The image check reports each missing program or library in one line."""
 
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -24,7 +24,7 @@ IN_SLIM = {
 
 @pytest.fixture
 async def sandbox(slim: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """Of the small image, root inside: things can be taken away from it."""
+    """A sandbox of the small image with root inside, so that tests can remove programs."""
     async with container(slim, tmp_path) as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""What the full image claims to do, it does: in a sandbox of it, without a network."""
+"""The features of the full image, in a sandbox without network access."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,7 +28,7 @@ async def sandbox(client: Any, tmp_path: Path) -> AsyncIterator[Sandbox]:
 
 
 async def python(sandbox: Sandbox, program: str) -> str:
-    """What a program prints that must end well and without a warning."""
+    """Return the output of a Python program that must succeed without a warning."""
     result = await sandbox.exec("python3 -W error -", timeout_s=PLENTY_S, stdin=program.encode())
     assert (result.exit_code, result.stderr) == (0, ""), result
     return result.stdout

@@ -1,4 +1,4 @@
-"""What is kept ready stays good, heals after failures, and ends in order."""
+"""Idle sandboxes are monitored, refilled after failures, and closed in order."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What one lease gets, and what becomes of it afterwards."""
+"""The sandbox of a lease, during the lease and afterwards."""
 
 import asyncio
 from dataclasses import replace

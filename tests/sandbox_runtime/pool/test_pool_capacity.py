@@ -1,4 +1,4 @@
-"""How many sandboxes there are at one time, with how much memory, and who goes for whom."""
+"""Limits on the number and memory of sandboxes, and eviction of idle ones."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who gets a sandbox first, who waits, and who is told to come again."""
+"""The order of the queue, its length, and refusals with a retry time."""
 
 from dataclasses import replace
 

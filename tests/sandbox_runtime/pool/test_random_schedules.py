@@ -1,4 +1,4 @@
-"""Whoever gives up at whatever moment, and whatever fails meanwhile: nothing is left behind."""
+"""Cancellations and faults at every moment leave no sandbox behind."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The pool on computers that are real: lent warm, used once, gone."""
+"""The pool with real backends: sandboxes are leased warm, used once and removed."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 async def real_pool(
     kind: Kind, state_dir: Path, settings: PoolSettings, clock: ManualClock | None = None
 ) -> AsyncIterator[Pool]:
-    """A pool that has begun; when it has ended, nothing is there that was not there before."""
+    """A started pool. Fails if it leaves any sandbox behind."""
     files, at_work = open_files(), tasks()
     with anyio.fail_after(120):
         backend = open_backend(kind, state_dir)

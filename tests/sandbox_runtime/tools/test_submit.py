@@ -1,4 +1,4 @@
-"""How the model ends a run."""
+"""The submit tool ends a run."""
 
 import pytest
 
