@@ -7,7 +7,7 @@ from functools import partial
 
 from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker
-from bench.plan import Plan, Way, interleave, milliseconds, repeated
+from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
@@ -16,7 +16,7 @@ from bench.runtimes import (
     SWE_REX,
     Runtime,
     left_out,
-    peer_ways,
+    peer_measurements,
     runtimes,
 )
 from bench.sandboxes import filled
@@ -50,16 +50,16 @@ async def measure(plan: Plan) -> list[TablePart]:
     """Every place beside everybody else's containers."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
-        ours: dict[str, Way] = {}
+        ours: dict[str, Measurement] = {}
         for place in found.found:
             ours |= await opened.enter_async_context(_ours(place))
         peers = await opened.enter_async_context(runtimes(plan))
-        ways = repeated(OURS_PER_ROUND, ours) | peer_ways(peers, _peer)
+        measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
         if "docker" in found.kinds:
             plain = PlainDocker(plan.image)
             opened.callback(plain.close)
-            ways[PLAIN] = partial(_plain, plain)
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+            measurements[PLAIN] = partial(_plain, plain)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     return [
         compared(
             quantity,
@@ -73,7 +73,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 @asynccontextmanager
-async def _ours(place: BenchBackend) -> AsyncIterator[Mapping[str, Way]]:
+async def _ours(place: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
     pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
     try:
         yield {

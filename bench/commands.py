@@ -10,7 +10,7 @@ from docker.models.containers import Container
 
 from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
-from bench.plan import Plan, Way, interleave, milliseconds, repeated
+from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
@@ -19,7 +19,7 @@ from bench.runtimes import (
     SWE_REX,
     Runtime,
     left_out,
-    peer_ways,
+    peer_measurements,
     runtimes,
     start,
 )
@@ -49,17 +49,20 @@ async def measure(plan: Plan) -> list[TablePart]:
     """Every place beside docker exec and everybody who uses it."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
-        ours: dict[str, Way] = {HOST: _on_host}
+        ours: dict[str, Measurement] = {HOST: _on_host}
         for place in found.found:
             sandbox = await opened.enter_async_context(fresh_sandbox(place))
             ours[place.name] = partial(_ours, place, sandbox)
         peers = await opened.enter_async_context(runtimes(plan, besides=(LLM_POOL,)))
         await start(peers)
-        ways = repeated(OURS_PER_ROUND, ours) | peer_ways(peers, _peer)
+        measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
         if "docker" in found.kinds:
             plain = await opened.enter_async_context(plain_container(plan.image))
-            ways |= {BY_SDK: partial(_by_sdk, *plain), BY_CLI: partial(_by_command_line, *plain)}
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+            measurements |= {
+                BY_SDK: partial(_by_sdk, *plain),
+                BY_CLI: partial(_by_command_line, *plain),
+            }
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
         missing = [*found.missing, *left_out(peers)]
         targets = {place.name: TARGET_MS for place in found.found}
         rivals = {place.name: PEERS[place.kind] for place in found.found}
@@ -104,19 +107,19 @@ async def _on_host() -> Mapping[str, float]:
 
 async def _throughput(plan: Plan, ours: Sequence[BenchBackend]) -> TablePart:
     async with AsyncExitStack() as opened:
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for place in ours:
             sandboxes = [
                 await opened.enter_async_context(fresh_sandbox(place)) for _ in range(AT_ONCE)
             ]
-            ways[place.name] = partial(_burst, place, sandboxes)
+            measurements[place.name] = partial(_burst, place, sandboxes)
         if any(place.kind == "docker" for place in ours):
             plain = [
                 await opened.enter_async_context(plain_container(plan.image))
                 for _ in range(AT_ONCE)
             ]
-            ways[BY_SDK] = partial(_plain_burst, plain)
-        measured = await interleave(min(plan.rounds or BURSTS, BURSTS), ways)
+            measurements[BY_SDK] = partial(_plain_burst, plain)
+        measured = await interleave(min(plan.rounds or BURSTS, BURSTS), measurements)
     names = [place.name for place in ours]
     targets, peers = dict.fromkeys(names, PER_S), dict.fromkeys(names, (BY_SDK,))
     return compared(THROUGHPUT, measured, targets, peers, unit="commands/s")

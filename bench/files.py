@@ -12,7 +12,7 @@ from docker.models.containers import Container
 from bench.gigabyte import measure_gigabyte
 from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
@@ -21,7 +21,7 @@ from bench.runtimes import (
     SWE_REX,
     Runtime,
     left_out,
-    peer_ways,
+    peer_measurements,
     runtimes,
     start,
 )
@@ -81,11 +81,13 @@ async def measure(plan: Plan) -> list[TablePart]:
             plain = await opened.enter_async_context(_plain(plan, found.found))
             await start(peers)
             for load in (small, large):
-                ways: dict[str, Way] = {
+                measurements: dict[str, Measurement] = {
                     who: partial(carry, load) for who, carry in (ours | plain).items()
                 }
-                ways |= peer_ways(peers, partial(_peer, load))
-                measured |= await interleave(min(plan.rounds or load.rounds, load.rounds), ways)
+                measurements |= peer_measurements(peers, partial(_peer, load))
+                measured |= await interleave(
+                    min(plan.rounds or load.rounds, load.rounds), measurements
+                )
     names = [place.name for place in found.found]
     rates = {key: [LARGE_MB / (ms / 1000) for ms in took] for key, took in measured.items()}
     missing = [*found.missing, *left_out(peers)]

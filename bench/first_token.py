@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from bench.places import Kind, places
-from bench.plan import Plan, Way, interleave
+from bench.plan import Measurement, Plan, interleave
 from bench.servers import BenchServer, free_port, proxy
 from bench.table import Row, TablePart
 
@@ -46,19 +46,21 @@ async def measure(plan: Plan) -> list[TablePart]:
         clock = StreamTimer()
         model = await opened.enter_async_context(slow_model(clock))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for kind in found.kinds:
             server = await opened.enter_async_context(
                 proxy(model, sandbox=kind, image=plan.image, idle=1)
             )
             asking = partial(_first_token_s, session, clock, server)
             for api in APIS:
-                if _plain(api) not in ways:
-                    ways[_plain(api)] = partial(asking, api, f"{PROSE_MODEL}:plain", _plain(api))
+                if _plain(api) not in measurements:
+                    measurements[_plain(api)] = partial(
+                        asking, api, f"{PROSE_MODEL}:plain", _plain(api)
+                    )
                 for name, turn in ((PROSE_MODEL, AT_ONCE), (CALL_MODEL, AFTER_CALL)):
                     row = _loop(kind, api, turn)
-                    ways[row] = partial(asking, api, name, row)
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+                    measurements[row] = partial(asking, api, name, row)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for api in APIS for row in _rows(api, found.kinds, measured)]
     name = f"typing: until the first token of prose shows, the model writing one in {TOKEN_S} s"
     return [TablePart(name, [*rows, *found.missing])]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from bench.places import places
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.servers import ROOT, model_backend, process, proxy
 from bench.table import Row, TablePart
 
@@ -27,11 +27,11 @@ READY, READY_CPU, RSS = "serve: to /health", "serve: CPU to /health", "serve: RS
 
 async def measure(plan: Plan) -> list[TablePart]:
     """Commands in turn, then servers."""
-    ways: dict[str, Way] = {name: partial(_command, name) for name in COMMANDS}
-    measured = await interleave(plan.rounds or ROUNDS, ways)
+    measurements: dict[str, Measurement] = {name: partial(_command, name) for name in COMMANDS}
+    measured = await interleave(plan.rounds or ROUNDS, measurements)
     async with places(plan.image) as found:
         names = found.kinds
-    servers: dict[str, Way] = {name: partial(_serve, name, plan.image) for name in names}
+    servers: dict[str, Measurement] = {name: partial(_serve, name, plan.image) for name in names}
     measured |= await interleave(min(plan.rounds or SERVER_ROUNDS, SERVER_ROUNDS), servers)
     heavy = await _imported()
     rows = [

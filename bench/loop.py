@@ -16,7 +16,7 @@ from statistics import median
 from bench.backend import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
 from bench.load import burst, post
 from bench.places import BenchBackend, Kind, places
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.sandboxes import filled
 from bench.servers import BenchServer, model_backend, module, proxy
 from bench.table import Row, TablePart
@@ -48,20 +48,20 @@ async def measure(plan: Plan) -> list[TablePart]:
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
         model = await opened.enter_async_context(model_backend())
-        ways: dict[str, Way] = {MODEL: partial(_model, model)}
+        measurements: dict[str, Measurement] = {MODEL: partial(_model, model)}
         for place in found.found:
             ours = proxy(model, sandbox=place.kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
-            ways[place.kind] = partial(_runs, place.kind, server)
-            ways[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
+            measurements[place.kind] = partial(_runs, place.kind, server)
+            measurements[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
             least = module("bench.peers.loop", model.base_url, place.kind, plan.image)
             server = await opened.enter_async_context(least)
-            ways[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
-            ways[f"{place.kind}, commands"] = partial(_commands, place, pool)
-            ways[f"{place.kind}, nothing"] = partial(_nothing, place)
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+            measurements[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
+            measurements[f"{place.kind}, commands"] = partial(_commands, place, pool)
+            measurements[f"{place.kind}, nothing"] = partial(_nothing, place)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for kind in found.kinds for row in _rows(kind, measured)]
     return [TablePart(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
 

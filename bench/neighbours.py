@@ -226,13 +226,13 @@ async def _bodies(plan: Plan) -> TablePart:
 
 async def _stalls(server: BenchServer) -> AsyncIterator[Row]:
     for name, (begin, repeated, times, end) in BODIES.items():
-        body, worst, told = begin + repeated * times + end, [], ""
+        body, worst, status = begin + repeated * times + end, [], ""
         for number in range(POSTS):
             progress(f"neighbours: bodies, {name}, {number}")
             async with _watched(server) as health:
-                told = await _posted(server, body)
+                status = await _posted(server, body)
             worst.append(max(health))
-        yield Row(name, worst, "ms", STALL_MS, note=f"answered {told}")
+        yield Row(name, worst, "ms", STALL_MS, note=f"answered {status}")
 
 
 async def _posted(server: BenchServer, body: bytes) -> str:

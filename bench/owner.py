@@ -6,7 +6,7 @@ from functools import partial
 
 from bench.lenders import Stock, lender
 from bench.places import BenchBackend, places
-from bench.plan import Plan, Way, interleave
+from bench.plan import Measurement, Plan, interleave
 from bench.table import Row, TablePart
 
 ROUNDS = 3
@@ -18,8 +18,10 @@ TARGET_S = 1
 async def measure(plan: Plan) -> list[TablePart]:
     """Sandboxes with a program in the background, on each place in turn."""
     async with places(plan.image) as found:
-        ways: dict[str, Way] = {place.name: partial(_killed, plan, place) for place in found.found}
-        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), ways)
+        measurements: dict[str, Measurement] = {
+            place.name: partial(_killed, plan, place) for place in found.found
+        }
+        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), measurements)
     rows = []
     for place in found.found:
         worst = [max(measured[_left(place)])]

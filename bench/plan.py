@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-Way = Callable[[], Awaitable[Mapping[str, float]]]
+Measurement = Callable[[], Awaitable[Mapping[str, float]]]
 """Does the work once; returns the measured values by the names of rows."""
 
 
@@ -25,24 +25,30 @@ class Plan:
     """Number of concurrent bubblewrap sandboxes in `density`."""
 
 
-async def interleave(rounds: int, ways: Mapping[str, Way]) -> dict[str, list[float]]:
+async def interleave(
+    rounds: int, measurements: Mapping[str, Measurement]
+) -> dict[str, list[float]]:
     """Measure everything once a round, so that load on the machine affects all peers alike.
 
     A first round warms up and does not count.
     """
     measured: dict[str, list[float]] = {}
     for number in range(rounds + 1):
-        for way in ways.values():
-            for row, value in (await way()).items():
+        for measurement in measurements.values():
+            for row, value in (await measurement()).items():
                 measured.setdefault(row, []).extend([value] if number else [])
         progress(f"round {number} of {rounds}: {', '.join(measured)}")
     progress("")
     return measured
 
 
-def repeated(times: int, ways: Mapping[str, Way]) -> dict[str, Way]:
+def repeated(times: int, measurements: Mapping[str, Measurement]) -> dict[str, Measurement]:
     """Return work that runs `times` times a round, for fast work beside slow peers."""
-    return {f"{name} {number}": way for number in range(times) for name, way in ways.items()}
+    return {
+        f"{name} {number}": measurement
+        for number in range(times)
+        for name, measurement in measurements.items()
+    }
 
 
 async def milliseconds(work: Awaitable[object]) -> float:

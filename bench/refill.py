@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from bench.places import BenchBackend, places
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.table import TablePart, compared, figure, percentile
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -23,8 +23,10 @@ TARGET = 2
 async def measure(plan: Plan) -> list[TablePart]:
     """Every place."""
     async with places(plan.image) as found:
-        ways: dict[str, Way] = {place.name: partial(_both, place) for place in found.found}
-        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), ways)
+        measurements: dict[str, Measurement] = {
+            place.name: partial(_both, place) for place in found.found
+        }
+        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), measurements)
     names = [place.name for place in found.found]
     untargeted, targets = dict[str, float | None].fromkeys(names), dict.fromkeys(names, TARGET)
     return [

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from bench.load import burst, post
-from bench.plan import Plan, Way, interleave
+from bench.plan import Measurement, Plan, interleave
 from bench.servers import BenchServer, free_port, model_backend, module, proxy, running
 from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError, peer_python
@@ -47,10 +47,10 @@ async def measure(plan: Plan) -> list[TablePart]:
                 missing.append(Row(LITELLM, note=str(error).splitlines()[-1]))
         parts = []
         for shape in COUNTS:
-            ways: dict[str, Way] = {
+            measurements: dict[str, Measurement] = {
                 name: partial(_burst, name, server, shape) for name, server in servers.items()
             }
-            measured = await interleave(plan.rounds or ROUNDS, ways)
+            measured = await interleave(plan.rounds or ROUNDS, measurements)
             parts.append(_part(shape, measured, list(servers), missing))
     return parts
 

@@ -16,7 +16,7 @@ import httpx
 
 from bench.backend import ANSWER, THREE
 from bench.places import Kind, places
-from bench.plan import Plan, Way, interleave, repeated
+from bench.plan import Measurement, Plan, interleave, repeated
 from bench.reference import ReferenceServer, reference
 from bench.servers import BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
@@ -40,21 +40,21 @@ async def measure(plan: Plan) -> list[TablePart]:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for kind, (state, idle) in product(kinds, IDLE.items()):
             ours = proxy(model, sandbox=kind, image=plan.image, idle=idle)
             server = await opened.enter_async_context(ours)
             name = f"{kind}, {state}"
-            ways[name] = await opened.enter_async_context(_ours(name, server))
-        ways = repeated(OURS_PER_ROUND, ways)
+            measurements[name] = await opened.enter_async_context(_ours(name, server))
+        measurements = repeated(OURS_PER_ROUND, measurements)
         try:
             if "docker" in kinds and plan.peers:
                 peer = await opened.enter_async_context(reference(model, THREE, plan.image))
                 await peer.run()  # whether it works here at all
-                ways[PEER] = partial(_reference_run, peer)
+                measurements[PEER] = partial(_reference_run, peer)
         except (PeerMissingError, RuntimeError) as error:
             missing.append(Row(PEER, note=str(error).splitlines()[-1]))
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [
         Row(f"{kind}, {state}", measured[f"{kind}, {state}"], "s", target, (PEER, PEER_RETURNS))
         for kind, target in TARGETS_S.items()
@@ -66,7 +66,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 @asynccontextmanager
-async def _ours(name: str, server: BenchServer) -> AsyncIterator[Way]:
+async def _ours(name: str, server: BenchServer) -> AsyncIterator[Measurement]:
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
         yield partial(_ask, name, client)
 

@@ -18,7 +18,7 @@ from bench.load import burst, got
 from bench.loop import ANSWERED, ASKED
 from bench.places import Kind, places
 from bench.plain_docker import PlainDocker
-from bench.plan import Plan, Way, interleave
+from bench.plan import Measurement, Plan, interleave
 from bench.reference import ReferenceServer, reference
 from bench.servers import POOL, BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
@@ -51,25 +51,25 @@ async def measure(plan: Plan) -> list[TablePart]:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for kind in kinds:
             ours = proxy(model, sandbox=kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             idle_mib = server.rss_mib()
             for at_once in AT_ONCE:
                 way = partial(_burst, kind, server, at_once, idle_mib)
-                ways[_runs(kind, at_once)] = way
+                measurements[_runs(kind, at_once)] = way
         if "docker" in kinds:
             plain = PlainDocker(plan.image)
             opened.callback(plain.close)
-            ways[ENGINE] = partial(_engine, plain)
+            measurements[ENGINE] = partial(_engine, plain)
         try:
             if "docker" in kinds and plan.peers:
                 peers = await opened.enter_async_context(_references(model, plan.image))
-                ways[REFERENCE] = partial(_reference, peers)
+                measurements[REFERENCE] = partial(_reference, peers)
         except (PeerMissingError, RuntimeError) as error:
             missing.append(Row(REFERENCE, note=str(error).splitlines()[-1]))
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     return [_part(at_once, kinds, measured, missing) for at_once in AT_ONCE]
 
 
@@ -139,8 +139,8 @@ async def settled(server: BenchServer) -> None:
     """Until so many sandboxes are ready as are to be, and there is no other."""
     wanted = {"starting": 0, "idle": POOL.idle, "in_use": 0, "ending": 0}
     while True:
-        told = (await got(server.port, "/metrics")).decode()
-        states = re.findall(POOL_STATE, told, re.MULTILINE)
+        metrics = (await got(server.port, "/metrics")).decode()
+        states = re.findall(POOL_STATE, metrics, re.MULTILINE)
         if {state: float(number) for state, number in states} == wanted:
             return
         await asyncio.sleep(LOOK_S)

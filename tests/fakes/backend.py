@@ -206,10 +206,10 @@ def _models_handler(backend: ScriptedBackend, window: int | None) -> Handler:
             await backend.note_probe(request.transport.get_extra_info("peername"))
         backend.listings.append(_lower(request.headers))
         entry = {"id": backend.model, "object": "model", "created": 0, "owned_by": backend.style}
-        told: dict[str, Any] = {"max_model_len": window}
+        window_fields: dict[str, Any] = {"max_model_len": window}
         if backend.style == "llama.cpp":
-            told = {"meta": {"n_ctx": window, "n_ctx_train": 1_000_000}}
-        size = {} if window is None else told
+            window_fields = {"meta": {"n_ctx": window, "n_ctx_train": 1_000_000}}
+        size = {} if window is None else window_fields
         return web.json_response({"object": "list", "data": [{**entry, **size}]})
 
     return models

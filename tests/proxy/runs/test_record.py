@@ -91,8 +91,12 @@ def test_an_error_stays_what_it_was() -> None:
     error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
     with pytest.raises(ProxyError) as caught:
         again(Record("failed", error=error)).outcome()
-    told = caught.value
-    assert (told.status, told.headers, told.body()) == (429, error.headers, error.body())
+    restored = caught.value
+    assert (restored.status, restored.headers, restored.body()) == (
+        429,
+        error.headers,
+        error.body(),
+    )
 
 
 @pytest.mark.parametrize(

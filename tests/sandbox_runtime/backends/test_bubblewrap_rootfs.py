@@ -97,8 +97,10 @@ async def test_neither_the_way_to_it_nor_its_devices_get_inside(
     image: Path, tmp_path: Path
 ) -> None:
     async with new_sandbox(image, tmp_path) as sandbox:
-        told = "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2> /dev/null; :"
-        assert str(tmp_path) not in await output(sandbox, told)
+        command = (
+            "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2> /dev/null; :"
+        )
+        assert str(tmp_path) not in await output(sandbox, command)
         devices = (await output(sandbox, "ls /dev")).split()
         assert "null" in devices
         assert "sda" not in devices

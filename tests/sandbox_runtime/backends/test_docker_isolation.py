@@ -271,10 +271,10 @@ async def test_at_the_strict_level_a_user_that_the_image_does_not_name_can_work(
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
         printed = await output(sandbox, EVERYDAY_AT_STRICT)
-        nobody = await sandbox.exec("whoami", timeout_s=20)
+        whoami = await sandbox.exec("whoami", timeout_s=20)
     home = "/home/sandbox"
     assert printed == f"sandbox {home} {home}\nvenv\n{home}\nUNKNOWN:644\n"
-    assert (nobody.exit_code, "cannot find name" in nobody.stderr) == (1, True)
+    assert (whoami.exit_code, "cannot find name" in whoami.stderr) == (1, True)
 
 
 async def test_at_the_strict_level_a_workspace_moves_to_another_user(

@@ -122,7 +122,7 @@ def reset(writer: Writer) -> None:
 async def test_each_side_may_finish_before_the_other() -> None:
     internet = Internet()
 
-    async def last_words(reader: Reader, writer: Writer) -> None:
+    async def send_and_close(reader: Reader, writer: Writer) -> None:
         heard = await reader.read()
         writer.write(b"you said " + heard)
 
@@ -133,7 +133,7 @@ async def test_each_side_may_finish_before_the_other() -> None:
 
     heard: list[bytes] = []
     async with (
-        internet.server(last_words, port=7),
+        internet.server(send_and_close, port=7),
         internet.server(first_words, port=9),
         inside(allowing(HOST, "allowed.example:9"), internet) as sandbox,
     ):
@@ -180,18 +180,18 @@ async def test_a_task_that_is_cancelled_closes_both_sides() -> None:
 
 async def test_on_decision_coroutine_is_awaited() -> None:
     internet = Internet()
-    told: list[str] = []
+    reported: list[str] = []
 
     async def listen(decision: Decision) -> None:
         await anyio.lowlevel.checkpoint()
-        told.append(decision.verdict)
+        reported.append(decision.verdict)
 
     gateway = Gateway(Egress(), resolve=internet.resolve, on_decision=listen)
     async with ways_in(gateway, []) as sandbox:
         with fail_after(5):
             await sandbox.say(OPEN)
             await gateway.aclose()
-    assert told == ["denied"]
+    assert reported == ["denied"]
 
 
 class Silent(Pieces):
@@ -207,11 +207,11 @@ class Silent(Pieces):
 
 
 async def test_on_decision_is_called_when_serving_is_cancelled() -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def listen(decision: Decision) -> None:
         await anyio.lowlevel.checkpoint()
-        told.append(decision.reason)
+        reported.append(decision.reason)
 
     gateway = Gateway(Egress(), resolve=Internet().resolve, on_decision=listen)
     connection = Silent([])
@@ -220,7 +220,7 @@ async def test_on_decision_is_called_when_serving_is_cancelled() -> None:
             group.start_soon(gateway.serve, connection)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-    assert told == ["the sandbox ended"]
+    assert reported == ["the sandbox ended"]
     assert connection.aborted
 
 

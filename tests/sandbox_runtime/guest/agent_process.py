@@ -100,7 +100,7 @@ class AgentProcess:
 def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
     """An agent that is ready to serve, its working directory in `directory`."""
     work = str(directory / "work")
-    told = GuestConfig(
+    guest_config = GuestConfig(
         **{"working_dir": work, "directories": (work,), "egress_port": 0, **config},
     )
     ours, theirs = socket.socketpair()
@@ -111,7 +111,7 @@ def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
         theirs.close()
         agent = AgentProcess(ours, process)
         try:
-            agent.send(first_message(told))
+            agent.send(first_message(guest_config))
             hello = agent.receive()
             assert hello is not None
             assert hello[:2] == (0, HELLO)

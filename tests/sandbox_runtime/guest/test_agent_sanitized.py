@@ -96,8 +96,8 @@ def started(binary: Path, config: bytes, *inherited: int) -> Iterator[WatchedPro
 
 def _config(directory: Path, **config: Any) -> bytes:
     work = str(directory / "work")
-    told = {"working_dir": work, "directories": (work,), "egress_port": 0, **config}
-    return json.dumps(asdict(GuestConfig(**told))).encode()
+    fields = {"working_dir": work, "directories": (work,), "egress_port": 0, **config}
+    return json.dumps(asdict(GuestConfig(**fields))).encode()
 
 
 @pytest.fixture(scope="module")
