@@ -66,11 +66,11 @@ class ScriptedGuest:
         self.pongs = 0
         self.killed = 0
 
-    def say(self, frames: bytes) -> None:
+    def send_frames(self, frames: bytes) -> None:
         """Send frames that nobody asked for."""
         self._output.put_nowait(frames)
 
-    async def has_said_all(self) -> None:
+    async def wait_delivered(self) -> None:
         """Return when the host has taken all that was sent, or does not listen any more."""
         while self._is_heard and not self._output.empty():  # noqa: ASYNC110 - see `listen`
             await asyncio.sleep(0)
@@ -128,11 +128,11 @@ async def connected(clock: Clock | None = None) -> tuple[Channel, ScriptedGuest]
     return channel, guest
 
 
-async def heard(channel: Channel, guest: ScriptedGuest, frames: bytes) -> str | None:
+async def deliver(channel: Channel, guest: ScriptedGuest, frames: bytes) -> str | None:
     """Why the sandbox is lost once the host has taken the frames; None if it is not."""
-    guest.say(frames)
+    guest.send_frames(frames)
     with anyio.fail_after(20):
-        await guest.has_said_all()
+        await guest.wait_delivered()
     return channel.lost
 
 

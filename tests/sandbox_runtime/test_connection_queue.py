@@ -51,7 +51,7 @@ class ScriptedPrograms:
         frames = ((OPEN, b""), *then)
         for _ in range(count):
             self._opened += 2
-            self.guest.say(b"".join(frame(self._opened, *each) for each in frames))
+            self.guest.send_frames(b"".join(frame(self._opened, *each) for each in frames))
 
     def ask(self, count: int = MAX_CONNECTIONS) -> None:
         """Ask for a host on each of so many connections."""
@@ -59,7 +59,7 @@ class ScriptedPrograms:
 
     async def answered(self) -> int:
         """Return the number of answered connections once all tasks wait."""
-        await self.guest.has_said_all()
+        await self.guest.wait_delivered()
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
         return self.guest.kinds.count(DATA)

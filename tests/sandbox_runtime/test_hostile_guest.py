@@ -141,62 +141,62 @@ class HostileGuest(RuleBasedStateMachine):
 
     # What the guest says
 
-    def say(self, frames: bytes) -> None:
-        async def say() -> None:
-            self.guest.say(frames)
-            await self.guest.has_said_all()
+    def send_frames(self, frames: bytes) -> None:
+        async def send_frames() -> None:
+            self.guest.send_frames(frames)
+            await self.guest.wait_delivered()
             for _ in range(3):
                 await asyncio.sleep(0)
 
-        self.run(say())
+        self.run(send_frames())
 
     def stream(self, data: st.DataObject) -> int:
         """Mostly one that is open; else one that is over, or never was."""
         channel = self.sandbox._channel
         open_now = sorted(channel._streams, reverse=True)[:4]
-        given_up = list(channel._reset_streams._streams)[-2:]
+        cancelled = list(channel._reset_streams._streams)[-2:]
         others = [0, 1, 2, channel._next, channel._last_connection + 2]
-        choices = [numbers for numbers in (open_now, open_now, given_up, others) if numbers]
+        choices = [numbers for numbers in (open_now, open_now, cancelled, others) if numbers]
         return data.draw(st.sampled_from(data.draw(st.sampled_from(choices))))
 
     @rule(data=st.data(), kind=st.sampled_from(OUTPUT), size=SIZES, count=COUNTS)
     def say_data(self, data: st.DataObject, kind: int, size: int, count: int) -> None:
         count = max(1, min(count, 2 * WINDOW_BYTES // max(1, size)))
-        self.say(frame(self.stream(data), kind, b"[" * size) * count)
+        self.send_frames(frame(self.stream(data), kind, b"[" * size) * count)
 
     @rule(data=st.data(), count=COUNTS)
     def say_data_of_all_kinds(self, data: st.DataObject, count: int) -> None:
         number = self.stream(data)
-        self.say(b"".join(frame(number, kind, b"x") for kind in OUTPUT) * count)
+        self.send_frames(b"".join(frame(number, kind, b"x") for kind in OUTPUT) * count)
 
     @precondition(lambda self: any(n % 2 for n in self.sandbox._channel._streams))
     @rule(data=st.data(), report=REPORTS)
     def say_report(self, data: st.DataObject, report: object) -> None:
         operations = sorted(n for n in self.sandbox._channel._streams if n % 2)
-        self.say(json_frame(data.draw(st.sampled_from(operations)), END, report))
+        self.send_frames(json_frame(data.draw(st.sampled_from(operations)), END, report))
 
     @rule(data=st.data(), credit=st.sampled_from([0, 1, WINDOW_BYTES, 2**32 - 1]), count=COUNTS)
     def say_credit(self, data: st.DataObject, credit: int, count: int) -> None:
-        self.say(frame(self.stream(data), WINDOW, CREDIT.pack(credit)) * count)
+        self.send_frames(frame(self.stream(data), WINDOW, CREDIT.pack(credit)) * count)
 
     @rule(data=st.data(), kind=st.sampled_from([EOF, RESET, PONG]), count=COUNTS)
     def say_nothing(self, data: st.DataObject, kind: int, count: int) -> None:
-        self.say(frame(self.stream(data), kind) * count)
+        self.send_frames(frame(self.stream(data), kind) * count)
 
     @rule(count=COUNTS, end=st.sampled_from([None, EOF, RESET]))
     def open_connections(self, count: int, end: int | None) -> None:
         first = self.sandbox._channel._last_connection + 2
         numbers = range(first, first + 2 * count, 2)
         ending = (lambda n: b"") if end is None else (lambda n: frame(n, end))
-        self.say(b"".join(frame(n, OPEN, b"{}") + ending(n) for n in numbers))
+        self.send_frames(b"".join(frame(n, OPEN, b"{}") + ending(n) for n in numbers))
 
     @rule(data=st.data(), kind=st.integers(0, 255), payload=st.binary(max_size=20))
     def say_anything(self, data: st.DataObject, kind: int, payload: bytes) -> None:
-        self.say(frame(self.stream(data), kind, payload))
+        self.send_frames(frame(self.stream(data), kind, payload))
 
     @rule(said=st.binary(min_size=1, max_size=30))
     def say_garbage(self, said: bytes) -> None:
-        self.say(said)
+        self.send_frames(said)
 
     # What holds
 

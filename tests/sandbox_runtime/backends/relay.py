@@ -27,7 +27,7 @@ class EngineSocketRelay:
         for call in self._calls:
             call.cancel()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Accept connections again."""
         self._is_cut = False
 

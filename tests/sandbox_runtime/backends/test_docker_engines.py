@@ -117,7 +117,7 @@ async def test_lost_engine_loses_the_sandbox_which_still_closes(
         await sandbox.close()
         # The container's input has ended with the connection, and so has the agent.
         await until(lambda: not names(tmp_path))
-        line.mend()
+        line.restore()
         again = await start_sandbox(backend, Isolation())
         assert await output(again, "echo healed") == "healed\n"
         await again.close()
@@ -134,7 +134,7 @@ async def test_lost_connection_is_distinguished_from_a_stopped_engine(
         line.cut()
         assert await first_words(guest) == b""
         assert guest.diagnostics().startswith("the engine closed the connection")
-        line.mend()
+        line.restore()
         await guest.kill()
     await backend.aclose()
 

@@ -12,7 +12,7 @@ GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
 """A command that goes on when somebody writes to `gate`."""
 
 
-async def at_the_gate(sandbox: Sandbox) -> str:
+async def start_waiting_job(sandbox: Sandbox) -> str:
     """The job, still running, of which "before" was heard: a busy machine needs its time."""
     heard = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     job_id, said = heard.job_id, heard.stdout
@@ -39,7 +39,7 @@ async def test_background_process_outlives_a_command_with_a_terminal(
 
 
 async def test_a_long_command_goes_on_as_a_job(sandbox: Sandbox) -> None:
-    job_id = await at_the_gate(sandbox)
+    job_id = await start_waiting_job(sandbox)
     await output(sandbox, "echo now > gate")
     end = await sandbox.wait(job_id, wait_s=PLENTY_S)
     assert (end.running, end.exit_code, end.stdout) == (False, 0, "after now\n")
@@ -55,7 +55,7 @@ async def test_output_of_a_job_between_two_waits_is_not_lost(sandbox: Sandbox) -
 
 
 async def test_job_that_has_not_ended_is_still_running(sandbox: Sandbox) -> None:
-    job_id = await at_the_gate(sandbox)
+    job_id = await start_waiting_job(sandbox)
     again = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
     assert (again.running, again.job_id, again.stdout) == (True, job_id, "")
 

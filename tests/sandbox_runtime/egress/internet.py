@@ -15,7 +15,7 @@ Behaviour = Callable[[Reader, Writer], Awaitable[None]]
 PUBLIC = "93.184.215.14"
 
 
-def trusting() -> ssl.SSLContext:
+def client_tls_context() -> ssl.SSLContext:
     """For a program that trusts the stand-ins."""
     return ssl.create_default_context(cafile=str(CERTIFICATE))
 

@@ -28,7 +28,7 @@ class NameServer(asyncio.DatagramProtocol):
         silent_kinds: Sequence[str],
         denied_kinds: Sequence[str],
     ) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.queries: list[tuple[str, str]] = []
         """Every question: a name and A or AAAA."""
         self.transport: asyncio.DatagramTransport | None = None
         self._records = records
@@ -39,7 +39,7 @@ class NameServer(asyncio.DatagramProtocol):
         query = dns.message.from_wire(data)
         (question,) = query.question
         name, kind = question.name.to_text(), dns.rdatatype.to_text(question.rdtype)
-        self.asked.append((name, kind))
+        self.queries.append((name, kind))
         if name.endswith(SILENT) or kind in self._silent_kinds:
             return
         response = dns.message.make_response(query)

@@ -11,7 +11,7 @@ from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
 from sandbox_runtime.egress.gateway import Gateway
 from sandbox_runtime.egress.limits import Timeouts
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer, end, trusting
+from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer, client_tls_context, end
 
 Streams = tuple[Reader, Writer]
 
@@ -43,7 +43,7 @@ class SocketConnection:
         self._writer.transport.abort()
 
 
-class Pieces:
+class PieceConnection:
     """A Connection from which these pieces come."""
 
     def __init__(self, pieces: list[bytes]) -> None:
@@ -79,7 +79,7 @@ class GatewayClient:
         self.writers.append(writer)
         return reader, writer
 
-    async def say(self, *pieces: bytes) -> bytes:
+    async def exchange(self, *pieces: bytes) -> bytes:
         """Send and return the whole answer, to its end."""
         reader, writer = await self.open()
         for piece in pieces:
@@ -99,7 +99,7 @@ class GatewayClient:
     async def connect_tls(self, authority: str, server_name: str) -> Streams:
         """TLS in such a tunnel. Raises ssl.SSLError."""
         reader, writer = await self.connect(authority)
-        await writer.start_tls(trusting(), server_hostname=server_name)
+        await writer.start_tls(client_tls_context(), server_hostname=server_name)
         return reader, writer
 
     async def socks(self, host: bytes, port: int) -> Streams:
@@ -109,7 +109,7 @@ class GatewayClient:
         assert await reader.readexactly(12) == b"\x05\x00\x05\x00\x00\x01" + bytes(6)
         return reader, writer
 
-    async def decided(self) -> Decision:
+    async def only_decision(self) -> Decision:
         """The one decision there is, once its connection is over."""
         await until(lambda: bool(self.decisions))
         (decision,) = self.decisions
@@ -117,7 +117,7 @@ class GatewayClient:
 
 
 @asynccontextmanager
-async def inside(
+async def gateway_client(
     egress: Egress,
     internet: Internet,
     *,
@@ -138,12 +138,14 @@ async def inside(
         on_decision=decisions.append,
         timeouts=timeouts,
     )
-    async with ways_in(gateway, decisions) as sandbox:
+    async with serve_programs(gateway, decisions) as sandbox:
         yield sandbox
 
 
 @asynccontextmanager
-async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[GatewayClient]:
+async def serve_programs(
+    gateway: Gateway, decisions: list[Decision]
+) -> AsyncIterator[GatewayClient]:
     """A port for programs, and behind it this gateway."""
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -162,6 +164,6 @@ async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[
         await end(sandbox.writers)
 
 
-def allowing(*allow: str, **others: Any) -> Egress:
+def allowlist(*allow: str, **others: Any) -> Egress:
     """An allowlist."""
     return Egress(mode="allowlist", allow=allow, **others)

@@ -172,7 +172,7 @@ class NaiveGateway:
         return (await self._resolve(host))[0]
 
 
-class NaiveRoom(NaiveGateway):
+class NaiveConnectionLimit(NaiveGateway):
     """Has room for so many connections, and waits for each as long as it likes."""
 
     def __init__(self, egress: Egress, **options: Any) -> None:

@@ -14,11 +14,11 @@ from sandbox_runtime.guest.agent import GuestConfig
 from tests.sandbox_runtime.conformance.backends import docker_backend
 from tests.sandbox_runtime.escape.flawed_hosts import (
     NaiveCommands,
+    NaiveConnectionLimit,
     NaiveFiles,
     NaiveFrames,
     NaiveGateway,
     NaiveOutput,
-    NaiveRoom,
 )
 from tests.sandbox_runtime.escape.open_containers import (
     UNCONFINED,
@@ -64,7 +64,7 @@ OF_AN_ATTACK: Mapping[str, Control] = {
     "frames_as_output": Control(OpenContainers(NO_NETWORK, kind=NaiveFrames)),
     "own_terminal": NOTHING_THERE,
     "endless_output": Control(OpenContainers(NO_NETWORK, kind=NaiveOutput)),
-    "slowloris": Control(OpenContainers(NO_NETWORK), NaiveRoom),
+    "slowloris": Control(OpenContainers(NO_NETWORK), NaiveConnectionLimit),
     "inotify_bomb": Control(
         OpenContainers(
             NO_NETWORK,
@@ -93,9 +93,9 @@ async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
 
 
 async def test_without_walls_every_attempt_from_inside_succeeds() -> None:
-    async with opened(OpenContainers(*UNCONFINED)) as place:
-        await add_fake_services(place)
-        findings = {finding.probe: finding for finding in await run_batch(place)}
+    async with opened(OpenContainers(*UNCONFINED)) as sandbox:
+        await add_fake_services(sandbox)
+        findings = {finding.probe: finding for finding in await run_batch(sandbox)}
     absent = {name for name, (_, is_absent) in ABSENT.items() if is_absent()}
     assert set(ABSENT) < {probe.name for probe in PROBES}
     for probe in PROBES:

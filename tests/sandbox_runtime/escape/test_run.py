@@ -124,10 +124,10 @@ async def test_attempts_without_python_count_as_not_tried() -> None:
 async def test_results_from_inside_are_validated_and_truncated() -> None:
     lines = "\n".join([*map(json.dumps, LIES), "no JSON", "[" * 99999])
     liar = f"#!/bin/sh\ncat <<END\n{lines}\nEND\n"
-    async with opened(OpenContainers("--network=none")) as place:
-        await write(place, "/usr/local/sbin/python3", liar.encode())
-        await output(place, "chmod +x /usr/local/sbin/python3")
-        findings = {each.probe: each for each in await run_batch(place)}
+    async with opened(OpenContainers("--network=none")) as sandbox:
+        await write(sandbox, "/usr/local/sbin/python3", liar.encode())
+        await output(sandbox, "chmod +x /usr/local/sbin/python3")
+        findings = {each.probe: each for each in await run_batch(sandbox)}
     assert findings.keys() == {probe.name for probe in PROBES}
     assert findings["keyctl"].verdict == "not tried"
     assert findings["bpf"].verdict == "held"

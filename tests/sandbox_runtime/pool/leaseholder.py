@@ -18,7 +18,7 @@ class Leaseholder:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def ask(self, name: str, isolation: Isolation = SMALL) -> None:
+    def request(self, name: str, isolation: Isolation = SMALL) -> None:
         self._ends[name] = asyncio.Event()
         self._tasks[name] = asyncio.create_task(self._hold(name, isolation))
 

@@ -24,7 +24,7 @@ async def test_idle_and_leased_sandboxes_are_pinged_every_interval() -> None:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
         before = [guest.pings for guest in fixture.backend.guests]
-        await fixture.beat(3)
+        await fixture.run_monitor(3)
         await until(
             lambda: [guest.pings for guest in fixture.backend.guests] == [n + 3 for n in before]
         )
@@ -37,7 +37,7 @@ async def test_unresponsive_sandbox_does_not_delay_other_pings() -> None:
         stuck, *others = fixture.backend.guests
         stuck.answers = False
         before = [guest.pings for guest in others]
-        await fixture.beat(3)
+        await fixture.run_monitor(3)
         await until(lambda: [guest.pings for guest in others] == [n + 3 for n in before])
         assert fixture.stats.leased == 1
 
@@ -50,7 +50,7 @@ async def test_a_warm_sandbox_found_dead_is_replaced(end: str) -> None:
         if end == "it died":
             bad.die()
         bad.answers = False
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, replaced=1, started=3)
         assert bad not in fixture.backend.alive
 
@@ -64,7 +64,7 @@ async def test_leased_sandbox_has_more_time_to_answer_a_ping() -> None:
         await fixture.until(idle=2, leased=1)
         at_work, idle, _ = fixture.backend.guests
         at_work.answers = idle.answers = False
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, replaced=1)
         assert sandbox.lost is None
 
@@ -74,7 +74,7 @@ async def test_dead_leased_sandbox_is_left_to_its_lease() -> None:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
         fixture.backend.guests[0].die()
-        await fixture.beat()
+        await fixture.run_monitor()
         assert (fixture.stats.leased, fixture.stats.replaced) == (1, 0)
 
 
@@ -82,14 +82,14 @@ async def test_warm_sandboxes_that_are_too_old_are_replaced_one_after_the_other(
     async with fake_pool(PoolSettings(idle=2, ttl_s=30)) as fixture:
         await fixture.until(idle=2)
         first = list(fixture.backend.guests)
-        await fixture.beat(3)
+        await fixture.run_monitor(3)
         assert fixture.stats.replaced == 0
         fixture.backend.may_start.clear()
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=1, starting=1, ending=0, replaced=1)
         fixture.backend.may_start.set()
         await fixture.until(idle=2)
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, ending=0, replaced=2)
         assert not fixture.backend.alive.intersection(first)
 
@@ -99,7 +99,7 @@ async def test_a_new_image_drops_the_warm_sandboxes_of_the_old_one() -> None:
         await fixture.until(idle=2)
         old = list(fixture.backend.guests)
         fixture.backend.image = "image-2"
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, ending=0, replaced=2)
         assert not fixture.backend.alive.intersection(old)
 
@@ -110,7 +110,7 @@ async def test_a_sandbox_of_the_old_image_that_starts_while_a_new_one_comes_is_n
         await fixture.until(starting=1)
         await until(lambda: fixture.backend.asked == 1)
         fixture.backend.image = "image-2"
-        await fixture.beat()
+        await fixture.run_monitor()
         fixture.backend.may_start.set()
         await fixture.until(idle=1, ending=0, started=2)
 
@@ -119,7 +119,7 @@ async def test_failed_fingerprint_keeps_the_idle_sandboxes() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.refusal = "the engine is down"
-        await fixture.beat(2)
+        await fixture.run_monitor(2)
         assert (fixture.stats.idle, fixture.stats.replaced) == (2, 0)
 
 
@@ -181,7 +181,7 @@ async def test_closing_ends_idle_sandboxes_and_waits_for_leased_ones() -> None:
             await fixture.until(idle=0, starting=0, ending=0)
             assert not closing.done()
             before = fixture.backend.guests[0].pings
-            await fixture.beat()
+            await fixture.run_monitor()
             await until(lambda: fixture.backend.guests[0].pings == before + 1)
             assert (await sandbox.exec("true", timeout_s=5)).exit_code == 0
         await closing

@@ -18,7 +18,7 @@ async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
     async with fake_pool(TWO) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcde":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(leased=2, waiting=3)
         for name in "abcde":
             holder.end(name)
@@ -30,11 +30,11 @@ async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
 async def test_ending_sandbox_counts_towards_the_limit() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a")
+        holder.request("a")
         await holder.until_served("a")
         fixture.backend.may_end.clear()
         holder.end("a")
-        holder.ask("b")
+        holder.request("b")
         await fixture.until(ending=1, waiting=1, starting=0)
         fixture.backend.may_end.set()
         await holder.until_served("a", "b")
@@ -46,7 +46,7 @@ async def test_concurrent_starts_are_limited() -> None:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcdefgh":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=4, waiting=8)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 8)
@@ -59,7 +59,7 @@ async def test_concurrent_starts_for_waiters_are_limited_by_the_processors() -> 
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcd":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=1, waiting=4)
         fixture.backend.may_start.set()
         await holder.until_served(*"abcd")
@@ -71,9 +71,9 @@ async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
     settings = PoolSettings(idle=0, memory_budget_mib=500)
     async with fake_pool(settings) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(SMALL, memory_mib=400))
-        holder.ask("b", replace(SMALL, memory_mib=200))
-        holder.ask("c", replace(SMALL, memory_mib=100))
+        holder.request("a", replace(SMALL, memory_mib=400))
+        holder.request("b", replace(SMALL, memory_mib=200))
+        holder.request("c", replace(SMALL, memory_mib=100))
         await fixture.until(leased=1, waiting=2)
         assert holder.served == ["a"], "c has room, but nobody overtakes"
         holder.end("a")
@@ -86,10 +86,10 @@ async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> N
     async with fake_pool(settings) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(SMALL, memory_mib=350))
+        holder.request("a", replace(SMALL, memory_mib=350))
         await holder.until_served("a")
         await fixture.until(idle=1)
-        holder.ask("b", replace(SMALL, memory_mib=200))
+        holder.request("b", replace(SMALL, memory_mib=200))
         await fixture.until(waiting=1, idle=1)
         holder.end("a")
         await holder.until_served("a", "b")
@@ -128,7 +128,7 @@ async def test_no_more_idle_sandboxes_are_evicted_than_needed() -> None:
         await fixture.until(idle=3)
         fixture.backend.may_end.clear()
         async with fixture.pool.lease(STRICT) as lease:
-            await fixture.beat()
+            await fixture.run_monitor()
             assert (fixture.stats.idle, fixture.stats.ending) == (2, 1)
             fixture.backend.may_end.set()
             await lease.sandbox()
@@ -138,12 +138,12 @@ async def test_pool_is_not_refilled_while_a_waiter_needs_capacity() -> None:
     async with fake_pool(PoolSettings(idle=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(STRICT, memory_mib=350))
+        holder.request("a", replace(STRICT, memory_mib=350))
         await holder.until_served("a")
-        holder.ask("b", replace(STRICT, memory_mib=200))
+        holder.request("b", replace(STRICT, memory_mib=200))
         await fixture.until(waiting=1, idle=1)
         fixture.backend.guests[0].die()
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(replaced=1, ending=0)
         assert (fixture.stats.starting, fixture.stats.idle) == (0, 0)
         holder.end("a")

@@ -16,7 +16,7 @@ async def test_waiters_are_served_in_order() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
-            holder.ask(name)
+            holder.request(name)
         for number in range(1, 5):
             await holder.until_served(*"abcd"[:number])
             holder.end("abcd"[number - 1])
@@ -27,7 +27,7 @@ async def test_cancelled_waiter_frees_its_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(leased=1, waiting=3)
         holder.cancel("b")
         await fixture.until(waiting=2)
@@ -39,10 +39,10 @@ async def test_cancelled_waiter_frees_its_place_in_the_queue() -> None:
 async def test_cancelled_large_waiter_unblocks_the_queue() -> None:
     async with fake_pool(PoolSettings(idle=0, memory_budget_mib=500)) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(SMALL, memory_mib=400))
+        holder.request("a", replace(SMALL, memory_mib=400))
         await holder.until_served("a")
-        holder.ask("b", replace(SMALL, memory_mib=200))
-        holder.ask("c", SMALL)
+        holder.request("b", replace(SMALL, memory_mib=200))
+        holder.request("c", SMALL)
         await fixture.until(waiting=2)
         holder.cancel("b")
         await holder.until_served("a", "c")
@@ -55,8 +55,8 @@ async def test_waiter_with_a_dead_sandbox_returns_to_the_front_of_the_queue() ->
         await fixture.until(idle=1)
         fixture.backend.guests[0].answers = False
         holder = Leaseholder(fixture)
-        holder.ask("a")
-        holder.ask("b")
+        holder.request("a")
+        holder.request("b")
         await holder.until_served("a")
         await holder.end_all()
 
@@ -65,8 +65,8 @@ async def test_sandbox_started_for_a_cancelled_waiter_goes_to_the_next() -> None
     async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
-        holder.ask("a")
-        holder.ask("b")
+        holder.request("a")
+        holder.request("b")
         await fixture.until(starting=1, waiting=2)
         holder.cancel("a")
         await fixture.until(waiting=1)
@@ -80,7 +80,7 @@ async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
     async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
-        holder.ask("a")
+        holder.request("a")
         await fixture.until(starting=1, waiting=1)
         holder.cancel("a")
         await fixture.until(waiting=0)
@@ -94,7 +94,7 @@ async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> No
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=3)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 3)
@@ -128,7 +128,7 @@ async def test_full_queue_refuses_the_next_waiter() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1, max_waiting=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await holder.until_served("a")
         assert holder.refused == {"c": "1 requests wait for a sandbox already"}
         holder.end("a")
@@ -141,7 +141,7 @@ async def test_waiter_with_a_start_takes_no_place_in_the_queue() -> None:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=3, refused=0)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 3)
@@ -151,13 +151,13 @@ async def test_waiter_with_a_start_takes_no_place_in_the_queue() -> None:
 async def test_timed_out_waiter_is_refused_and_skipped() -> None:
     async with fake_pool(PoolSettings(idle=0, max_total=1, wait_s=0.05)) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a")
+        holder.request("a")
         await holder.until_served("a")
         async with fixture.pool.lease(SMALL) as lease:
             with pytest.raises(NoFreeSandboxError, match=r"no sandbox came free in 0\.05 s"):
                 await lease.sandbox()
             assert (fixture.stats.refused, fixture.stats.waiting) == (1, 0)
-            holder.ask("b")
+            holder.request("b")
             holder.end("a")
             await holder.until_served("a", "b")
         await holder.end_all()
@@ -180,7 +180,7 @@ async def test_failing_backend_fails_every_waiter() -> None:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=1, waiting=3)
         fixture.backend.refusal = "the engine is down"
         fixture.backend.may_start.set()
