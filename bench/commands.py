@@ -46,7 +46,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every place beside docker exec and everybody who uses it."""
+    """Measure every backend, docker exec and the peers."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
         ours: dict[str, Measurement] = {HOST: _on_host}

@@ -1,4 +1,4 @@
-"""Sandboxes lent, used and given back, again and again: whether anything is left of them."""
+"""Leaks after many cycles of leasing, using and releasing sandboxes."""
 
 import signal
 from dataclasses import asdict

@@ -67,7 +67,7 @@ Carry = Callable[[TransferLoad], Awaitable[Mapping[str, float]]]
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every place beside `docker cp` and everybody who uses it."""
+    """Measure every backend, `docker cp` and the peers."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         small = TransferLoad("1 KB", Path(name, "small"), rounds=15)
         large = TransferLoad(f"{LARGE_MB} MB", Path(name, "large"), rounds=3)

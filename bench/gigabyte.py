@@ -1,4 +1,4 @@
-"""A gigabyte in and out of a sandbox, and whose memory grows by that: nobody's, it should be."""
+"""Transfer of a gigabyte into and out of a sandbox, and the growth of memory during it."""
 
 from bench.lenders import Stock, lender
 from bench.places import BenchBackend

@@ -160,7 +160,7 @@ class Lender:
 
 @asynccontextmanager
 async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
-    """A lender for the length of the block, with empty pools."""
+    """Run a lender with empty pools for the length of the block."""
     pools = [{"kind": each.kind, "idle": each.idle, "max_total": each.max_total} for each in stocks]
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as directory,

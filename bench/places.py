@@ -56,7 +56,7 @@ def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
 
 @asynccontextmanager
 async def places(image: str) -> AsyncIterator[BenchBackends]:
-    """Every backend, with a state directory of its own."""
+    """Yield the working backends, in a temporary state directory."""
     found = BenchBackends([], [])
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         for kind in KINDS:

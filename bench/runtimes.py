@@ -136,7 +136,7 @@ async def start(found: Sequence[Runtime]) -> None:
 
 
 def peer_measurements(found: Sequence[Runtime], work: Work) -> dict[str, Measurement]:
-    """That work for each of them; who fails at it is left out from then on."""
+    """Return that work for each peer. A peer that fails is left out from then on."""
     return {runtime.name: partial(_attempt, runtime, work) for runtime in found}
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes of ours: from a pool, and from none."""
+"""Sandboxes of this project, with and without a pool."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -49,7 +49,7 @@ class BenchServer:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has."""
+    """Return a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
     return port
@@ -64,7 +64,7 @@ async def process(
     stderr: int | IO[bytes] = asyncio.subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child of ours that ends with the block; `env` goes over our own environment."""
+    """Run a child process for the length of the block; `env` extends the environment."""
     child = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,

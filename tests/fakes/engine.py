@@ -42,7 +42,7 @@ class FakeEngine:
 
     @property
     def probes(self) -> list[dict[str, Any]]:
-        """The requests of which nobody reads the answer."""
+        """The bodies of the probe requests."""
         return [body for body in self.asked if body.get("max_tokens") == 1]
 
     @property

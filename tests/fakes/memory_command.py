@@ -1,4 +1,4 @@
-"""A command of the fake, from its start until its end has been told."""
+"""A command of the fake sandbox, from its start until its result was returned."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,14 +25,14 @@ class FakeOutput:
 
 
 class RunningCommand:
-    """A process and what it prints, heard in one reading after the other."""
+    """A process and its output, in one reading after the other."""
 
     def __init__(
         self, id: str, process: FakeProcess, stdin: Reader, cap: OutputCap, files: Files
     ) -> None:
         self.process = process
         self.is_job = False
-        """Whether somebody was told that it goes on."""
+        """True if a result has reported the command as a running job."""
         self._id = id
         self._cap = cap
         self._keep_room = cap.max_kept_bytes
@@ -50,12 +50,12 @@ class RunningCommand:
         self.io = Io(stdin, stdout, stderr)
 
     def _take(self, name: StreamName, data: bytes) -> None:
-        if not self.process.has_ended:  # what it left in the background is not heard
+        if not self.process.has_ended:  # drop the output of its background processes
             self._reading.take(name, data)
             self.process.stir()
 
     def go_on(self, typed: bytes, *, end_of_input: bool) -> None:
-        """Begin the next reading: the last one has arrived. Types, if there is a terminal."""
+        """Begin the next reading: the last one has arrived. Writes input if there is a terminal."""
         self._told = None
         if self._terminal and typed:
             self._terminal.type(typed)
@@ -63,7 +63,7 @@ class RunningCommand:
             self._terminal.type_end()
 
     async def hear(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
-        """Listen from the reading's start to its end. Raises what the command could not do."""
+        """Deliver a reading from its start; return its result. Raises UnsupportedShellError."""
         reading = self._told or self._reading
         heard = 0
         self.process.attend()
@@ -82,7 +82,7 @@ class RunningCommand:
         return reading.result
 
     async def _run(self, wait_s: float) -> None:
-        """Let it run; end the reading if it cannot."""
+        """Let the command run; end the reading if it waits for input or for too long."""
         self.process.stirred.clear()
         await settle()
         if self.process.stirred.is_set():
@@ -100,7 +100,7 @@ class RunningCommand:
                 self._pause(waiting=False)
 
     def _pause(self, *, waiting: bool) -> None:
-        """It goes on, and what it prints from now on belongs to the next reading."""
+        """End the reading of a running command. Later output belongs to the next reading."""
         self._end_reading(exit_code=0, running=True, waiting=waiting)
         self.is_job = True
         self._told, self._reading = self._reading, FakeReading(self._cap)

@@ -1,8 +1,8 @@
-"""The machine in memory that the fake shells run on: processes and a time of its own.
+"""The machine of the fake shells: processes and a simulated clock.
 
-Its time passes only where a command that somebody listens to sleeps, takes a step or stands still:
-a sleep is over at once, and standing still takes `REAL_SECOND` for each second. What nobody listens
-to takes its steps at once and sleeps until others have let the time pass.
+Simulated time passes only while a command that a caller waits for sleeps, takes a step or is
+blocked: a sleep ends at once, and a blocked command takes `REAL_SECOND` for each second. A command
+without a caller takes its steps at once and sleeps until others have let time pass.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def settle() -> None:
 
 @dataclass(eq=False)
 class Alarm:
-    """Something to do when the time has come."""
+    """A callback at a simulated time."""
 
     at_s: float
     ring: Callable[[], None]
@@ -49,7 +49,7 @@ class Machine:
     def __init__(self) -> None:
         self.files = Files()
         self.living: dict[int, FakeProcess | None] = {}
-        """By pid; a child shell has a pid but no Process of its own."""
+        """By pid; None for a child shell, which has no process of its own."""
         self.fault: BaseException | None = None
         """An error of a background command, kept for the next caller."""
         self.now_s = 0.0
@@ -66,12 +66,12 @@ class Machine:
         return alarm
 
     def cancel(self, alarm: Alarm) -> None:
-        """Safe to call when it has rung."""
+        """Cancel the alarm. Safe to call after it has run."""
         if alarm in self._alarms:
             self._alarms.remove(alarm)
 
     async def pass_time(self, seconds: float, stir: Callable[[], None]) -> None:
-        """Let time pass, waking sleepers on the way; `stir` hears of each."""
+        """Let time pass and wake the sleepers that are due; call `stir` for each."""
         end_s = self.now_s + seconds
         while due := [alarm for alarm in self._alarms if alarm.at_s <= end_s]:
             first = min(due, key=lambda alarm: alarm.at_s)
@@ -84,7 +84,7 @@ class Machine:
 
 
 class FakeProcess:
-    """A running command or background job, and how it was ended."""
+    """A running command or background job."""
 
     def __init__(self, machine: Machine, timeout_s: float = math.inf) -> None:
         self.machine = machine
@@ -94,7 +94,7 @@ class FakeProcess:
         self.signal = 0
         self.jobs: list[FakeProcess] = []
         self.stirred = asyncio.Event()
-        """Set by whatever it does."""
+        """Set by each action of the process."""
         self.stir = self.stirred.set
         self._timeout_s = timeout_s
         self._is_heard = False
@@ -102,7 +102,7 @@ class FakeProcess:
         self._dozing: set[asyncio.Event] = set()
         self._deadline: Alarm | None = None
 
-    # Its life
+    # Start and end
 
     def start(self, work: Coroutine[Any, Any, int]) -> None:
         self._task = asyncio.create_task(work)
@@ -123,17 +123,17 @@ class FakeProcess:
 
     @property
     def exit_code(self) -> int:
-        """Once it has ended. Raises what it could not do."""
+        """Return the exit code after the end. Raises UnsupportedShellError."""
         return 128 + self.signal if self.signal else self._task.result()
 
     def end(self, signal: int) -> None:
-        """Kill it."""
+        """Kill the process."""
         if not self._task.done():
             self.signal = signal
             self._task.cancel()
 
     def end_session(self, signal: int) -> None:
-        """Kill it and the background jobs it has started, unless they were left behind."""
+        """Kill the process and its background jobs, unless they have outlived it."""
         if not self._task.done():
             for process in (self, *self.jobs):
                 process.end(signal)
@@ -143,14 +143,14 @@ class FakeProcess:
         await asyncio.Future()
         raise AssertionError
 
-    # Its time
+    # Time
 
     @property
     def left_s(self) -> float:
         return self._timeout_s - self.used_s
 
     def attend(self) -> None:
-        """Somebody listens: from now on time passes as it needs it."""
+        """A caller waits: from now on time passes as the process needs it."""
         self._is_heard = True
         if not self.has_ended:
             self._count_unheard()
@@ -158,7 +158,7 @@ class FakeProcess:
             sleeper.set()
 
     def leave(self) -> None:
-        """Nobody listens any more; its deadline holds all the same."""
+        """No caller waits any more; the deadline still holds."""
         self._is_heard = False
         self._unheard_since_s = self.machine.now_s
         if not self.has_ended and self.left_s < math.inf:
@@ -170,7 +170,7 @@ class FakeProcess:
             self.machine.cancel(self._deadline)
 
     async def spend(self, seconds: float) -> None:
-        """Take so much time; does not return if that is more than is left."""
+        """Use up time; does not return if the deadline comes first."""
         self.stir()
         await asyncio.sleep(0)
         while not self._is_heard:
@@ -182,7 +182,7 @@ class FakeProcess:
             await asyncio.Future()
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass for it and all others; ends it if that is more than is left."""
+        """Let time pass for all processes; end this one if its deadline comes first."""
         left_s = self.left_s
         self.used_s += min(seconds, left_s)
         await self.machine.pass_time(min(seconds, left_s), self.stir)
@@ -190,7 +190,7 @@ class FakeProcess:
             self._expire()
 
     async def _doze(self, seconds: float) -> float:
-        """Sleep for as long as nobody listens; returns how long that was."""
+        """Sleep while no caller waits; return the duration in seconds."""
         began_s = self.machine.now_s
         awake = asyncio.Event()
         self._dozing.add(awake)
@@ -241,7 +241,7 @@ class Io:
 
 
 class Collected:
-    """Output that becomes a word."""
+    """Collects output that becomes a word."""
 
     def __init__(self) -> None:
         self.data = b""

@@ -1,4 +1,4 @@
-"""The builtins and programs a fake shell has, with the options our tests use."""
+"""The builtins and programs of the fake shell, with the options that tests use."""
 
 import errno
 import posixpath

@@ -1,4 +1,4 @@
-"""A sandbox without a computer: files and a small bash in memory, for fast and exact tests.
+"""A fake sandbox: files and a small bash in memory, for fast and deterministic tests.
 
 It passes the same conformance suite as the real ones. `sleep` takes no time, and a command that
 would sleep beyond its timeout is timed out at once; a command that must last until it is killed can
@@ -127,7 +127,7 @@ class MemorySandbox:
         if cwd is not None and await shell.call(["cd", cwd], command.io) != 0:
             return 1
         exit_code = await shell.run_script(script, command.io)
-        # What ran beside later commands is not to take their state back.
+        # A job must not replace the state of commands that ended after its start.
         if keeps_state and not (command.is_job and self._state is not before):
             self._state = shell.state
         return exit_code
@@ -280,7 +280,7 @@ class MemorySandbox:
 
 
 class MemoryLease:
-    """A claim to a MemorySandbox, or to the reason why there is none."""
+    """A lease of a MemorySandbox, or of the error that its start raises."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class MemoryLease:
 
 
 class MemorySandboxes:
-    """A Sandboxes that records what it leases, or fails with `failure`."""
+    """Leases fake sandboxes and records them, or fails with `failure`."""
 
     def __init__(self, failure: SandboxError | None = None) -> None:
         self.leased: list[MemorySandbox] = []
@@ -320,7 +320,7 @@ class MemorySandboxes:
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[MemoryLease]:
-        """No program inside opens connections, so there are no decisions to hear of."""
+        """Lease a sandbox. Its programs open no connections, so `on_decision` is never called."""
         if self._failure is not None:
             yield MemoryLease(self._failure)
             return
@@ -340,7 +340,7 @@ class MemorySandboxes:
 
 @asynccontextmanager
 async def _in_time(timeout_s: float) -> AsyncIterator[None]:
-    """Raises FileTimeoutError where the block, or waiting for nothing before it, takes longer."""
+    """Raise FileTimeoutError if the block takes longer than the timeout."""
     try:
         async with asyncio.timeout(timeout_s) as patience:
             await asyncio.sleep(0)

@@ -90,7 +90,7 @@ class Shell:
         return posixpath.join(self.state.cwd, path)
 
     async def run_script(self, script: str, io: Io) -> int:
-        """Run a script to its end, as a process does."""
+        """Run a script to its end; return its exit code."""
         self._stderr = io.stderr
         try:
             tree = parse(script)
@@ -151,7 +151,7 @@ class Shell:
 
     @contextmanager
     def _failing_allowed(self, allowed: bool) -> Iterator[None]:
-        """`set -e` minds no failure in a condition, nor anywhere inside it."""
+        """If `allowed`, `set -e` ignores failures in the block, as in a condition."""
         before = self._may_fail
         self._may_fail = before or allowed
         try:
@@ -184,7 +184,7 @@ class Shell:
                 self.status = await self._pipeline(pipeline, io, last=number == len(tree.rest))
 
     async def _pipeline(self, tree: Pipeline, io: Io, *, last: bool) -> int:
-        """`last` in a list of && and ||: only there `set -e` minds a failure."""
+        """Run one pipeline; `set -e` applies only to the `last` one of a list of && and ||."""
         with self._failing_allowed(tree.negated or not last):
             if len(tree.parts) == 1:
                 status = await self.run(tree.parts[0], io)
@@ -332,7 +332,7 @@ class Shell:
         return [field for word in words for field in await self.expand(word)]
 
     async def expand(self, word: str, *, split: bool = True) -> list[str]:
-        """A word as the fields it stands for."""
+        """Return the fields that a word expands to."""
         fields: list[str] = []
         current: str | None = None
         for piece in PIECE.finditer(word):

@@ -37,7 +37,7 @@ def vllm(window: int, prompt: int, answer: int) -> str:
 
 
 def wordless(window: int, prompt: int, answer: int) -> str:
-    """As llama.cpp's said it."""
+    """Return an error message without numbers, as llama.cpp had."""
     return "the request exceeds the available context size. try increasing the context size"
 
 

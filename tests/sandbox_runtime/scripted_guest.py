@@ -67,16 +67,16 @@ class ScriptedGuest:
         self.killed = 0
 
     def send_frames(self, frames: bytes) -> None:
-        """Send frames that nobody asked for."""
+        """Send frames to the host."""
         self._output.put_nowait(frames)
 
     async def wait_delivered(self) -> None:
-        """Return when the host has taken all that was sent, or does not listen any more."""
+        """Return when the host has received all frames, or no longer listens."""
         while self._is_heard and not self._output.empty():  # noqa: ASYNC110 - see `listen`
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    # It takes what is queued in its own time: no event tells of an empty queue.
+    # The host reads the queue at its own pace, and no event signals an empty queue.
     async def listen(self, on_data: DataCallback) -> None:
         try:
             while data := await self._output.get():
@@ -129,7 +129,7 @@ async def connected(clock: Clock | None = None) -> tuple[Channel, ScriptedGuest]
 
 
 async def deliver(channel: Channel, guest: ScriptedGuest, frames: bytes) -> str | None:
-    """Why the sandbox is lost once the host has taken the frames; None if it is not."""
+    """Send frames; return why the host has lost the sandbox by them, or None."""
     guest.send_frames(frames)
     with anyio.fail_after(20):
         await guest.wait_delivered()

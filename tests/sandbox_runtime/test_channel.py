@@ -289,7 +289,7 @@ def _opened(number: int) -> bytes:
 
 
 async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[ProgramConnection]]:
-    """A sandbox whose programs open connections, with those that somebody got to decide on."""
+    """A sandbox whose programs open connections, and the connections passed to the handler."""
     clock = ManualClock()
     sandbox, guest = await scripted_sandbox(lambda n: frames + reporting()(n), clock)
     decided: list[ProgramConnection] = []

@@ -1,4 +1,4 @@
-"""Agents that read late, or that send much at once: what goes on meanwhile, and what is left."""
+"""Agents that read late or send much at once do not block other work and leave nothing behind."""
 
 import asyncio
 import socket

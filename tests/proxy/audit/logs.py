@@ -1,4 +1,4 @@
-"""Logs of runs that did little, and what the verifier makes of them."""
+"""Small audit logs and the findings of the verifier."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ DAY = day_of(NOW)
 def write(
     root: Path, *run_ids: str, key: bytes | None = None, now: float = NOW, lines: int = 3
 ) -> list[Path]:
-    """Finished logs."""
+    """Write finished logs; return their paths."""
     return [_written(root / day_of(now), run_id, key, now, lines) for run_id in run_ids]
 
 

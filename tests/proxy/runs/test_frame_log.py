@@ -1,4 +1,4 @@
-"""Frames that are kept for readers who come later."""
+"""The frame log replays past frames to readers that join later."""
 
 import anyio
 

@@ -209,7 +209,7 @@ async def test_system_calls_that_only_attacks_need_are_refused() -> None:
 
 
 def test_outside_the_same_calls_get_further() -> None:
-    """The positive control: as nobody, and with arguments that make each call fail or harmless."""
+    """Positive control: as the user nobody, with arguments that make each call fail or harmless."""
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
     calls = probes.calls(only=probes.FREE_FOR_ALL)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The volume with the agent: what sandboxes run is this program, whoever was at it."""
+"""The volume with the agent: sandboxes run this program even if the volume was changed."""
 
 import asyncio
 import io

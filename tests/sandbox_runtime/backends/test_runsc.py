@@ -168,7 +168,7 @@ with open("/proc/1/fd/2", "wb", buffering=0) as output:
 async def test_flood_from_the_agents_own_descriptors_costs_that_sandbox_only(
     backend: DockerBackend, program: str
 ) -> None:
-    """gVisor lets programs inside open them, whoever they are."""
+    """gVisor lets all programs inside open them."""
     hostile, sound = await start_sandbox(backend, SMALL), await start_sandbox(backend, SMALL)
     with anyio.fail_after(60), pytest.raises(SandboxLostError, match="broke the protocol"):
         await hostile.exec(

@@ -1,4 +1,4 @@
-"""A command may go on as a job: read on, typed into, stopped; and none ever runs twice."""
+"""A command may become a job, which can be read, given input and stopped; no command runs twice."""
 
 import anyio
 import pytest
@@ -9,11 +9,11 @@ from tests.sandbox_runtime.transfer import PLENTY_S, output
 
 AT_ONCE_S = 0.3
 GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
-"""A command that goes on when somebody writes to `gate`."""
+"""A command that continues when `gate` is written to."""
 
 
 async def start_waiting_job(sandbox: Sandbox) -> str:
-    """The job, still running, of which "before" was heard: a busy machine needs its time."""
+    """Start the command and return its job id once "before" was printed."""
     heard = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     job_id, said = heard.job_id, heard.stdout
     with anyio.fail_after(PLENTY_S):

@@ -1,4 +1,4 @@
-"""A sandbox ends once, for good, and whoever still uses it hears so."""
+"""A closed sandbox raises SandboxLostError in every use."""
 
 import anyio
 import pytest

@@ -1,4 +1,4 @@
-"""Output is bounded at its source, counted in full, and heard while the command runs."""
+"""Output is bounded at its source, counted in full, and streamed while the command runs."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A workspace leaves one computer and arrives in another, whole; its manifest says what it is."""
+"""A workspace moves from one sandbox to another; its manifest has the hash of each file."""
 
 import hashlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A name server on a port of its own, and the two files of a host that asks it."""
+"""A name server on its own port, and the two resolver files of a host that uses it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class NameServer(asyncio.DatagramProtocol):
         denied_kinds: Sequence[str],
     ) -> None:
         self.queries: list[tuple[str, str]] = []
-        """Every question: a name and A or AAAA."""
+        """The received queries: a name, and A or AAAA."""
         self.transport: asyncio.DatagramTransport | None = None
         self._records = records
         self._silent_kinds = silent_kinds
@@ -52,7 +52,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._send(response.to_wire(), addr, LATE_TURNS if is_late else 0)
 
     def _send(self, response: bytes, addr: tuple[str, int], turns: int) -> None:
-        """Answer after so many turns of the loop."""
+        """Send a response after `turns` turns of the loop."""
         assert self.transport
         if turns:
             asyncio.get_running_loop().call_soon(self._send, response, addr, turns - 1)
@@ -70,7 +70,7 @@ async def name_server(
     silent_kinds: Sequence[str] = (),
     denied_kinds: Sequence[str] = (),
 ) -> AsyncIterator[tuple[SystemResolver, NameServer]]:
-    """The resolver of a host with these `hosts`, and resolv.conf with these `options`."""
+    """Yield a resolver with these `hosts` and these `options` in resolv.conf, and its server."""
     (directory / "hosts").write_text(hosts)
     (directory / "resolv.conf").write_text(f"nameserver 127.0.0.1\n{options}\n")
     transport, server = await asyncio.get_running_loop().create_datagram_endpoint(

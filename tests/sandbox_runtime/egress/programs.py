@@ -44,7 +44,7 @@ class SocketConnection:
 
 
 class PieceConnection:
-    """A Connection from which these pieces come."""
+    """A Connection that receives these pieces."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -63,7 +63,7 @@ class PieceConnection:
 
 
 class GatewayClient:
-    """The port that programs connect to, and what was decided on their connections."""
+    """The client side of a gateway: connects as programs do, and records the decisions."""
 
     def __init__(self, gateway: Gateway, port: int, decisions: list[Decision]) -> None:
         self.gateway = gateway
@@ -71,10 +71,10 @@ class GatewayClient:
         self.decisions = decisions
         self.writers: list[Writer] = []
         self.tasks: list[asyncio.Task[None]] = []
-        """In which connections are served, in their order."""
+        """The tasks that serve the connections, in order."""
 
     async def open(self) -> Streams:
-        """A connection of a program."""
+        """Open a connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
         return reader, writer
@@ -90,27 +90,27 @@ class GatewayClient:
         return answer
 
     async def connect(self, authority: str) -> Streams:
-        """A tunnel that CONNECT has opened."""
+        """Open a tunnel by CONNECT."""
         reader, writer = await self.open()
         writer.write(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
         return reader, writer
 
     async def connect_tls(self, authority: str, server_name: str) -> Streams:
-        """TLS in such a tunnel. Raises ssl.SSLError."""
+        """Open a tunnel and begin TLS in it. Raises ssl.SSLError."""
         reader, writer = await self.connect(authority)
         await writer.start_tls(client_tls_context(), server_hostname=server_name)
         return reader, writer
 
     async def socks(self, host: bytes, port: int) -> Streams:
-        """A tunnel that SOCKS has opened; `host` as it is on the wire, with its kind."""
+        """Open a tunnel by SOCKS; `host` is the encoded address with its type."""
         reader, writer = await self.open()
         writer.write(b"\x05\x01\x00\x05\x01\x00" + host + port.to_bytes(2, "big"))
         assert await reader.readexactly(12) == b"\x05\x00\x05\x00\x00\x01" + bytes(6)
         return reader, writer
 
     async def only_decision(self) -> Decision:
-        """The one decision there is, once its connection is over."""
+        """Wait for the only decision and return it."""
         await until(lambda: bool(self.decisions))
         (decision,) = self.decisions
         return decision
@@ -127,7 +127,7 @@ async def gateway_client(
     secrets: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
 ) -> AsyncIterator[GatewayClient]:
-    """A sandbox's way out to stand-ins, with programs that may connect to it."""
+    """Yield the client side of a gateway to a fake internet."""
     decisions: list[Decision] = []
     gateway = Gateway(
         egress,
@@ -146,7 +146,7 @@ async def gateway_client(
 async def serve_programs(
     gateway: Gateway, decisions: list[Decision]
 ) -> AsyncIterator[GatewayClient]:
-    """A port for programs, and behind it this gateway."""
+    """Serve a gateway on a port for programs."""
 
     async def serve(reader: Reader, writer: Writer) -> None:
         task = asyncio.current_task()
@@ -165,5 +165,5 @@ async def serve_programs(
 
 
 def allowlist(*allow: str, **others: Any) -> Egress:
-    """An allowlist."""
+    """Return an allowlist policy."""
     return Egress(mode="allowlist", allow=allow, **others)

@@ -1,4 +1,4 @@
-"""Names are resolved as the host has it, and silent name servers cost nobody else anything."""
+"""Names are resolved by the host's files; silent name servers do not delay other lookups."""
 
 import asyncio
 import socket

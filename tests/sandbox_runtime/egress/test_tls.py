@@ -1,4 +1,4 @@
-"""TLS in a tunnel leads where the program said, and its first message shows it."""
+"""TLS in a tunnel must name the host of the tunnel in its ClientHello."""
 
 import random
 import ssl

@@ -1,4 +1,4 @@
-"""Every attempt succeeds where its wall is missing: that it fails elsewhere then says something."""
+"""Positive controls: each attempt succeeds where its boundary is missing."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.docker
 NO_NETWORK = "--network=none"
 TEMPORARY = gettempdir()
 STRANGER = 12345
-"""A user that nobody else on the host is."""
+"""A uid that no other process of the host uses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Nothing that is tried against a sandbox's walls finds one open, on any backend."""
+"""All boundaries of a sandbox hold against all attempts, on each backend."""
 
 from collections.abc import AsyncIterator
 from functools import partial

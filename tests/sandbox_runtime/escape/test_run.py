@@ -79,7 +79,7 @@ async def made(attack: Attack) -> AttemptResult:
 
 @pytest.mark.docker
 async def test_separate_kernel_does_not_excuse_effects_on_a_neighbour(tmp_path: Path) -> None:
-    """An attack that takes all of its own kernel's is nothing, one that is felt elsewhere is."""
+    """An attack on the sandbox's own kernel is harmless, an effect on a neighbour is not."""
 
     async def takes(context: EscapeContext) -> str | None:
         return "it took all"

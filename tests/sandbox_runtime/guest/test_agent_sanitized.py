@@ -66,7 +66,7 @@ class WatchedProcess(AgentProcess):
         self.stream = stream
 
     def end(self) -> tuple[int, str]:
-        """Close its input; its exit code, and what it said."""
+        """Close the input of the agent; return its exit code and error output."""
         self.stream.close()
         _, said = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, said.decode()

@@ -1,4 +1,4 @@
-"""A hostile agent inside a real sandbox: it loses that sandbox, and nobody else notices.
+"""A hostile agent in a real sandbox loses only that sandbox.
 
 A backend is given it in place of the agent's program.
 """
@@ -127,7 +127,7 @@ def hostile(run_by: Callable[[bytes], Backend]) -> Backend:
 
 @pytest.fixture
 async def neighbour(kind: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """A sandbox with an agent of ours, in the same process of the host."""
+    """A sandbox with the real agent, in the same host process."""
     backend = backend_of(kind, tmp_path / "neighbour")
     sandbox = await start_sandbox(backend, SMALL)
     yield sandbox
@@ -204,7 +204,7 @@ async def test_a_file_that_nobody_takes_costs_that_sandbox_only(
 
 LISTINGS = {
     "paths_that_climb": "listing",
-    "entries_without_end": "malformed listing: more than the 10000 entries",
+    "entries_without_end": "malformed listing: more than 10000 entries",
     "entry_without_end": "malformed listing: a line has no end",
     "entry_byte_by_byte": "malformed listing: a line has no end",
 }

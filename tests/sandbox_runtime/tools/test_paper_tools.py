@@ -1,4 +1,4 @@
-"""The paper's tools in a real computer: its shell forgets, and a path is never shell."""
+"""The paper's tools in a real sandbox: no shell state is kept, and paths are never evaluated."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
