@@ -117,7 +117,7 @@ async def test_file_shorter_than_reported_loses_the_sandbox() -> None:
         await read(sandbox, "/testbed/file", max_bytes=10)
 
 
-async def test_a_guest_that_never_ends_a_command_is_killed_after_its_time() -> None:
+async def test_guest_that_never_ends_a_command_is_killed_after_the_timeout() -> None:
     sandbox, guest = await scripted_sandbox(lambda n: frame(n, STDERR, b"working"))
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="did not end a command"):
         await sandbox.exec("true", timeout_s=-3.9)
@@ -246,7 +246,7 @@ async def test_a_guest_that_falls_silent_in_an_operation_is_lost() -> None:
     assert guest.killed
 
 
-async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
+async def test_silent_guest_that_answers_pings_is_not_killed() -> None:
     guest = ScriptedGuest(lambda n: b"")
     guest.pings_until_done = 5
     channel = Channel(guest, silence_timeout_s=0.01)
@@ -257,7 +257,7 @@ async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
     assert guest.kinds.count(PING) == 5
 
 
-async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() -> None:
+async def test_small_file_and_held_back_data_are_sent_in_one_write() -> None:
     sandbox, guest = await scripted_sandbox(reporting(bytes=2))
     await sandbox.exec("true", timeout_s=5)
     writes = guest.writes
@@ -306,7 +306,7 @@ async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[
     return sandbox, guest, decided
 
 
-async def test_a_connection_that_is_over_makes_room_at_once_for_another() -> None:
+async def test_closed_connection_frees_its_slot_at_once() -> None:
     all_there_may_be = range(2, 2 * MAX_CONNECTIONS + 2, 2)
     frames = b"".join(map(_opened, all_there_may_be))
     one_for_another = frame(2, RESET) + _opened(2 * MAX_CONNECTIONS + 2)
@@ -316,7 +316,7 @@ async def test_a_connection_that_is_over_makes_room_at_once_for_another() -> Non
     await sandbox.close()
 
 
-async def test_connections_without_end_that_are_over_at_once_are_mostly_not_served() -> None:
+async def test_endless_short_connections_are_mostly_not_served() -> None:
     sandbox, guest, decided = await _connecting(
         b"".join(_opened(number) + frame(number, RESET) for number in range(2, 20_002, 2))
     )

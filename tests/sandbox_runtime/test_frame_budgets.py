@@ -72,7 +72,7 @@ async def test_flood_of_connections_loses_the_sandbox(
     await channel.close()
 
 
-async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
+async def test_maximum_number_of_connections_may_be_open() -> None:
     channel, guest = await connected()
     channel.set_connection_handler(accept)
     numbers = range(2, 2 * MAX_CONNECTIONS + 2, 2)

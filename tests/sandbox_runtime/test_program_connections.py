@@ -75,7 +75,7 @@ print(sorted(same.items()))
     assert await _python(sandbox, program) == f"{expected}\n"
 
 
-async def test_more_connections_than_there_may_be_wait_for_their_turn(
+async def test_connections_beyond_the_limit_wait_for_their_turn(
     sandbox: GuestSandbox,
 ) -> None:
     sandbox.set_connection_handler(_echo)
@@ -173,7 +173,7 @@ print(len(ended))
     assert begun.text() == f"begun\n{2 * MAX_WIDE_STREAMS}\n"
 
 
-async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> None:
+async def test_program_sees_that_the_handler_hangs_up(sandbox: GuestSandbox) -> None:
     async def hang_up(connection: ProgramConnection) -> None:
         await connection.receive()
         connection.abort()
@@ -196,7 +196,7 @@ async def test_failing_handler_is_logged_and_closes_only_its_connection(
     assert "a connection from inside failed" in caplog.text
 
 
-async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSandbox) -> None:
+async def test_handler_sees_that_the_program_hangs_up(sandbox: GuestSandbox) -> None:
     ended = anyio.Event()
 
     async def warning(connection: ProgramConnection) -> None:

@@ -145,7 +145,7 @@ async def test_flood_of_small_frames_lets_other_tasks_go_on() -> None:
 
 
 @pytest.mark.parametrize("kind", [DATA, STDERR])
-async def test_flood_ends_with_what_was_said_last(kind: int) -> None:
+async def test_last_frame_of_a_flood_is_processed(kind: int) -> None:
     async with socket_sandbox() as (sandbox, _, peer):
         command = asyncio.create_task(sandbox.exec("true", timeout_s=60, cap=CAP))
         await until(lambda: 1 in sandbox._channel._streams)

@@ -57,7 +57,7 @@ def test_flipped_bit_in_the_index_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [None, b"known to few"])
 @pytest.mark.parametrize("name", ["index", "a"])
-def test_the_last_byte_flipped_is_found_though_another_run_goes_on(
+def test_flipped_last_byte_is_found_while_another_run_continues(
     tmp_path: Path, name: str, key: bytes | None
 ) -> None:
     write(tmp_path, "a", key=key)
@@ -131,7 +131,7 @@ def test_the_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
     assert wrong(tmp_path) == [f"{DAY}/a: line 1 does not go on from what is before it"]
 
 
-def test_a_log_that_is_gone_or_was_slipped_in_is_found(tmp_path: Path) -> None:
+def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
     first, _ = write(tmp_path, "a", "b")
     first.rename(first.with_name("c.jsonl"))
     assert wrong(tmp_path) == [
@@ -143,7 +143,7 @@ def test_a_log_that_is_gone_or_was_slipped_in_is_found(tmp_path: Path) -> None:
     assert wrong(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
 
-def test_an_index_or_a_day_that_is_gone_is_found(tmp_path: Path) -> None:
+def test_removed_index_or_day_is_found(tmp_path: Path) -> None:
     for number, run_id in enumerate("abc"):
         write(tmp_path, run_id, now=NOW + number * A_DAY_S)
     first, second, third = sorted(tmp_path.iterdir())

@@ -87,7 +87,7 @@ async def test_protocol_error_ends_listen() -> None:
             await byte_stream.listen(refuse)
 
 
-async def test_writer_waits_for_room_while_nobody_reads() -> None:
+async def test_drain_waits_while_the_peer_does_not_read() -> None:
     async with connected() as (byte_stream, peer):
         byte_stream.write(bytes(8 * MEGABYTE))
         waiting = asyncio.create_task(byte_stream.drain())

@@ -104,9 +104,7 @@ async def test_the_agents_program_cannot_be_changed_from_inside(backend: DockerB
     await sandbox.close()
 
 
-async def test_a_start_that_is_given_up_leaves_no_container(
-    backend: DockerBackend, tmp_path: Path
-) -> None:
+async def test_cancelled_start_leaves_no_container(backend: DockerBackend, tmp_path: Path) -> None:
     for delay_s in (0.0, 0.01, 0.03, 0.06, 0.1):
         with anyio.move_on_after(delay_s):
             sandbox = await start_sandbox(backend, Isolation())

@@ -50,7 +50,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
     return result.stdout
 
 
-async def test_every_wall_is_up(backend: DockerBackend) -> None:
+async def test_container_settings_enforce_every_boundary(backend: DockerBackend) -> None:
     isolation = Isolation(memory_mib=256, cpus=0.5, pids=64, disk_mib=32, open_files=128)
     async with new_sandbox(backend, isolation) as sandbox:
         facts = await asyncio.to_thread(inspect, sandbox.id)
@@ -85,7 +85,7 @@ async def test_every_wall_is_up(backend: DockerBackend) -> None:
     assert facts["Config"]["StdinOnce"]
 
 
-async def test_the_walls_hold_inside(backend: DockerBackend) -> None:
+async def test_boundaries_hold_from_inside(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation(pids=64)) as sandbox:
         status = await output(sandbox, "cat /proc/self/status")
         assert "CapEff:\t00000000000000fb\n" in status
@@ -220,7 +220,7 @@ async def test_hitting_a_limit_is_counted(backend: DockerBackend) -> None:
         assert many.pids_refused > 0
 
 
-async def test_at_the_strict_level_nobody_is_root_and_nobody_can_become_it(
+async def test_strict_level_has_no_root_and_no_way_to_become_root(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:

@@ -38,7 +38,7 @@ async def test_background_process_outlives_a_command_with_a_terminal(
     assert await output(sandbox, "echo hello > go; cat ack heard") == "alive\nhello\n"
 
 
-async def test_a_long_command_goes_on_as_a_job(sandbox: Sandbox) -> None:
+async def test_long_command_continues_as_a_job(sandbox: Sandbox) -> None:
     job_id = await start_waiting_job(sandbox)
     await output(sandbox, "echo now > gate")
     end = await sandbox.wait(job_id, wait_s=PLENTY_S)
@@ -65,7 +65,7 @@ async def test_other_commands_run_beside_a_job(sandbox: Sandbox) -> None:
     assert await output(sandbox, "x=1; echo $x") == "1\n"
 
 
-async def test_a_job_does_not_take_later_commands_state_back(sandbox: Sandbox) -> None:
+async def test_job_does_not_overwrite_the_state_of_later_commands(sandbox: Sandbox) -> None:
     job = await sandbox.exec(f"x=old; {GATED}", timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     await output(sandbox, "x=new")
     await output(sandbox, "echo go > gate")

@@ -113,14 +113,14 @@ async def test_streamed_output_equals_the_reported_output(sandbox: Sandbox) -> N
     assert heard.text("stderr") == result.stderr == "err 1\nerr 2\nerr 3\n"
 
 
-async def test_a_character_written_in_two_parts_is_heard_whole(sandbox: Sandbox) -> None:
+async def test_character_written_in_two_parts_is_streamed_whole(sandbox: Sandbox) -> None:
     heard = OutputRecorder()
     command = "printf 'caf\\303'; sleep 0.2; printf '\\251'"
     await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
     assert heard.text() == "café"
 
 
-async def test_output_is_heard_while_its_command_still_runs(sandbox: Sandbox) -> None:
+async def test_output_is_streamed_while_its_command_runs(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo gate")
     heard = OutputRecorder()
     results: list[ExecResult] = []
@@ -138,13 +138,13 @@ async def test_output_is_heard_while_its_command_still_runs(sandbox: Sandbox) ->
     assert heard.text() == results[0].stdout == "first\nopened\nlast\n"
 
 
-async def test_a_silent_command_is_not_heard(sandbox: Sandbox) -> None:
+async def test_silent_command_streams_nothing(sandbox: Sandbox) -> None:
     heard = OutputRecorder()
     await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=heard)
     assert heard.pieces == []
 
 
-async def test_no_more_than_the_head_of_the_cap_is_heard(sandbox: Sandbox) -> None:
+async def test_only_the_head_of_the_cap_is_streamed(sandbox: Sandbox) -> None:
     heard = OutputRecorder()
     await sandbox.exec(
         f"echo start; {_letters(200_000)}; seq 1 1000 >&2",

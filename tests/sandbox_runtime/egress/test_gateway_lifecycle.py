@@ -179,7 +179,7 @@ async def test_connection_reset_by_the_host_is_reported() -> None:
     assert decision.reason.startswith("the host broke the connection: ")
 
 
-async def test_a_task_that_is_cancelled_closes_both_sides() -> None:
+async def test_cancelled_task_closes_both_sides() -> None:
     internet, host = Internet(), Host()
     async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):

@@ -66,7 +66,7 @@ async def test_a_tunnel_carries_what_is_not_tls_where_the_rule_names_the_port(
     assert (decision.bytes_up, decision.bytes_down) == (5, 5)
 
 
-async def test_a_server_that_speaks_first_is_heard() -> None:
+async def test_data_of_a_server_that_speaks_first_arrives() -> None:
     internet = Internet()
 
     async def greet(reader: Reader, writer: Writer) -> None:

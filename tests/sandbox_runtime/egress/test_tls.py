@@ -257,7 +257,7 @@ def name_that_openssl_sees(hello: bytes) -> str | None:
     return seen[0]
 
 
-def test_whatever_passes_the_parser_openssl_takes_for_the_same_name() -> None:
+def test_openssl_agrees_with_every_accepted_server_name() -> None:
     dice = random.Random(20260117)
     seeds = [handshake(client_hello("allowed.example"))[4:], made(OURS)]
     compared = 0

@@ -92,7 +92,7 @@ async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
         await control.places.aclose()
 
 
-async def test_without_walls_every_attempt_from_inside_succeeds() -> None:
+async def test_every_attempt_from_inside_succeeds_without_isolation() -> None:
     async with opened(OpenContainers(*UNCONFINED)) as sandbox:
         await add_fake_services(sandbox)
         findings = {finding.probe: finding for finding in await run_batch(sandbox)}

@@ -309,7 +309,7 @@ def test_hashing_stops_in_the_middle_of_a_file_when_its_time_is_up(
     assert report == {"truncated": False}
 
 
-def test_a_listing_that_is_given_up_leaves_no_file_open(agent: AgentProcess, vast: Path) -> None:
+def test_cancelled_listing_leaves_no_file_open(agent: AgentProcess, vast: Path) -> None:
     open_files = agent.open_files()
     limits = {"max_entries": 100, "max_depth": None, "hash_bytes": VAST, "hash_s": 3600}
     agent.open(1, op="list", path=str(vast), **limits)

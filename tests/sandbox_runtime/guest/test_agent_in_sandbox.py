@@ -109,7 +109,7 @@ async def test_no_command_can_stop_or_kill_the_agent(tmp_path: Path) -> None:
         assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_an_agent_that_was_stopped_from_outside_is_given_up(tmp_path: Path) -> None:
+async def test_agent_stopped_by_sigstop_is_lost(tmp_path: Path) -> None:
     backend = BubblewrapBackend(state_dir=tmp_path)
     channel = Channel(await backend.start(Isolation()))
     await channel.connect(20)

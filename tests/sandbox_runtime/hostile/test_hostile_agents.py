@@ -184,7 +184,7 @@ def peak_memory() -> int:
 
 
 @pytest.mark.parametrize(("attack", "why"), COMMANDS.items(), ids=COMMANDS)
-async def test_a_command_answered_by_an_attack_costs_that_sandbox_only(
+async def test_hostile_answer_to_a_command_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -194,9 +194,7 @@ async def test_a_command_answered_by_an_attack_costs_that_sandbox_only(
             await sandbox.exec("silence", timeout_s=1)
 
 
-async def test_a_file_that_nobody_takes_costs_that_sandbox_only(
-    hostile: Backend, neighbour: Sandbox
-) -> None:
+async def test_unread_file_loses_only_its_own_sandbox(hostile: Backend, neighbour: Sandbox) -> None:
     async with attacked(hostile, neighbour) as sandbox:
         with pytest.raises(SandboxLostError, match="no answer"):
             await write(sandbox, "/silence", bytes(8 << 20))
@@ -211,7 +209,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize(("attack", "why"), LISTINGS.items(), ids=LISTINGS)
-async def test_a_listing_that_cannot_be_true_costs_that_sandbox_only(
+async def test_invalid_listing_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -219,7 +217,7 @@ async def test_a_listing_that_cannot_be_true_costs_that_sandbox_only(
             await sandbox.list(f"/{attack}")
 
 
-async def test_a_file_longer_than_asked_for_costs_that_sandbox_only(
+async def test_file_longer_than_requested_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -242,7 +240,7 @@ async def test_data_in_small_pieces_is_only_read_more_slowly(
         assert not sandbox.lost
 
 
-async def test_operations_given_up_that_the_agent_never_ends_cost_that_sandbox_only(
+async def test_cancelled_operations_that_never_end_lose_only_their_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async def give_up_without_end(sandbox: GuestSandbox) -> None:
@@ -256,7 +254,7 @@ async def test_operations_given_up_that_the_agent_never_ends_cost_that_sandbox_o
 
 
 @pytest.mark.parametrize("greeting", HELLOS.values(), ids=HELLOS)
-async def test_a_greeting_that_is_none_of_ours_starts_no_sandbox(
+async def test_invalid_hello_fails_the_start(
     run_by: Callable[[bytes], Backend], greeting: str
 ) -> None:
     program = AGENT.replace(b"""'{"version": 3}'""", repr(greeting).encode())

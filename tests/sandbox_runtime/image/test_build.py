@@ -73,7 +73,7 @@ async def test_certificates_given_to_the_build_are_trusted(
         client.remove_image(SIGNER)
 
 
-def test_without_an_engine_the_build_ends_at_once_and_says_why() -> None:
+def test_build_without_an_engine_fails_at_once_with_the_reason() -> None:
     done = subprocess.run(
         ["sh", BUILD, "slim", "never/built:latest"],
         env={"PATH": "/usr/bin:/bin:/usr/local/bin", "DOCKER_HOST": "tcp://127.0.0.1:1"},

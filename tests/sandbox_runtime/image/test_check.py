@@ -104,7 +104,7 @@ async def test_shell_state_does_not_change_the_image_check(sandbox: Sandbox) -> 
 
 
 @pytest.mark.docker
-async def test_a_shell_that_fails_is_one_finding_and_cannot_write_to_the_terminal(
+async def test_failing_shell_is_one_escaped_check(
     sandbox: Sandbox,
 ) -> None:
     broken = "#!/usr/bin/python3\nimport sys\nsys.exit('\\x1b]0;broken\\x07')\n"
@@ -131,7 +131,7 @@ async def test_image_without_bash_is_checked_too(client: Any, slim: str, tmp_pat
     assert {check.name for check in checks if not check.ok} & REQUIRED == {"image bash"}
 
 
-async def test_on_bubblewrap_it_is_the_host_that_is_seen(tmp_path: Path) -> None:
+async def test_bubblewrap_check_inspects_the_host(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         checks = await image_checks(sandbox)
     assert {"bash", "python3", "tar"} <= there(checks)

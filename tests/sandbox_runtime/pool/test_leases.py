@@ -87,7 +87,7 @@ async def test_a_lease_is_the_same_sandbox_at_every_call() -> None:
         assert await lease.sandbox() is await lease.sandbox()
 
 
-async def test_a_sandbox_ends_with_its_lease_and_is_never_lent_again() -> None:
+async def test_sandbox_ends_with_its_lease_and_is_never_reused() -> None:
     async with fake_pool(PoolSettings(idle=1)) as fixture:
         seen = []
         for _ in range(5):
@@ -146,7 +146,7 @@ async def test_unresponsive_idle_sandbox_is_replaced_and_never_leased(
         assert bad not in fixture.backend.alive
 
 
-async def test_limits_are_changed_when_the_sandbox_is_lent_and_only_if_they_differ() -> None:
+async def test_limits_are_changed_at_the_lease_only_if_they_differ() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         for isolation in (LARGE, SMALL):
@@ -167,7 +167,7 @@ async def test_sandbox_is_started_with_limits_that_cannot_be_changed_later() -> 
         assert fixture.stats.replaced == 1
 
 
-async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends() -> None:
+async def test_egress_is_bound_at_the_lease_and_unbound_before_the_end() -> None:
     closed: list[bool] = []
     backend, gateways = FakeSandboxBackend(), RecordingGateways()
 

@@ -97,7 +97,7 @@ async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> N
         assert fixture.stats.hits == 1
 
 
-async def test_memory_that_a_warm_sandbox_does_not_need_when_lent_is_there_for_others() -> None:
+async def test_unused_memory_of_a_leased_sandbox_is_available_to_others() -> None:
     async with fake_pool(PoolSettings(idle=1, memory_budget_mib=150)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=50)) as lease:

@@ -75,7 +75,7 @@ async def test_twenty_leases_use_twenty_sandboxes_and_leave_nothing(
         assert pool.stats().failed == 0
 
 
-async def test_leases_given_up_at_odd_moments_leave_nothing(kind: Kind, tmp_path: Path) -> None:
+async def test_leases_cancelled_at_random_moments_leave_nothing(kind: Kind, tmp_path: Path) -> None:
     chance = random.Random(kind)
     async with real_pool(kind, tmp_path, PoolSettings(idle=1, max_total=4)) as pool:
 
@@ -113,9 +113,7 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
         assert (await running).stdout == f"{numbers}went\n{numbers}"
 
 
-async def test_a_lease_whose_sandbox_is_killed_goes_on_with_another(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path) -> None:
     heard = OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(idle=0)) as pool,
@@ -146,7 +144,7 @@ def _kill(kind: Kind, id: str) -> None:
 
 
 @pytest.mark.docker
-async def test_limits_of_a_warm_container_are_changed_when_it_is_lent(tmp_path: Path) -> None:
+async def test_limits_of_an_idle_container_are_changed_at_the_lease(tmp_path: Path) -> None:
     async with real_pool("docker", tmp_path, PoolSettings(idle=1)) as pool:
         await until(lambda: pool.stats().idle == 1)
         async with pool.lease(LARGE) as lease:

@@ -260,7 +260,7 @@ async def test_undo_of_create_removes_the_file() -> None:
     assert await output(session.sandbox, "ls 'a b'") == ""
 
 
-async def test_undo_of_create_says_when_the_file_is_gone_already() -> None:
+async def test_undo_of_create_reports_a_missing_file() -> None:
     session = EditorSession()
     await session.do("create", file_text="x")
     await output(session.sandbox, "rm file")

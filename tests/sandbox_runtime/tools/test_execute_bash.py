@@ -111,7 +111,7 @@ async def test_a_lost_sandbox_is_no_observation() -> None:
         await _run(sandbox, "echo hello")
 
 
-async def test_a_command_that_goes_on_is_a_job_that_can_be_read_on_and_stopped() -> None:
+async def test_long_command_becomes_a_job_that_can_be_read_and_stopped() -> None:
     sandbox = MemorySandbox()
     bash = ExecuteBash(ObservationLimits(), Limits(command_wait_s=0.2))
 
