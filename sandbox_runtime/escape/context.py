@@ -1,4 +1,4 @@
-"""The types of all attempts to escape from a sandbox (Probe, Attack, AttemptResult), and
+"""The types of all attempts to escape from a sandbox (Probe, Attack, EscapeFinding), and
 EscapeContext, which starts the sandboxes."""
 
 import asyncio
@@ -113,7 +113,7 @@ class Attack:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptResult:
+class EscapeFinding:
     """The result of one attempt."""
 
     probe: str

@@ -7,7 +7,7 @@ import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
-from sandbox_runtime.escape.context import Attack, AttemptResult, EscapeContext
+from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding
 from sandbox_runtime.escape.run import ATTACKS, PROBES, refusal, run_attack, run_probes
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
@@ -59,4 +59,4 @@ async def test_every_boundary_holds_from_inside(backend: Backend, level: Level) 
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
 async def test_boundary_holds_against_attack(attack: Attack, context: EscapeContext) -> None:
     finding = await run_attack(context, attack)
-    assert finding == AttemptResult(attack.name, attack.boundary, "held", finding.detail)
+    assert finding == EscapeFinding(attack.name, attack.boundary, "held", finding.detail)

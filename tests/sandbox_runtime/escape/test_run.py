@@ -16,9 +16,9 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import (
     Attack,
-    AttemptResult,
     DisturbedError,
     EscapeContext,
+    EscapeFinding,
     Verdict,
 )
 from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, untried
@@ -54,8 +54,8 @@ LIES: tuple[object, ...] = (
 )
 
 
-def finding(probe: str, verdict: Verdict) -> AttemptResult:
-    return AttemptResult(probe, "settings", verdict, "as told")
+def finding(probe: str, verdict: Verdict) -> EscapeFinding:
+    return EscapeFinding(probe, "settings", verdict, "as told")
 
 
 class Shut(MemorySandbox):
@@ -69,7 +69,7 @@ async def memory_sandbox(isolation: Isolation) -> Shut:
     return Shut()
 
 
-async def made(attack: Attack) -> AttemptResult:
+async def made(attack: Attack) -> EscapeFinding:
     context = EscapeContext(memory_sandbox, Isolation())
     with anyio.fail_after(5):
         found = await run_attack(context, attack)
