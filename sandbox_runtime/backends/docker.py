@@ -221,7 +221,7 @@ class DockerBackend:
     async def _remove_leftover(self, container: EngineJson) -> bool:
         """Remove a container that is not in use: its owner is dead, its lifetime is over, or its
         removal failed earlier. Return True if it was removed."""
-        labels, name = container["Labels"], container["UniqueNames"][0].strip("/")
+        labels, name = container["Labels"], container["Names"][0].strip("/")
         expired = float(labels.get(EXPIRES_LABEL, "inf")) < time.time()
         lost = name.startswith(f"sandbox-{self._owner.id}-") and name not in self._own_containers
         if not expired and not lost and not self._owner.is_dead(labels.get(OWNER_LABEL, "")):

@@ -45,7 +45,7 @@ def names(state_dir: Path) -> list[str]:
     label = f"{INSTALL_LABEL}={(state_dir / 'install-id').read_text()}"
     with client() as engine:
         found = engine.containers(all=True, filters={"label": label})
-    return [container["UniqueNames"][0].strip("/") for container in found]
+    return [container["Names"][0].strip("/") for container in found]
 
 
 @asynccontextmanager
