@@ -40,7 +40,7 @@ class RunningCommand:
         self._count = 0
         """Number of the readings that have ended."""
         self._reading = FakeReading(cap)
-        self._told: FakeReading | None = None
+        self._last_reading: FakeReading | None = None
         """The reading before, until the next is requested."""
         self._terminal = stdin if isinstance(stdin, Terminal) else None
         stdout, stderr = (
@@ -54,25 +54,25 @@ class RunningCommand:
             self._reading.take(name, data)
             self.process.stir()
 
-    def go_on(self, typed: bytes, *, end_of_input: bool) -> None:
+    def begin_reading(self, typed: bytes, *, end_of_input: bool) -> None:
         """Begin the next reading: the last one has arrived. Writes input if there is a terminal."""
-        self._told = None
+        self._last_reading = None
         if self._terminal and typed:
             self._terminal.type(typed)
         if self._terminal and end_of_input:
             self._terminal.type_end()
 
-    async def hear(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
+    async def deliver_reading(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
         """Deliver a reading from its start; return its result. Raises UnsupportedShellError."""
-        reading = self._told or self._reading
-        heard = 0
+        reading = self._last_reading or self._reading
+        delivered = 0
         self.process.attend()
         try:
-            while heard < len(reading.pieces) or not reading.result:
-                if heard < len(reading.pieces):
+            while delivered < len(reading.pieces) or not reading.result:
+                if delivered < len(reading.pieces):
                     if on_output:
-                        await on_output(*reading.pieces[heard])
-                    heard += 1
+                        await on_output(*reading.pieces[delivered])
+                    delivered += 1
                 elif self.process.has_ended:
                     self._end_reading(exit_code=self.process.exit_code)
                 else:
@@ -103,7 +103,7 @@ class RunningCommand:
         """End the reading of a running command. Later output belongs to the next reading."""
         self._end_reading(exit_code=0, running=True, waiting=waiting)
         self.is_job = True
-        self._told, self._reading = self._reading, FakeReading(self._cap)
+        self._last_reading, self._reading = self._reading, FakeReading(self._cap)
 
     def _end_reading(self, *, exit_code: int, running: bool = False, waiting: bool = False) -> None:
         stdout, stderr = self._reading.stdout, self._reading.stderr

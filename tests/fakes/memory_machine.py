@@ -97,8 +97,8 @@ class FakeProcess:
         """Set by each action of the process."""
         self.stir = self.stirred.set
         self._timeout_s = timeout_s
-        self._is_heard = False
-        self._unheard_since_s = machine.now_s
+        self._has_caller = False
+        self._unattended_since_s = machine.now_s
         self._dozing: set[asyncio.Event] = set()
         self._deadline: Alarm | None = None
 
@@ -111,8 +111,8 @@ class FakeProcess:
 
     def _ended(self, task: asyncio.Task[int]) -> None:
         del self.machine.living[self.pid]
-        if not self._is_heard:
-            self._count_unheard()
+        if not self._has_caller:
+            self._add_unattended_time()
             if not task.cancelled():
                 self.machine.fault = self.machine.fault or task.exception()
         self.stir()
@@ -151,21 +151,21 @@ class FakeProcess:
 
     def attend(self) -> None:
         """A caller waits: from now on time passes as the process needs it."""
-        self._is_heard = True
+        self._has_caller = True
         if not self.has_ended:
-            self._count_unheard()
+            self._add_unattended_time()
         for sleeper in self._dozing:
             sleeper.set()
 
     def leave(self) -> None:
         """No caller waits any more; the deadline still holds."""
-        self._is_heard = False
-        self._unheard_since_s = self.machine.now_s
+        self._has_caller = False
+        self._unattended_since_s = self.machine.now_s
         if not self.has_ended and self.left_s < math.inf:
             self._deadline = self.machine.set_alarm(self.left_s, self._expire)
 
-    def _count_unheard(self) -> None:
-        self.used_s += self.machine.now_s - self._unheard_since_s
+    def _add_unattended_time(self) -> None:
+        self.used_s += self.machine.now_s - self._unattended_since_s
         if self._deadline:
             self.machine.cancel(self._deadline)
 
@@ -173,7 +173,7 @@ class FakeProcess:
         """Use up time; does not return if the deadline comes first."""
         self.stir()
         await asyncio.sleep(0)
-        while not self._is_heard:
+        while not self._has_caller:
             if seconds <= STEP_S:
                 return
             seconds -= await self._doze(seconds)

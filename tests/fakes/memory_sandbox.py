@@ -112,7 +112,7 @@ class MemorySandbox:
             keeps_state = is_shared and not cwd and not env
             shell = Shell(process, state, PROGRAMS)
             process.start(self._run(started, shell, command, cwd, keeps_state=keeps_state))
-        return await self._hear(id, math.inf if wait_s is None else wait_s, on_output)
+        return await self._deliver_reading(id, math.inf if wait_s is None else wait_s, on_output)
 
     async def _run(
         self,
@@ -141,8 +141,8 @@ class MemorySandbox:
         end_of_input: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        self._job(job_id).go_on(typed, end_of_input=end_of_input)
-        return await self._hear(job_id, wait_s, on_output)
+        self._job(job_id).begin_reading(typed, end_of_input=end_of_input)
+        return await self._deliver_reading(job_id, wait_s, on_output)
 
     async def stop(self, job_id: str) -> None:
         self._job(job_id).process.end_session(INTERRUPTED)
@@ -154,12 +154,14 @@ class MemorySandbox:
             raise JobMissingError(f"there is no job {job_id!r}")
         return command
 
-    async def _hear(self, id: str, wait_s: float, on_output: OnOutput | None) -> ExecResult:
+    async def _deliver_reading(
+        self, id: str, wait_s: float, on_output: OnOutput | None
+    ) -> ExecResult:
         """Return the result of a reading. A caller that is cancelled kills the command."""
         command = self._commands[id]
         result: ExecResult | None = None
         try:
-            result = await command.hear(wait_s, on_output)
+            result = await command.deliver_reading(wait_s, on_output)
         finally:
             if result is None:
                 command.process.end_session(KILLED)
@@ -342,11 +344,11 @@ class MemorySandboxes:
 async def _in_time(timeout_s: float) -> AsyncIterator[None]:
     """Raise FileTimeoutError if the block takes longer than the timeout."""
     try:
-        async with asyncio.timeout(timeout_s) as patience:
+        async with asyncio.timeout(timeout_s) as timeout:
             await asyncio.sleep(0)
             yield
     except TimeoutError as error:
-        if not patience.expired():
+        if not timeout.expired():
             raise
         raise FileTimeoutError(f"given up after {timeout_s:g} s") from error
 

@@ -60,7 +60,7 @@ class ScriptedGuest:
         self.credit: Counter[int] = Counter()
         """The credit that the host has given, by stream."""
         self.writes = 0
-        self._is_heard = True
+        self._is_listening = True
         self.pings_until_done = 0
         """Number of PINGs to answer before the first operation ends; 0: answer none."""
         self.pongs = 0
@@ -72,7 +72,7 @@ class ScriptedGuest:
 
     async def wait_delivered(self) -> None:
         """Return when the host has received all frames, or no longer listens."""
-        while self._is_heard and not self._output.empty():  # noqa: ASYNC110 - see `listen`
+        while self._is_listening and not self._output.empty():  # noqa: ASYNC110 - see `listen`
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -83,7 +83,7 @@ class ScriptedGuest:
                 while on_data(data) is not None:  # it has kept some for later
                     data = b""
         finally:
-            self._is_heard = False
+            self._is_listening = False
 
     async def drain(self) -> None:
         """There is always room."""

@@ -13,22 +13,22 @@ blocked."""
 Step = Callable[[], Awaitable[object]]
 
 
-def orders(**steps: int) -> Iterator[tuple[str, ...]]:
+def interleavings(**steps: int) -> Iterator[tuple[str, ...]]:
     """Yield every interleaving, as the names of the tasks in order; `steps` are counts by name."""
     left = {name: count for name, count in steps.items() if count}
     if not left:
         yield ()
     for name, count in left.items():
-        for rest in orders(**{**left, name: count - 1}):
+        for rest in interleavings(**{**left, name: count - 1}):
             yield (name, *rest)
 
 
-def place(order: Sequence[str], name: str, number: int) -> int:
+def step_index(order: Sequence[str], name: str, number: int) -> int:
     """Return the index in an order of a task's step; `number` counts from 1."""
     return [at for at, each in enumerate(order) if each == name][number - 1]
 
 
-async def walk(order: Sequence[str], steps: Mapping[str, Sequence[Step]]) -> None:
+async def run_in_order(order: Sequence[str], steps: Mapping[str, Sequence[Step]]) -> None:
     """Start the steps in that order and return when all are done. A blocked step delays only the
     next step of its own task."""
     permits = {name: asyncio.Semaphore(0) for name in steps}
