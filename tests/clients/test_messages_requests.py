@@ -12,7 +12,7 @@ import pytest
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.schemas.messages_response import accumulate
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -303,7 +303,7 @@ async def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients
 
 
 async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path: Path) -> None:
-    none = MemorySandboxes(failure=SandboxUnavailableError("none left", retry_after_s=1))
+    none = MemorySandboxes(failure=NoFreeSandboxError("none left", retry_after_s=1))
     script: list[Any] = [tool_reply(call("execute_bash", command="true"))]
     async with scripted_backend(script) as backend:
         model = model_client(backend)

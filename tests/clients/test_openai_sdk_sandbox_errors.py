@@ -10,7 +10,7 @@ import pytest
 
 from proxy.agent.tools import MAX_LOSSES
 from proxy.models.scripted import call, tool_reply
-from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -64,7 +64,7 @@ async def test_sandboxes_that_are_lost_again_and_again_make_the_service_unavaila
 
 
 async def test_a_pool_that_is_full_says_when_to_come_again(tmp_path: Path) -> None:
-    full = SandboxUnavailableError("all sandboxes are lent", retry_after_s=12.2)
+    full = NoFreeSandboxError("all sandboxes are lent", retry_after_s=12.2)
     use = tool_reply(call("execute_bash", command="true"))
     async with scripted_backend([use]) as backend:
         model = model_client(backend)

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from policies.steps import PROFILES
 from proxy.models.scripted import call, text_reply, tool_reply
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.open_webui import OpenWebUI
@@ -134,7 +134,7 @@ async def test_no_profile_breaks_a_rule_of_the_wire(
 async def test_a_run_that_finds_no_sandbox_fails_alike_under_each_profile(
     profile: str, tmp_path: Path
 ) -> None:
-    places = MemorySandboxes(failure=SandboxUnavailableError("all are lent", retry_after_s=1.0))
+    places = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
     async with scripted_backend(by_history(SCRIPT)) as backend:
         model = model_client(backend)
         async with serve(make_services(model, places, tmp_path)) as url, client_of(url) as client:
@@ -298,7 +298,7 @@ async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself
 
 
 async def test_open_webui_is_left_no_card_to_run_where_a_run_fails(tmp_path: Path) -> None:
-    places = MemorySandboxes(failure=SandboxUnavailableError("all are lent", retry_after_s=1.0))
+    places = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
     async with scripted_backend(by_history(SCRIPT)) as backend:
         model = model_client(backend)
         async with serve(make_services(model, places, tmp_path)) as url:

@@ -15,7 +15,7 @@ from tests.sandbox_runtime.egress.internet import (
     Internet,
     Reader,
     Writer,
-    trusting,
+    client_tls_context,
 )
 
 PNG = b"\x89PNG..."
@@ -77,7 +77,7 @@ async def test_tls_is_spoken_and_verified() -> None:
     site = Site(answer("Content-Type: image/png", body=PNG))
     internet = Internet()
     async with internet.server(site, port=443, tls=True):
-        async with web(internet, tls=trusting()) as fetcher:
+        async with web(internet, tls=client_tls_context()) as fetcher:
             assert (await got(fetcher, "https://allowed.example/")).data == PNG
         async with web(internet) as fetcher:
             with pytest.raises(FetchError, match="CERTIFICATE_VERIFY_FAILED"):

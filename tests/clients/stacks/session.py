@@ -11,7 +11,7 @@ import anyio
 import httpx
 
 from policies.steps import PROFILES, Steps
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from tests.clients.stacks.conversations import DOT, IN_EVERY_WAY, SAID, TABLE, UNAVAILABLE, answer
 from tests.clients.stacks.environments import variables
 from tests.fakes.backend import ScriptedBackend, scripted_backend
@@ -49,7 +49,7 @@ async def _places(
     backend: ScriptedBackend, profile: Steps, state_dir: Path
 ) -> AsyncIterator[dict[str, str]]:
     """The house with computers, with none to be had, and with pretended ones for the rest."""
-    none = MemorySandboxes(failure=SandboxUnavailableError(UNAVAILABLE, retry_after_s=1))
+    none = MemorySandboxes(failure=NoFreeSandboxError(UNAVAILABLE, retry_after_s=1))
     model = model_client(backend)
     # However slow the machine is, a backend that refuses has done so before the status is sent.
     settings: dict[str, Any] = {"steps": profile, "status_wait_s": 30.0, "status_hold_s": 30.0}
