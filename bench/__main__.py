@@ -29,10 +29,10 @@ from bench import (
     runs,
 )
 from bench.plan import Plan
-from bench.table import Part, render
+from bench.table import TablePart, render
 from proxy.config import DockerConfig
 
-PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
+PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[TablePart]]]] = {
     "acquire": acquire.measure,
     "commands": commands.measure,
     "files": files.measure,

@@ -1,13 +1,13 @@
-"""What a sandbox costs whom it is lent to: a warm one, a cold one, and its removal."""
+"""Time to lease a warm sandbox, to start a cold one, and to remove it."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker
-from bench.plan import Plan, Way, interleave, milliseconds, repeated
+from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
@@ -16,11 +16,11 @@ from bench.runtimes import (
     SWE_REX,
     Runtime,
     left_out,
-    peer_ways,
+    peer_measurements,
     runtimes,
 )
 from bench.sandboxes import filled
-from bench.table import Part, compared, figure
+from bench.table import TablePart, compared, figure
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.guest_sandbox import start_sandbox
@@ -46,20 +46,20 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every place beside everybody else's containers."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
-        ours: dict[str, Way] = {}
+        ours: dict[str, Measurement] = {}
         for place in found.found:
             ours |= await opened.enter_async_context(_ours(place))
         peers = await opened.enter_async_context(runtimes(plan))
-        ways = repeated(OURS_PER_ROUND, ours) | peer_ways(peers, _peer)
+        measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
         if "docker" in found.kinds:
             plain = PlainDocker(plan.image)
             opened.callback(plain.close)
-            ways[PLAIN] = partial(_plain, plain)
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+            measurements[PLAIN] = partial(_plain, plain)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     return [
         compared(
             quantity,
@@ -73,7 +73,7 @@ async def measure(plan: Plan) -> list[Part]:
 
 
 @asynccontextmanager
-async def _ours(place: Place) -> AsyncIterator[Mapping[str, Way]]:
+async def _ours(place: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
     pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
     try:
         yield {
@@ -84,7 +84,7 @@ async def _ours(place: Place) -> AsyncIterator[Mapping[str, Way]]:
         await pool.aclose()
 
 
-async def _lent(place: Place, pool: Pool) -> Mapping[str, float]:
+async def _lent(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
     await filled(pool, 1)
     started = time.perf_counter()
     async with pool.lease(Isolation()) as lease:
@@ -98,7 +98,7 @@ async def _lent(place: Place, pool: Pool) -> Mapping[str, float]:
     }
 
 
-async def _started(place: Place) -> Mapping[str, float]:
+async def _started(place: BenchBackend) -> Mapping[str, float]:
     started = time.perf_counter()
     sandbox = await start_sandbox(place.backend, Isolation())
     await sandbox.exec("true", timeout_s=10)

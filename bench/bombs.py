@@ -1,4 +1,4 @@
-"""Commands that use up what a sandbox has, again and again until somebody ends them: what a sandbox
+"""Commands that use up a resource of their sandbox until they are stopped: what a sandbox
 beside them, and the server, feel of it. Those that try whether there is a wall at all, and stop by
 themselves, are in `sandbox_runtime.escape.bombs`."""
 
@@ -98,4 +98,4 @@ BOMBS: Mapping[str, str] = {
     "output": "yes",
     "refused connections": _python(_CONNECTIONS),
 }
-"""What each takes, and how."""
+"""The commands by the resource that they use up."""

@@ -1,4 +1,4 @@
-"""What commands cost in sandboxes that are already there: one at a time, and in many at once."""
+"""Latency and throughput of commands in running sandboxes."""
 
 import asyncio
 import time
@@ -8,9 +8,9 @@ from functools import partial
 
 from docker.models.containers import Container
 
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
-from bench.plan import Plan, Way, interleave, milliseconds, repeated
+from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
@@ -19,12 +19,12 @@ from bench.runtimes import (
     SWE_REX,
     Runtime,
     left_out,
-    peer_ways,
+    peer_measurements,
     runtimes,
     start,
 )
 from bench.sandboxes import fresh_sandbox
-from bench.table import Part, compared, figure
+from bench.table import TablePart, compared, figure
 from sandbox_runtime.sandbox import Sandbox
 
 ROUNDS = 12
@@ -45,21 +45,24 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-async def measure(plan: Plan) -> list[Part]:
-    """Every place beside docker exec and everybody who uses it."""
+async def measure(plan: Plan) -> list[TablePart]:
+    """Measure every backend, docker exec and the peers."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
-        ours: dict[str, Way] = {HOST: _on_host}
+        ours: dict[str, Measurement] = {HOST: _on_host}
         for place in found.found:
             sandbox = await opened.enter_async_context(fresh_sandbox(place))
             ours[place.name] = partial(_ours, place, sandbox)
         peers = await opened.enter_async_context(runtimes(plan, besides=(LLM_POOL,)))
         await start(peers)
-        ways = repeated(OURS_PER_ROUND, ours) | peer_ways(peers, _peer)
+        measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
         if "docker" in found.kinds:
             plain = await opened.enter_async_context(plain_container(plan.image))
-            ways |= {BY_SDK: partial(_by_sdk, *plain), BY_CLI: partial(_by_command_line, *plain)}
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+            measurements |= {
+                BY_SDK: partial(_by_sdk, *plain),
+                BY_CLI: partial(_by_command_line, *plain),
+            }
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
         missing = [*found.missing, *left_out(peers)]
         targets = {place.name: TARGET_MS for place in found.found}
         rivals = {place.name: PEERS[place.kind] for place in found.found}
@@ -70,7 +73,7 @@ async def measure(plan: Plan) -> list[Part]:
         ]
 
 
-async def _ours(place: Place, sandbox: Sandbox) -> Mapping[str, float]:
+async def _ours(place: BenchBackend, sandbox: Sandbox) -> Mapping[str, float]:
     return {
         figure(place.name, TRUE): await milliseconds(sandbox.exec("true", timeout_s=10)),
         figure(place.name, ECHO): await milliseconds(sandbox.exec("echo hello", timeout_s=10)),
@@ -102,27 +105,27 @@ async def _on_host() -> Mapping[str, float]:
     return {figure(HOST, TRUE): await milliseconds(run())}
 
 
-async def _throughput(plan: Plan, ours: Sequence[Place]) -> Part:
+async def _throughput(plan: Plan, ours: Sequence[BenchBackend]) -> TablePart:
     async with AsyncExitStack() as opened:
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for place in ours:
             sandboxes = [
                 await opened.enter_async_context(fresh_sandbox(place)) for _ in range(AT_ONCE)
             ]
-            ways[place.name] = partial(_burst, place, sandboxes)
+            measurements[place.name] = partial(_burst, place, sandboxes)
         if any(place.kind == "docker" for place in ours):
             plain = [
                 await opened.enter_async_context(plain_container(plan.image))
                 for _ in range(AT_ONCE)
             ]
-            ways[BY_SDK] = partial(_plain_burst, plain)
-        measured = await interleave(min(plan.rounds or BURSTS, BURSTS), ways)
+            measurements[BY_SDK] = partial(_plain_burst, plain)
+        measured = await interleave(min(plan.rounds or BURSTS, BURSTS), measurements)
     names = [place.name for place in ours]
     targets, peers = dict.fromkeys(names, PER_S), dict.fromkeys(names, (BY_SDK,))
     return compared(THROUGHPUT, measured, targets, peers, unit="commands/s")
 
 
-async def _burst(place: Place, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
+async def _burst(place: BenchBackend, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
     async def work(sandbox: Sandbox) -> None:
         for _ in range(EACH):
             await sandbox.exec("true", timeout_s=60)

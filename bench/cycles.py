@@ -1,12 +1,12 @@
-"""Sandboxes lent, used and given back, again and again: whether anything is left of them."""
+"""Leaks after many cycles of leasing, using and releasing sandboxes."""
 
 import signal
 from dataclasses import asdict
 
 from bench.lenders import Stock, lender
-from bench.places import Place, places
+from bench.places import BenchBackend, places
 from bench.plan import Plan, progress
-from bench.table import Part, Row
+from bench.table import Row, TablePart
 
 CYCLES = 120
 IDLE = 2
@@ -14,15 +14,15 @@ GROWTH_MIB = 1.0
 TARGETS = {"rss_mib": GROWTH_MIB}
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Each place in turn."""
     cycles = plan.rounds or CYCLES
     async with places(plan.image) as found:
         parts = [await _part(plan, place, cycles) for place in found.found]
-    return [*parts, Part("cycles: left out", found.missing)] if found.missing else parts
+    return [*parts, TablePart("cycles: left out", found.missing)] if found.missing else parts
 
 
-async def _part(plan: Plan, place: Place, cycles: int) -> Part:
+async def _part(plan: Plan, place: BenchBackend, cycles: int) -> TablePart:
     progress(f"cycles: {place.name}")
     async with lender(plan.image, [Stock(place.kind, IDLE)]) as host:
         await host.order("cycle", kind=place.kind, count=cycles // 2)
@@ -42,7 +42,7 @@ async def _part(plan: Plan, place: Place, cycles: int) -> Part:
         for what in before
     ]
     idle = f"{IDLE} idle ones are there before and after"
-    return Part(
+    return TablePart(
         f"cycles: {place.name}: {cycles} times lent, used, given back ({idle})",
         [
             Row("a cycle", [took_s * 1000 / cycles]),

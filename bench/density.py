@@ -6,13 +6,13 @@ from bench.lenders import Lender, Stock, lender
 from bench.places import Kind, places
 from bench.plan import Plan, progress
 from bench.processes import available_mib
-from bench.table import Part, Row
+from bench.table import Row, TablePart
 
 COMMAND = "echo $((6 * 7)) > answer && grep -q 42 answer"
 GONE_S = 30
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """All kinds together, in one process that owns them."""
     async with places(plan.image) as found:
         wanted: dict[Kind, int] = {
@@ -21,13 +21,13 @@ async def measure(plan: Plan) -> list[Part]:
         }
         counts = {kind: wanted[kind] for kind in found.kinds if wanted[kind]}
     if not counts:
-        return [Part("density: nowhere", found.missing)]
+        return [TablePart("density: nowhere", found.missing)]
     stocks = [Stock(kind, max_sandboxes=count) for kind, count in counts.items()]
     async with lender(plan.image, stocks) as host:
         rows = [row for kind, count in counts.items() for row in await _up(host, kind, count)]
         rows += await _down(host, sum(counts.values()))
     title = " and ".join(f"{count} on {kind}" for kind, count in counts.items())
-    return [Part(f"density: {title}, together", [*rows, *found.missing])]
+    return [TablePart(f"density: {title}, together", [*rows, *found.missing])]
 
 
 async def _up(host: Lender, kind: Kind, count: int) -> list[Row]:

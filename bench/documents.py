@@ -1,4 +1,4 @@
-"""What a question about four documents, 100,000 tokens in all, costs in tokens sent to the model.
+"""Tokens sent to the model for a question about four documents of 100,000 tokens in all.
 
 Asked once with all of it in the prompt (`:plain`) and once with the documents in a sandbox, where
 the scripted model greps for the fact, reads around it and hands it in. All that the backend gets
@@ -20,14 +20,14 @@ import httpx
 from bench.backend import completion, serve, turn, whole
 from bench.places import Kind, places
 from bench.plan import Plan
-from bench.servers import Server, free_port, proxy
-from bench.table import Part, Row
+from bench.servers import BenchServer, free_port, proxy
+from bench.table import Row, TablePart
 from policies.workspace import INPUT_DIR
 from proxy.models.litellm_model import LiteLLMModel
 
 MODEL = "reader"
 COUNTER = "openai/gpt-4o"
-"""Whose tokenizer counts; it is in a package of ours."""
+"""The model whose tokenizer counts; its package is a dependency."""
 MOST_OF_PLAIN = 1 / 8
 PLACES = ("north", "south", "east", "west")
 SENTENCES = 1100
@@ -68,12 +68,12 @@ _TRADES = ("mill", "foundry", "tannery", "brewery", "printing works", "glass hou
 _STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open to its creditors")
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every kind of sandbox beside the model alone."""
     async with AsyncExitStack() as opened:
         async with places(plan.image) as found:
             pass
-        reader = _Reader()
+        reader = _GrepModel()
         model = await opened.enter_async_context(_listening(reader))
         plain, rows = 0, list[Row]()
         for kind in found.kinds:
@@ -84,7 +84,7 @@ async def measure(plan: Plan) -> list[Part]:
                 rows.append(Row(":plain", [plain], "tokens"))
             rows += _rows(kind, await _tokens(reader, server, MODEL), plain)
     name = f"documents: tokens the backend gets for one question, by {COUNTER}'s tokenizer"
-    return [Part(name, [*rows, *found.missing])]
+    return [TablePart(name, [*rows, *found.missing])]
 
 
 def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
@@ -92,8 +92,8 @@ def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
     return [Row(f"{kind}: all calls of the run", [tokens], "tokens"), share]
 
 
-async def _tokens(reader: "_Reader", server: Server, model: str) -> int:
-    """How many the backend was sent for the right answer. Raises RuntimeError for a wrong one."""
+async def _tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
+    """Return the number of tokens sent to the backend. Raises RuntimeError for a wrong answer."""
     reader.bodies.clear()
     asked = {"model": model, "messages": [{"role": "user", "content": question()}]}
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
@@ -109,12 +109,12 @@ async def _tokens(reader: "_Reader", server: Server, model: str) -> int:
     return sum(count or 0 for count in counts)
 
 
-class _Reader:
-    """A model that knows how to grep."""
+class _GrepModel:
+    """A scripted model that reads the documents with grep."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        """What it was sent."""
+        """The bodies of the received requests."""
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Take the next step."""
@@ -139,9 +139,9 @@ def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def _listening(reader: _Reader) -> AsyncIterator[Server]:
+async def _listening(reader: _GrepModel) -> AsyncIterator[BenchServer]:
     """The model, in this process."""
     port = free_port()
     serving = await asyncio.start_server(partial(serve, reader.answer), "127.0.0.1", port)
     async with serving:
-        yield Server(os.getpid(), port, 0)
+        yield BenchServer(os.getpid(), port, 0)

@@ -1,4 +1,4 @@
-"""What files cost on their way in and out: small ones, large ones, and one of a gigabyte."""
+"""Upload and download of files: small, large, and of one gigabyte."""
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -10,9 +10,9 @@ from pathlib import Path
 from docker.models.containers import Container
 
 from bench.gigabyte import measure_gigabyte
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.runtimes import (
     LLM_BUBBLEWRAP,
     LLM_DOCKER,
@@ -21,12 +21,12 @@ from bench.runtimes import (
     SWE_REX,
     Runtime,
     left_out,
-    peer_ways,
+    peer_measurements,
     runtimes,
     start,
 )
 from bench.sandboxes import fresh_sandbox
-from bench.table import Part, compared, figure
+from bench.table import TablePart, compared, figure
 from sandbox_runtime.sandbox import Sandbox
 
 SMALL_MS, LARGE_MB_PER_S = 5, 80
@@ -40,7 +40,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TransferLoad:
     """A file of the host that goes in and out again, so many times."""
 
     what: str
@@ -54,7 +54,7 @@ class Load:
 
     @property
     def quantities(self) -> tuple[str, str]:
-        """What is measured of it."""
+        """The names of the measured quantities: upload and download."""
         return f"files: {self.what} in", f"files: {self.what} out"
 
     def figures(self, who: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
@@ -63,14 +63,14 @@ class Load:
         return {figure(who, there): in_ms, figure(who, back): out_ms}
 
 
-Carry = Callable[[Load], Awaitable[Mapping[str, float]]]
+Carry = Callable[[TransferLoad], Awaitable[Mapping[str, float]]]
 
 
-async def measure(plan: Plan) -> list[Part]:
-    """Every place beside `docker cp` and everybody who uses it."""
+async def measure(plan: Plan) -> list[TablePart]:
+    """Measure every backend, `docker cp` and the peers."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        small = Load("1 KB", Path(name, "small"), rounds=15)
-        large = Load(f"{LARGE_MB} MB", Path(name, "large"), rounds=3)
+        small = TransferLoad("1 KB", Path(name, "small"), rounds=15)
+        large = TransferLoad(f"{LARGE_MB} MB", Path(name, "large"), rounds=3)
         small.source.write_bytes(b"x" * 1000)
         large.source.write_bytes(b"x" * LARGE_MB * 10**6)
         measured: dict[str, list[float]] = {}
@@ -81,11 +81,13 @@ async def measure(plan: Plan) -> list[Part]:
             plain = await opened.enter_async_context(_plain(plan, found.found))
             await start(peers)
             for load in (small, large):
-                ways: dict[str, Way] = {
+                measurements: dict[str, Measurement] = {
                     who: partial(carry, load) for who, carry in (ours | plain).items()
                 }
-                ways |= peer_ways(peers, partial(_peer, load))
-                measured |= await interleave(min(plan.rounds or load.rounds, load.rounds), ways)
+                measurements |= peer_measurements(peers, partial(_peer, load))
+                measured |= await interleave(
+                    min(plan.rounds or load.rounds, load.rounds), measurements
+                )
     names = [place.name for place in found.found]
     rates = {key: [LARGE_MB / (ms / 1000) for ms in took] for key, took in measured.items()}
     missing = [*found.missing, *left_out(peers)]
@@ -95,12 +97,12 @@ async def measure(plan: Plan) -> list[Part]:
         *(compared(each, measured, smallest, rivals) for each in small.quantities),
         *(compared(each, rates, fastest, rivals, unit="MB/s") for each in large.quantities),
         await measure_gigabyte(plan, found.found),
-        *([Part("files: left out", missing)] if missing else []),
+        *([TablePart("files: left out", missing)] if missing else []),
     ]
 
 
 @asynccontextmanager
-async def _ours(found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
+async def _ours(found: Sequence[BenchBackend]) -> AsyncIterator[dict[str, Carry]]:
     async with AsyncExitStack() as opened:
         yield {
             place.name: partial(
@@ -110,7 +112,7 @@ async def _ours(found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
         }
 
 
-async def _carry(place: Place, sandbox: Sandbox, load: Load) -> Mapping[str, float]:
+async def _carry(place: BenchBackend, sandbox: Sandbox, load: TransferLoad) -> Mapping[str, float]:
     async def read() -> AsyncIterator[bytes]:
         with load.source.open("rb") as file:
             while piece := file.read(PIECE_BYTES):
@@ -127,7 +129,7 @@ async def _carry(place: Place, sandbox: Sandbox, load: Load) -> Mapping[str, flo
 
 
 @asynccontextmanager
-async def _plain(plan: Plan, found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
+async def _plain(plan: Plan, found: Sequence[BenchBackend]) -> AsyncIterator[dict[str, Carry]]:
     if not any(place.kind == "docker" for place in found):
         yield {}
         return
@@ -135,14 +137,16 @@ async def _plain(plan: Plan, found: Sequence[Place]) -> AsyncIterator[dict[str, 
         yield {PLAIN: partial(_copy, plain, container)}
 
 
-async def _copy(plain: PlainDocker, container: Container, load: Load) -> Mapping[str, float]:
+async def _copy(
+    plain: PlainDocker, container: Container, load: TransferLoad
+) -> Mapping[str, float]:
     path = f"/tmp/{load.source.name}"  # a directory that every image has
     in_ms = await milliseconds(plain.put(container, load.source, path))
     out_ms = await milliseconds(plain.get(container, path, load.source.parent / "out"))
     return load.figures(PLAIN, in_ms, out_ms)
 
 
-async def _peer(load: Load, runtime: Runtime) -> Mapping[str, float]:
+async def _peer(load: TransferLoad, runtime: Runtime) -> Mapping[str, float]:
     in_ms = await runtime.order("put", source=str(load.source), path=load.path)
     target = load.source.parent / "out of a peer"
     target.mkdir(exist_ok=True)

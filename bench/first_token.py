@@ -21,9 +21,9 @@ import aiohttp
 from aiohttp import web
 
 from bench.places import Kind, places
-from bench.plan import Plan, Way, interleave
-from bench.servers import Server, free_port, proxy
-from bench.table import Part, Row
+from bench.plan import Measurement, Plan, interleave
+from bench.servers import BenchServer, free_port, proxy
+from bench.table import Row, TablePart
 
 ROUNDS = 5
 TOKEN_S = 0.2
@@ -39,29 +39,31 @@ CALL = {"name": "execute_bash", "arguments": json.dumps({"command": "echo $((6 *
 TIMEOUT = aiohttp.ClientTimeout(total=60)
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every API and every kind of sandbox, plain beside them."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
-        clock = Clock()
+        clock = StreamTimer()
         model = await opened.enter_async_context(slow_model(clock))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for kind in found.kinds:
             server = await opened.enter_async_context(
                 proxy(model, sandbox=kind, image=plan.image, idle=1)
             )
             asking = partial(_first_token_s, session, clock, server)
             for api in APIS:
-                if _plain(api) not in ways:
-                    ways[_plain(api)] = partial(asking, api, f"{PROSE_MODEL}:plain", _plain(api))
+                if _plain(api) not in measurements:
+                    measurements[_plain(api)] = partial(
+                        asking, api, f"{PROSE_MODEL}:plain", _plain(api)
+                    )
                 for name, turn in ((PROSE_MODEL, AT_ONCE), (CALL_MODEL, AFTER_CALL)):
                     row = _loop(kind, api, turn)
-                    ways[row] = partial(asking, api, name, row)
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+                    measurements[row] = partial(asking, api, name, row)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for api in APIS for row in _rows(api, found.kinds, measured)]
     name = f"typing: until the first token of prose shows, the model writing one in {TOKEN_S} s"
-    return [Part(name, [*rows, *found.missing])]
+    return [TablePart(name, [*rows, *found.missing])]
 
 
 def _plain(api: Api) -> str:
@@ -87,7 +89,7 @@ def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> l
 
 
 @dataclass(slots=True)
-class Clock:
+class StreamTimer:
     """The time at which the model was asked for prose last, of `time.perf_counter`."""
 
     asked: float = 0.0
@@ -102,7 +104,12 @@ def question() -> str:
 
 
 async def _first_token_s(
-    session: aiohttp.ClientSession, clock: Clock, server: Server, api: Api, model: str, row: str
+    session: aiohttp.ClientSession,
+    clock: StreamTimer,
+    server: BenchServer,
+    api: Api,
+    model: str,
+    row: str,
 ) -> Mapping[str, float]:
     """Ask, and leave once there is something to see."""
     url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, question())
@@ -127,7 +134,7 @@ def _request(api: Api, model: str, question: str) -> dict[str, Any]:
 
 
 def _visible(event: Any) -> str:
-    """What a frame of any of the three APIs adds to the answer."""
+    """Return the text that a frame of any of the three APIs adds to the answer."""
     match event:
         case {"choices": [{"delta": {"content": str(text)}}]}:
             return text
@@ -139,7 +146,7 @@ def _visible(event: Any) -> str:
 
 
 @asynccontextmanager
-async def slow_model(clock: Clock) -> AsyncIterator[Server]:
+async def slow_model(clock: StreamTimer) -> AsyncIterator[BenchServer]:
     """The model, in this process; it speaks all three APIs, for `:plain` goes to its own."""
     routes = [
         web.get("/v1/models", _models),
@@ -154,7 +161,7 @@ async def slow_model(clock: Clock) -> AsyncIterator[Server]:
     port = free_port()
     try:
         await web.TCPSite(runner, "127.0.0.1", port).start()
-        yield Server(os.getpid(), port, 0)
+        yield BenchServer(os.getpid(), port, 0)
     finally:
         await runner.cleanup()
 
@@ -165,7 +172,7 @@ async def _models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": listed})
 
 
-async def _chat(clock: Clock, request: web.Request) -> web.StreamResponse:
+async def _chat(clock: StreamTimer, request: web.Request) -> web.StreamResponse:
     body = await request.json()
     has_called = any(said["role"] == "tool" for said in body["messages"])
     if body["model"] == CALL_MODEL and not has_called:
@@ -175,14 +182,14 @@ async def _chat(clock: Clock, request: web.Request) -> web.StreamResponse:
     return await _stream(request, [_chunk({"content": f"word{n} "}) for n in range(TOKENS)])
 
 
-async def _responses(clock: Clock, request: web.Request) -> web.StreamResponse:
+async def _responses(clock: StreamTimer, request: web.Request) -> web.StreamResponse:
     clock.asked = time.perf_counter()
     type_ = "response.output_text.delta"
     deltas = [{"type": type_, "item_id": "msg_1", "delta": f"word{n} "} for n in range(TOKENS)]
     return await _stream(request, deltas)
 
 
-async def _messages(clock: Clock, request: web.Request) -> web.StreamResponse:
+async def _messages(clock: StreamTimer, request: web.Request) -> web.StreamResponse:
     clock.asked = time.perf_counter()
     deltas = [{"type": "text_delta", "text": f"word{n} "} for n in range(TOKENS)]
     events = [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]

@@ -1,28 +1,28 @@
-"""A gigabyte in and out of a sandbox, and whose memory grows by that: nobody's, it should be."""
+"""Transfer of a gigabyte into and out of a sandbox, and the growth of memory during it."""
 
 from bench.lenders import Stock, lender
-from bench.places import Place
+from bench.places import BenchBackend
 from bench.plan import Plan, progress
 from bench.processes import peak_rss_mib, rss_mib
-from bench.table import Part, Row
+from bench.table import Row, TablePart
 
 MB = 1000
-"""Of a gigabyte."""
+"""Number of megabytes in a gigabyte."""
 GROWTH_MIB = 16
 """Buffers on the way, no more."""
 TARGET_MB_PER_S = 80
 
 
-async def measure_gigabyte(plan: Plan, ours: list[Place]) -> Part:
+async def measure_gigabyte(plan: Plan, ours: list[BenchBackend]) -> TablePart:
     """Each place in turn, once: in a process that does nothing else."""
     rows: list[Row] = []
     for place in ours:
         progress(f"1 GB: {place.name}")
         rows += await _rows(plan, place)
-    return Part("files: 1 GB in and out, and the most memory on the way", rows)
+    return TablePart("files: 1 GB in and out, and the most memory on the way", rows)
 
 
-async def _rows(plan: Plan, place: Place) -> list[Row]:
+async def _rows(plan: Plan, place: BenchBackend) -> list[Row]:
     async with lender(plan.image, [Stock(place.kind)]) as host:
         await host.order("hold", kind=place.kind, count=1, command="true")
         pids = {"host": host.pid, "agent": host.agents()[0].pid}

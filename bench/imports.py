@@ -1,4 +1,4 @@
-"""What starting costs: the command, the import, an idle server."""
+"""Cost of starting: the command, the import, an idle server."""
 
 import asyncio
 import sys
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from bench.places import places
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.servers import ROOT, model_backend, process, proxy
-from bench.table import Part, Row
+from bench.table import Row, TablePart
 
 ROUNDS = 10
 SERVER_ROUNDS = 5
@@ -25,13 +25,13 @@ LIST_HEAVY = f"import sys, proxy.app; print(*[m for m in {HEAVY} if m in sys.mod
 READY, READY_CPU, RSS = "serve: to /health", "serve: CPU to /health", "serve: RSS, idle"
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Commands in turn, then servers."""
-    ways: dict[str, Way] = {name: partial(_command, name) for name in COMMANDS}
-    measured = await interleave(plan.rounds or ROUNDS, ways)
+    measurements: dict[str, Measurement] = {name: partial(_command, name) for name in COMMANDS}
+    measured = await interleave(plan.rounds or ROUNDS, measurements)
     async with places(plan.image) as found:
         names = found.kinds
-    servers: dict[str, Way] = {name: partial(_serve, name, plan.image) for name in names}
+    servers: dict[str, Measurement] = {name: partial(_serve, name, plan.image) for name in names}
     measured |= await interleave(min(plan.rounds or SERVER_ROUNDS, SERVER_ROUNDS), servers)
     heavy = await _imported()
     rows = [
@@ -47,7 +47,7 @@ async def measure(plan: Plan) -> list[Part]:
             Row(cpu, measured[cpu], "s", 1.0),
             Row(rss, measured[rss], "MiB", 90),
         ]
-    return [Part("imports: what starting costs", [*rows, *found.missing])]
+    return [TablePart("imports: what starting costs", [*rows, *found.missing])]
 
 
 def _names(backend: str) -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
-"""A process that lends sandboxes, as a proxy does: `python -m bench.lender SETUP`.
+"""A process that leases sandboxes as a proxy does: `python -m bench.lender SETUP`.
 
-SETUP is JSON: image, state_dir, and pools, each with kind, idle and max_total. It does what
-it is told on standard input, one line of JSON an order, and answers each by one line. SIGTERM ends
+SETUP is JSON: image, state_dir, and pools, each with kind, idle and max_total. It reads
+orders from standard input, one line of JSON each, and answers each by one line. SIGTERM ends
 all sandboxes, then itself.
 """
 
@@ -31,8 +31,8 @@ FILE = "/testbed/large"
 PIECE = bytes(1 << 20)
 
 
-class Lender:
-    """Pools of several kinds, and the sandboxes that are out."""
+class SandboxServer:
+    """Pools of several backends, and their leased sandboxes."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._pools: dict[str, Pool] = {}
@@ -56,7 +56,7 @@ class Lender:
             self._idle[each["kind"]] = each["idle"]
 
     async def obey(self, do: str, **details: Any) -> None:
-        """Do one thing."""
+        """Run one order."""
         works: dict[str, Callable[..., Awaitable[None]]] = {
             "fill": self._fill,
             "hold": self._hold,
@@ -67,11 +67,11 @@ class Lender:
         await works[do](**details)
 
     async def _fill(self, kind: str) -> None:
-        """Have as many idle ones as the pool is to have, and nothing on its way."""
+        """Wait until the pool has its idle sandboxes and none is starting."""
         await filled(self._pools[kind], self._idle[kind])
 
     async def _hold(self, kind: str, count: int, command: str) -> None:
-        """Lend so many more and run a command in each, all at once."""
+        """Lease `count` more sandboxes and run a command in each, all at once."""
         leases = [
             await self._leases.enter_async_context(self._pools[kind].lease(ISOLATION))
             for _ in range(count)
@@ -81,14 +81,14 @@ class Lender:
         await asyncio.gather(*(_run(sandbox, command) for sandbox in sandboxes))
 
     async def _cycle(self, kind: str, count: int) -> None:
-        """Lend, use and give back."""
+        """Lease, use and release a sandbox, `count` times."""
         for _ in range(count):
             async with self._pools[kind].lease(ISOLATION) as lease:
                 await _run(await lease.sandbox(), "true")
         await self._fill(kind)
 
     async def _put(self, kind: str, size: int) -> None:
-        """Write a file into the sandbox that was lent last."""
+        """Write a file into the sandbox leased last."""
 
         async def source() -> AsyncIterator[bytes]:
             for _ in range(size // len(PIECE)):
@@ -97,7 +97,7 @@ class Lender:
         await self._lent[kind][-1].put(FILE, source())
 
     async def _get(self, kind: str, size: int) -> None:
-        """Read it back."""
+        """Read the file back."""
 
         async def sink(piece: bytes) -> None:
             del piece
@@ -118,7 +118,7 @@ async def _run(sandbox: Sandbox, command: str) -> None:
         raise RuntimeError(f"{command!r}: exit {done.exit_code}: {done.stderr}")
 
 
-async def _follow_orders(lender: Lender) -> None:
+async def _follow_orders(lender: SandboxServer) -> None:
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -132,7 +132,7 @@ async def _follow_orders(lender: Lender) -> None:
 async def _main(setup: dict[str, Any]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a sandbox takes up to three files
-    lender = Lender(setup)
+    lender = SandboxServer(setup)
     work = asyncio.create_task(_follow_orders(lender))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     try:

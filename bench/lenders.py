@@ -1,4 +1,4 @@
-"""Processes that own sandboxes, seen from outside: what belongs to them, and what stays of it."""
+"""Controls lender processes, and inspects their resources from outside."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import docker
 from docker.utils import kwargs_from_env
 
 from bench.places import Kind
-from bench.processes import Family, Process, alive, open_files, rss_mib
+from bench.processes import Family, HostProcess, alive, open_files, rss_mib
 from bench.servers import process
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
@@ -25,16 +25,17 @@ ORDER_TIMEOUT_S = 900
 LONGEST_END_S = 120
 POLL_S = 0.002
 SHARE_OF_POLLING = 5
-"""To look takes processor time from what is looked at: so many times as long we then do not."""
+"""Each pause is this many times as long as the poll before, because polling takes processor time
+from the observed processes."""
 
 
 class LenderError(Exception):
-    """A lender did not do what it was told."""
+    """A lender did not complete an order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """A pool that a lender has."""
+    """A pool of a lender."""
 
     kind: Kind
     idle: int = 0
@@ -43,22 +44,22 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a lender's sandboxes ended with it."""
+    """The end of a lender's sandboxes."""
 
     seconds: float
     processes: int
-    """Those that are left; so with containers."""
+    """Number of processes that are left."""
     containers: int
 
     @property
     def left(self) -> int:
-        """Of both."""
+        """Number of processes and containers that are left."""
         return self.processes + self.containers
 
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What there is on the host because of a lender."""
+    """The resources on the host that belong to a lender."""
 
     containers: int
     processes: int
@@ -70,7 +71,7 @@ class Belongings:
 
 
 class Lender:
-    """One that runs."""
+    """A running lender process."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Lender:
         self._owner = process_key(child.pid)
 
     async def order(self, do: str, **details: Any) -> float:
-        """Have it do something; returns how many seconds that took. Raises LenderError."""
+        """Run an order; return its duration in seconds. Raises LenderError."""
         assert self._child.stdin
         assert self._child.stdout
         self._child.stdin.write(json.dumps({"do": do, **details}).encode() + b"\n")
@@ -99,15 +100,15 @@ class Lender:
             raise LenderError(f"{do}: {(words.splitlines() or ['it ended'])[-1]}")
         return float(json.loads(answer)["seconds"])
 
-    def sandboxes(self) -> list[set[Process]]:
-        """All processes of each of its sandboxes; those of Docker with their shim."""
+    def sandboxes(self) -> list[set[HostProcess]]:
+        """Return the processes of each sandbox; Docker's include the shim."""
         mains = [self._main(container) for container in self.containers()]
         family = Family()
         tops = [family.parent(pid) for pid in mains] + family.children(self.pid)
         return [family.descent(top) for top in tops]
 
-    def agents(self) -> list[Process]:
-        """The program inside each of its sandboxes, when that has nothing else to do."""
+    def agents(self) -> list[HostProcess]:
+        """Return the agent of each sandbox, which must be idle."""
         family = Family()
         return [
             next(process for process in sandbox if not family.children(process.pid))
@@ -115,7 +116,7 @@ class Lender:
         ]
 
     def containers(self) -> list[str]:
-        """Ids of those that it has made and that the engine has not forgotten."""
+        """Return the ids of the lender's containers."""
         if self._engine is None:
             return []
         label = f"{INSTALL_LABEL}={(self._directory / 'install-id').read_text()}"
@@ -126,10 +127,10 @@ class Lender:
         return int(self._engine.inspect_container(container)["State"]["Pid"])
 
     def belongings(self) -> Belongings:
-        """All that there is because of it now."""
+        """Return the current resources of the lender."""
         return Belongings(
             containers=len(self.containers()),
-            processes=len(set[Process]().union(*self.sandboxes())),
+            processes=len(set[HostProcess]().union(*self.sandboxes())),
             cgroups=self.cgroups(),
             files=sum(len(files) for _, _, files in os.walk(self._directory)),
             open_files=open_files(self.pid),
@@ -137,14 +138,14 @@ class Lender:
         )
 
     def cgroups(self) -> int:
-        """Directories of its sandboxes; Docker's lie elsewhere and go with the containers."""
+        """Return the number of the sandboxes' cgroups, without those of Docker."""
         found = find_cgroups()
         folders = [each.folder for each in found.hierarchies] if found else []
         return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)
 
     async def end(self, signal: int) -> Ending:
         """End it by `signal`, and watch until nothing of its sandboxes is left, or two minutes."""
-        left = set[Process]().union(*self.sandboxes(), {Family()[self.pid]})
+        left = set[HostProcess]().union(*self.sandboxes(), {Family()[self.pid]})
         self._child.send_signal(signal)
         started = time.perf_counter()
         while True:
@@ -159,7 +160,7 @@ class Lender:
 
 @asynccontextmanager
 async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
-    """A lender for the length of the block, with empty pools."""
+    """Run a lender with empty pools for the length of the block."""
     pools = [
         {"kind": each.kind, "idle": each.idle, "max_total": each.max_sandboxes} for each in stocks
     ]

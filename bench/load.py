@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: prepared requests over kept-alive connections."""
+"""A cheap HTTP client: prepared requests over kept-alive connections."""
 
 import asyncio
 import json
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """How a number of requests went."""
+    """The throughput and latencies of a number of requests."""
 
     requests_per_s: float
     latencies_ms: list[float]
 
 
 def post(path: str, body: dict[str, Any], key: str) -> bytes:
-    """A request, ready to be written."""
+    """Return a request as bytes."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
     return (
@@ -30,7 +30,7 @@ def _get(path: str) -> bytes:
 
 
 async def answers(port: int, path: str) -> bool:
-    """Whether a server is there and content."""
+    """Return True if the server answers the path with 200."""
     try:
         connection = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -45,7 +45,7 @@ async def answers(port: int, path: str) -> bool:
 
 
 async def got(port: int, path: str) -> bytes:
-    """What is to be had there."""
+    """Return the body of a GET."""
     connection = await asyncio.open_connection("127.0.0.1", port)
     try:
         return (await _ask(connection, _get(path)))[1]

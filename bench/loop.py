@@ -1,4 +1,4 @@
-"""What the loop adds to a run of five turns, one at a time: to its time, and in processor time.
+"""Overhead of the agent loop in a run of five turns: duration and processor time.
 
 Python by bash, a file by the editor, run, the answer written, submit: on a model that takes no time
 and in sandboxes that are there already. The same four commands in a sandbox, with no loop and no
@@ -15,11 +15,11 @@ from statistics import median
 
 from bench.backend import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
 from bench.load import burst, post
-from bench.places import Kind, Place, places
-from bench.plan import Plan, Way, interleave, milliseconds
+from bench.places import BenchBackend, Kind, places
+from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.sandboxes import filled
-from bench.servers import Server, model_backend, module, proxy
-from bench.table import Part, Row
+from bench.servers import BenchServer, model_backend, module, proxy
+from bench.table import Row, TablePart
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.workspace import ANSWER_FILES
@@ -43,27 +43,27 @@ ANSWERED = f'"content": "{ANSWER}"'.encode()
 MODEL = "model"
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every backend, each beside a sandbox of its kind."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
         model = await opened.enter_async_context(model_backend())
-        ways: dict[str, Way] = {MODEL: partial(_model, model)}
+        measurements: dict[str, Measurement] = {MODEL: partial(_model, model)}
         for place in found.found:
             ours = proxy(model, sandbox=place.kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
-            ways[place.kind] = partial(_runs, place.kind, server)
-            ways[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
+            measurements[place.kind] = partial(_runs, place.kind, server)
+            measurements[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
             least = module("bench.peers.loop", model.base_url, place.kind, plan.image)
             server = await opened.enter_async_context(least)
-            ways[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
-            ways[f"{place.kind}, commands"] = partial(_commands, place, pool)
-            ways[f"{place.kind}, nothing"] = partial(_nothing, place)
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+            measurements[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
+            measurements[f"{place.kind}, commands"] = partial(_commands, place, pool)
+            measurements[f"{place.kind}, nothing"] = partial(_nothing, place)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for kind in found.kinds for row in _rows(kind, measured)]
-    return [Part(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
+    return [TablePart(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
 
 
 def _rows(kind: Kind, measured: Mapping[str, list[float]]) -> list[Row]:
@@ -103,12 +103,12 @@ def _ends_cpu(kind: Kind) -> str:
     return f"{kind}: of that, for the making and the end of its sandbox"
 
 
-async def _model(model: Server) -> Mapping[str, float]:
+async def _model(model: BenchServer) -> Mapping[str, float]:
     sent = await burst(model.port, ASKED, count=RUNS, at_once=1)
     return {MODEL: median(sent.latencies_ms)}
 
 
-async def _runs(kind: Kind, server: Server) -> Mapping[str, float]:
+async def _runs(kind: Kind, server: BenchServer) -> Mapping[str, float]:
     took_ms = []
     for _ in range(RUNS):
         sent = await burst(server.port, ASKED, count=1, at_once=1, holding=ANSWERED)
@@ -117,14 +117,14 @@ async def _runs(kind: Kind, server: Server) -> Mapping[str, float]:
     return {_run(kind): median(took_ms) / 1000}
 
 
-async def _busy(figure: str, server: Server) -> Mapping[str, float]:
+async def _busy(figure: str, server: BenchServer) -> Mapping[str, float]:
     before_s = server.cpu_s()
     await burst(server.port, ASKED, count=BUSY_RUNS, at_once=1, holding=ANSWERED)
     await asyncio.sleep(SETTLE_S)
     return {figure: (server.cpu_s() - before_s) * 1000 / BUSY_RUNS}
 
 
-async def _commands(place: Place, pool: Pool) -> Mapping[str, float]:
+async def _commands(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
     took_ms = []
     for _ in range(RUNS):
         await filled(pool, 1)
@@ -133,7 +133,7 @@ async def _commands(place: Place, pool: Pool) -> Mapping[str, float]:
     return {_alone(place.kind): median(took_ms)}
 
 
-async def _nothing(place: Place) -> Mapping[str, float]:
+async def _nothing(place: BenchBackend) -> Mapping[str, float]:
     before_s = time.process_time()
     for _ in range(RUNS):
         await (await start_sandbox(place.backend, Isolation())).close()

@@ -1,30 +1,30 @@
-"""What a sandbox that has nothing to do holds of the host's memory."""
+"""Host memory of an idle sandbox."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from bench.lenders import Stock, lender
-from bench.places import Kind, Place, places
+from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import plain_container
 from bench.plan import Plan, progress
 from bench.processes import Family, cgroup_mib, pss_mib
-from bench.table import Part, Row
+from bench.table import Row, TablePart
 
 SANDBOXES = 10
 PLAIN = "docker run sleep"
 TARGETS_MIB: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 3}
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Each place in turn, some sandboxes of each, and as many bare containers."""
     async with places(plan.image) as found:
         rows = [row for place in found.found for row in await _rows(plan, place)]
         if "docker" in found.kinds:
             rows.append(await _plain(plan))
-    return [Part("memory: a sandbox with nothing to do", [*rows, *found.missing])]
+    return [TablePart("memory: a sandbox with nothing to do", [*rows, *found.missing])]
 
 
-async def _rows(plan: Plan, place: Place) -> list[Row]:
+async def _rows(plan: Plan, place: BenchBackend) -> list[Row]:
     progress(f"memory: {place.name}")
     async with lender(plan.image, [Stock(place.kind, SANDBOXES, SANDBOXES)]) as host:
         await host.order("fill", kind=place.kind)

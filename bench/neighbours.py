@@ -1,9 +1,9 @@
-"""What a sandbox that takes all it can get costs those beside it: a neighbour's commands, and
-`/health`; and what `/health` feels of bodies that no client writes.
+"""Effect of a sandbox that uses up a resource on its neighbours: on their commands and on
+`/health`. Also the effect of extreme request bodies on `/health`.
 
 The real server runs one request whose model sets off a bomb, and one whose model runs short
-commands; the model is in this process, so that it knows how long a command took. What is measured
-is the host as a whole: with as many cores as a sandbox may use, the client waits for them too.
+commands; the model is in this process, so that it knows how long a command took. The
+whole host is measured: with as many cores as a sandbox may use, the client waits for them too.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from bench.bombs import BOMBS
 from bench.load import got, post
 from bench.plan import Plan, progress
 from bench.runs import settled
-from bench.servers import Server, free_port, model_backend, proxy
-from bench.table import Part, Row
+from bench.servers import BenchServer, free_port, model_backend, proxy
+from bench.table import Row, TablePart
 
 BACKENDS: Mapping[str, tuple[str, str | None]] = {
     "docker, runc": ("docker", "runc"),
@@ -55,17 +55,17 @@ BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
 }
 """The parts of each body: its beginning, a piece, how often the piece is repeated, its end."""
 POSTS = 5
-"""Of each body."""
+"""Number of requests for each body."""
 PIECE_BYTES = 1 << 16
 STALL_MS = 100
 
 
-class Model:
+class SlowModel:
     """A model that sets off the bomb of the request's name, or runs commands and times them."""
 
     def __init__(self) -> None:
         self.commands_ms: list[float] = []
-        """How long each of the neighbour's commands took."""
+        """Durations of the neighbour's commands."""
         self.ends_at = 0.0
         """When the neighbour is to stop."""
         self.bomb_is_off = asyncio.Event()
@@ -99,7 +99,7 @@ class Model:
             self._asked_at = None
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every backend beside every bomb, and then the bodies."""
     parts, missing = [], []
     for name in BACKENDS:
@@ -108,20 +108,20 @@ async def measure(plan: Plan) -> list[Part]:
                 parts += await _backend(name, server, model)
         except RuntimeError as error:
             missing.append(Row(name, note=str(error).splitlines()[-1]))
-    missed = [Part("neighbours: left out", missing)] if missing else []
+    missed = [TablePart("neighbours: left out", missing)] if missing else []
     return [*parts, *missed, await _bodies(plan)]
 
 
 @asynccontextmanager
-async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[Server, Model]]:
+async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, SlowModel]]:
     """The server on a backend, and its model. Raises RuntimeError where the backend is missing."""
-    model, port = Model(), free_port()
+    model, port = SlowModel(), free_port()
     backend, runtime = BACKENDS[name]
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)
     async with (
         listening,
         proxy(
-            Server(os.getpid(), port, 0),
+            BenchServer(os.getpid(), port, 0),
             sandbox=backend,
             image=plan.image,
             runtime=runtime,
@@ -131,7 +131,7 @@ async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[Server, Model]]
         yield server, model
 
 
-async def _backend(name: str, server: Server, model: Model) -> list[Part]:
+async def _backend(name: str, server: BenchServer, model: SlowModel) -> list[TablePart]:
     commands: list[Row] = []
     health: list[Row] = []
     for bomb in (IDLE, *BOMBS):
@@ -149,13 +149,15 @@ async def _backend(name: str, server: Server, model: Model) -> list[Part]:
             rows.append(Row(bomb, samples, peers=(IDLE,) if rows else ()))
     progress("")
     return [
-        Part(f"neighbours, {name}: a command beside a bomb of", commands),
-        Part(f"neighbours, {name}: /health beside a bomb of", health),
+        TablePart(f"neighbours, {name}: a command beside a bomb of", commands),
+        TablePart(f"neighbours, {name}: /health beside a bomb of", health),
     ]
 
 
-async def _beside(server: Server, model: Model, bomb: str) -> tuple[Sequence[float], list[float]]:
-    """How long the neighbour's commands took, and `/health`, beside a bomb or beside nothing."""
+async def _beside(
+    server: BenchServer, model: SlowModel, bomb: str
+) -> tuple[Sequence[float], list[float]]:
+    """Return the durations in ms of the neighbour's commands and of `/health`, beside `bomb`."""
     if bomb == IDLE:
         return await _neighbour(server, model)
     model.bomb_is_off.clear()
@@ -165,7 +167,7 @@ async def _beside(server: Server, model: Model, bomb: str) -> tuple[Sequence[flo
         return await _neighbour(server, model)
 
 
-async def _neighbour(server: Server, model: Model) -> tuple[Sequence[float], list[float]]:
+async def _neighbour(server: BenchServer, model: SlowModel) -> tuple[Sequence[float], list[float]]:
     model.begin()
     async with _watched(server) as health, _asked(server, NEIGHBOUR) as answer:
         try:
@@ -177,7 +179,7 @@ async def _neighbour(server: Server, model: Model) -> tuple[Sequence[float], lis
 
 
 @asynccontextmanager
-async def _asked(server: Server, name: str) -> AsyncIterator[asyncio.StreamReader]:
+async def _asked(server: BenchServer, name: str) -> AsyncIterator[asyncio.StreamReader]:
     """A request to that model; it is cancelled where it has no answer at the end of the block."""
     question = {"model": name, "messages": [{"role": "user", "content": f"{time.time_ns()}"}]}
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -189,8 +191,8 @@ async def _asked(server: Server, name: str) -> AsyncIterator[asyncio.StreamReade
 
 
 @asynccontextmanager
-async def _watched(server: Server) -> AsyncIterator[list[float]]:
-    """How long each answer of `/health` takes meanwhile, and the last one until the end."""
+async def _watched(server: BenchServer) -> AsyncIterator[list[float]]:
+    """Yield a list that collects the latency of each `/health` request during the block."""
     health: list[float] = []
     watching = asyncio.create_task(_watch(server, health))
     try:
@@ -201,7 +203,7 @@ async def _watched(server: Server) -> AsyncIterator[list[float]]:
             await watching
 
 
-async def _watch(server: Server, health: list[float]) -> None:
+async def _watch(server: BenchServer, health: list[float]) -> None:
     while True:
         began = time.perf_counter()
         try:
@@ -211,7 +213,7 @@ async def _watch(server: Server, health: list[float]) -> None:
         await asyncio.sleep(PAUSE_S)
 
 
-async def _bodies(plan: Plan) -> Part:
+async def _bodies(plan: Plan) -> TablePart:
     # The model in a process of its own: what it takes to decode a picture is no stall of ours.
     async with (
         model_backend() as model,
@@ -219,21 +221,21 @@ async def _bodies(plan: Plan) -> Part:
     ):
         rows = [row async for row in _stalls(server)]
     progress("")
-    return Part("bodies: the longest wait for /health while one is posted", rows)
+    return TablePart("bodies: the longest wait for /health while one is posted", rows)
 
 
-async def _stalls(server: Server) -> AsyncIterator[Row]:
+async def _stalls(server: BenchServer) -> AsyncIterator[Row]:
     for name, (begin, repeated, times, end) in BODIES.items():
-        body, worst, told = begin + repeated * times + end, [], ""
+        body, worst, status = begin + repeated * times + end, [], ""
         for number in range(POSTS):
             progress(f"neighbours: bodies, {name}, {number}")
             async with _watched(server) as health:
-                told = await _posted(server, body)
+                status = await _posted(server, body)
             worst.append(max(health))
-        yield Row(name, worst, "ms", STALL_MS, note=f"answered {told}")
+        yield Row(name, worst, "ms", STALL_MS, note=f"answered {status}")
 
 
-async def _posted(server: Server, body: bytes) -> str:
+async def _posted(server: BenchServer, body: bytes) -> str:
     """The status of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"

@@ -1,13 +1,13 @@
-"""How soon sandboxes are gone when the process that owns them is killed: it can do nothing."""
+"""Time until sandboxes are gone after their owner was killed by SIGKILL."""
 
 import signal
 from collections.abc import Mapping
 from functools import partial
 
 from bench.lenders import Stock, lender
-from bench.places import Place, places
-from bench.plan import Plan, Way, interleave
-from bench.table import Part, Row
+from bench.places import BenchBackend, places
+from bench.plan import Measurement, Plan, interleave
+from bench.table import Row, TablePart
 
 ROUNDS = 3
 SANDBOXES = 4
@@ -15,11 +15,13 @@ WORK = "sleep 600 </dev/null >/dev/null 2>&1 &"
 TARGET_S = 1
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Sandboxes with a program in the background, on each place in turn."""
     async with places(plan.image) as found:
-        ways: dict[str, Way] = {place.name: partial(_killed, plan, place) for place in found.found}
-        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), ways)
+        measurements: dict[str, Measurement] = {
+            place.name: partial(_killed, plan, place) for place in found.found
+        }
+        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), measurements)
     rows = []
     for place in found.found:
         worst = [max(measured[_left(place)])]
@@ -28,10 +30,10 @@ async def measure(plan: Plan) -> list[Part]:
             Row(_left(place), worst, "", 0, note="processes, containers, cgroups; the worst round"),
         ]
     title = f"owner: SIGKILLed, until its {SANDBOXES} sandboxes are gone"
-    return [Part(title, [*rows, *found.missing])]
+    return [TablePart(title, [*rows, *found.missing])]
 
 
-async def _killed(plan: Plan, place: Place) -> Mapping[str, float]:
+async def _killed(plan: Plan, place: BenchBackend) -> Mapping[str, float]:
     async with lender(plan.image, [Stock(place.kind)]) as host:
         await host.order("hold", kind=place.kind, count=SANDBOXES, command=WORK)
         ending = await host.end(signal.SIGKILL)
@@ -39,5 +41,5 @@ async def _killed(plan: Plan, place: Place) -> Mapping[str, float]:
         return {place.name: ending.seconds, _left(place): ending.left + host.cgroups()}
 
 
-def _left(place: Place) -> str:
+def _left(place: BenchBackend) -> str:
     return f"{place.name}: left after the next sweep"

@@ -1,4 +1,4 @@
-"""The isolated places of this machine that are ours: each backend."""
+"""The backends of this project that work on this machine."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -20,33 +20,33 @@ KINDS: tuple[Kind, ...] = ("docker", "bubblewrap")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Somewhere a sandbox can be."""
+class BenchBackend:
+    """A backend under test."""
 
     kind: Kind
     backend: Backend = field(compare=False)
 
     @property
     def name(self) -> str:
-        """As rows of tables call it."""
+        """The name in rows of tables."""
         return self.kind
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Those that work here, and why the others do not."""
+class BenchBackends:
+    """The working backends, and the reasons why the others do not work."""
 
-    found: list[Place]
+    found: list[BenchBackend]
     missing: list[Row]
 
     @property
     def kinds(self) -> list[Kind]:
-        """The backends that work."""
+        """The kinds of the working backends."""
         return [place.kind for place in self.found]
 
 
 def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
-    """A backend of this kind. Raises SandboxStartError."""
+    """Return a backend of this kind. Raises SandboxStartError."""
     makers: dict[Kind, Callable[[], Backend]] = {
         "docker": lambda: DockerBackend(image, state_dir=state_dir),
         "bubblewrap": lambda: BubblewrapBackend(state_dir=state_dir),
@@ -55,9 +55,9 @@ def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
 
 
 @asynccontextmanager
-async def places(image: str) -> AsyncIterator[Places]:
-    """Every backend, with a state directory of its own."""
-    found = Places([], [])
+async def places(image: str) -> AsyncIterator[BenchBackends]:
+    """Yield the working backends, in a temporary state directory."""
+    found = BenchBackends([], [])
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         for kind in KINDS:
             await _add(found, kind, image, Path(directory))
@@ -68,7 +68,7 @@ async def places(image: str) -> AsyncIterator[Places]:
                 await place.backend.aclose()
 
 
-async def _add(found: Places, kind: Kind, image: str, state_dir: Path) -> None:
+async def _add(found: BenchBackends, kind: Kind, image: str, state_dir: Path) -> None:
     async with AsyncExitStack() as undo:
         try:
             backend = make_backend(kind, image=image, state_dir=state_dir)
@@ -80,5 +80,5 @@ async def _add(found: Places, kind: Kind, image: str, state_dir: Path) -> None:
         except SandboxStartError as error:
             found.missing.append(Row(kind, note=str(error)))
         else:
-            found.found.append(Place(kind, backend))
+            found.found.append(BenchBackend(kind, backend))
             undo.pop_all()

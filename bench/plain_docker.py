@@ -63,7 +63,7 @@ class PlainDocker:
         await self._in_thread(_put, container, source, path)
 
     async def get(self, container: Container, path: str, target: Path) -> None:
-        """The same back."""
+        """Copy a file from the container to the host."""
         await self._in_thread(_get, container, path, target)
 
     async def remove(self, container: Container) -> None:

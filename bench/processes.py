@@ -1,4 +1,4 @@
-"""Processes of this host, as /proc tells of them."""
+"""Processes of this host, read from /proc."""
 
 import re
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 PARENT, STARTED = 1, 19
-"""Places in /proc/PID/stat after the command's name."""
+"""Indices into the fields of /proc/PID/stat after the command's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """One that no later process is mistaken for."""
+class HostProcess:
+    """A process, identified by its start time too, because pids are reused."""
 
     pid: int
     started: int
@@ -20,69 +20,69 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Its program's, or "" when it has ended."""
+        """The name of the program, or "" if the process has ended."""
         try:
             return (PROC / str(self.pid) / "comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
             return ""
 
 
-def alive(processes: Iterable[Process]) -> set[Process]:
-    """Those that have not ended."""
+def alive(processes: Iterable[HostProcess]) -> set[HostProcess]:
+    """Return the processes that have not ended."""
     return {each for each in processes if _is_alive(each)}
 
 
 class Family:
-    """All processes of one moment, by who started whom."""
+    """A snapshot of all processes and their parents."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
-        self._children: dict[int, list[Process]] = {}
-        self._all: dict[int, Process] = {}
+        self._children: dict[int, list[HostProcess]] = {}
+        self._all: dict[int, HostProcess] = {}
         for entry in PROC.iterdir():
             if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-                process = Process(int(entry.name), int(fields[STARTED]))
+                process = HostProcess(int(entry.name), int(fields[STARTED]))
                 self._all[process.pid] = process
                 self._parents[process.pid] = int(fields[PARENT])
                 self._children.setdefault(int(fields[PARENT]), []).append(process)
 
-    def parent(self, pid: int) -> Process:
-        """Raises KeyError for a process that had ended."""
+    def parent(self, pid: int) -> HostProcess:
+        """Return the parent. Raises KeyError if the process had ended."""
         return self._all[self._parents[pid]]
 
-    def children(self, pid: int) -> list[Process]:
-        """Those that it is the parent of."""
+    def children(self, pid: int) -> list[HostProcess]:
+        """Return the children of a process."""
         return self._children.get(pid, [])
 
-    def descent(self, process: Process) -> set[Process]:
-        """It, its children, and so on."""
-        found, left = set[Process](), [process]
+    def descent(self, process: HostProcess) -> set[HostProcess]:
+        """Return a process and all its descendants."""
+        found, left = set[HostProcess](), [process]
         while left:
             found.add(each := left.pop())
             left += self.children(each.pid)
         return found
 
-    def __getitem__(self, pid: int) -> Process:
+    def __getitem__(self, pid: int) -> HostProcess:
         return self._all[pid]
 
 
 def rss_mib(pid: int) -> float:
-    """Memory it holds."""
+    """Return the resident memory of a process."""
     return _status_kib(pid, "VmRSS") / 1024
 
 
 def peak_rss_mib(pid: int) -> float:
-    """The most it has held so far."""
+    """Return the peak of the resident memory of a process."""
     return _status_kib(pid, "VmHWM") / 1024
 
 
-def pss_mib(processes: Iterable[Process]) -> float:
-    """Memory they hold, what they share with others divided among all. Raises PermissionError."""
+def pss_mib(processes: Iterable[HostProcess]) -> float:
+    """Return the proportional memory (PSS) of the processes. Raises PermissionError."""
     return sum(_pss_kib(each.pid) for each in processes) / 1024
 
 
 def cgroup_mib(pid: int) -> float:
-    """Memory that its cgroup is charged with, files and the kernel's included.
+    """Return the memory charged to the cgroup of a process, including page cache and kernel memory.
 
     Raises LookupError.
     """
@@ -96,23 +96,23 @@ def cgroup_mib(pid: int) -> float:
 
 
 def available_mib() -> float:
-    """What the host could still give."""
+    """Return the available memory of the host."""
     text = (PROC / "meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) / 1024
 
 
 def open_files(pid: int) -> int:
-    """How many descriptors it has."""
+    """Return the number of open descriptors of a process."""
     return len(list((PROC / str(pid) / "fd").iterdir()))
 
 
-def _is_alive(process: Process) -> bool:
+def _is_alive(process: HostProcess) -> bool:
     fields = _stat(process.pid)
     return bool(fields) and int(fields[STARTED]) == process.started
 
 
 def _stat(pid: int) -> list[str]:
-    """What follows the command's name; nothing where it has ended, even if nobody has noticed."""
+    """Return the fields after the command's name; [] if the process has ended or is a zombie."""
     try:
         fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

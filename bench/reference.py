@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.backend import ANSWER
 from bench.runtimes import ENV, REFERENCE_PACKAGES
-from bench.servers import Server, process
+from bench.servers import BenchServer, process
 from bench.venvs import peer_python
 
 DRIVER = Path(__file__).parent / "peers" / "reference.py"
@@ -17,7 +17,7 @@ TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceServer:
     """One process; its imports, which it has paid by now, are in no figure."""
 
     stdin: asyncio.StreamWriter
@@ -38,7 +38,7 @@ class Reference:
 
 
 @asynccontextmanager
-async def reference(model: Server, script: str, image: str) -> AsyncIterator[Reference]:
+async def reference(model: BenchServer, script: str, image: str) -> AsyncIterator[ReferenceServer]:
     """For the length of the block; the model plays that script. Raises PeerMissingError."""
     python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
     async with process(
@@ -49,4 +49,4 @@ async def reference(model: Server, script: str, image: str) -> AsyncIterator[Ref
     ) as driver:
         assert driver.stdin
         assert driver.stdout
-        yield Reference(driver.stdin, driver.stdout)
+        yield ReferenceServer(driver.stdin, driver.stdout)

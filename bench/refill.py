@@ -1,11 +1,11 @@
-"""What a command feels of a pool that is being filled beside it, in the same process."""
+"""Latency of commands while a pool in the same process is refilled."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from bench.places import Place, places
-from bench.plan import Plan, Way, interleave, milliseconds
-from bench.table import Part, compared, figure, percentile
+from bench.places import BenchBackend, places
+from bench.plan import Measurement, Plan, interleave, milliseconds
+from bench.table import TablePart, compared, figure, percentile
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.pool.pool import Pool
@@ -20,11 +20,13 @@ RATIO = "refill: times as long"
 TARGET = 2
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every place."""
     async with places(plan.image) as found:
-        ways: dict[str, Way] = {place.name: partial(_both, place) for place in found.found}
-        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), ways)
+        measurements: dict[str, Measurement] = {
+            place.name: partial(_both, place) for place in found.found
+        }
+        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), measurements)
     names = [place.name for place in found.found]
     untargeted, targets = dict[str, float | None].fromkeys(names), dict.fromkeys(names, TARGET)
     return [
@@ -34,7 +36,7 @@ async def measure(plan: Plan) -> list[Part]:
     ]
 
 
-async def _both(place: Place) -> Mapping[str, float]:
+async def _both(place: BenchBackend) -> Mapping[str, float]:
     pool = Pool(place.backend, PoolSettings(min_ready=IDLE, max_sandboxes=IDLE + 1), [Isolation()])
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()

@@ -1,4 +1,4 @@
-"""What `:plain` costs: ours, the least relay on the same libraries, and the backend itself."""
+"""Cost of `:plain`: this proxy, a minimal relay on the same libraries, and the backend itself."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from bench.load import burst, post
-from bench.plan import Plan, Way, interleave
-from bench.servers import Server, free_port, model_backend, module, proxy, running
-from bench.table import Part, Row
+from bench.plan import Measurement, Plan, interleave
+from bench.servers import BenchServer, free_port, model_backend, module, proxy, running
+from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError, peer_python
 
 ROUNDS = 9
@@ -22,14 +22,14 @@ PATH = "/v1/chat/completions"
 COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
 """Requests in one round, by kind of answer and how many at once."""
 SLOW = 10
-"""What the counts of LiteLLM are divided by."""
+"""Divisor of the number of requests for LiteLLM, which is slow."""
 KEY = f"sk-{secrets.token_hex(16)}"
 """LiteLLM does not start without one."""
 LEAST_SHARE, TIMES_LITELLM = 0.7, 20
 ADDED_MS = 1.0
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every kind of answer, one and many at once."""
     async with AsyncExitStack() as opened:
         model = await opened.enter_async_context(model_backend())
@@ -47,15 +47,15 @@ async def measure(plan: Plan) -> list[Part]:
                 missing.append(Row(LITELLM, note=str(error).splitlines()[-1]))
         parts = []
         for shape in COUNTS:
-            ways: dict[str, Way] = {
+            measurements: dict[str, Measurement] = {
                 name: partial(_burst, name, server, shape) for name, server in servers.items()
             }
-            measured = await interleave(plan.rounds or ROUNDS, ways)
+            measured = await interleave(plan.rounds or ROUNDS, measurements)
             parts.append(_part(shape, measured, list(servers), missing))
     return parts
 
 
-async def _burst(name: str, server: Server, shape: tuple[str, int]) -> Mapping[str, float]:
+async def _burst(name: str, server: BenchServer, shape: tuple[str, int]) -> Mapping[str, float]:
     kind, at_once = shape
     body: dict[str, Any] = {
         "model": "bench:plain" if name == OURS else "bench",
@@ -82,7 +82,7 @@ def _part(
     measured: Mapping[str, list[float]],
     names: list[str],
     missing: list[Row],
-) -> Part:
+) -> TablePart:
     kind, at_once = shape
     others = tuple(name for name in names if name != OURS)
     bounds = [LEAST_SHARE * median(measured[LEAST])]
@@ -101,11 +101,11 @@ def _part(
         rows.append(Row(name, measured[name], "req/s"))
         if name != BACKEND:  # too little for the kernel's clock
             rows.append(Row(_cpu(name), measured[_cpu(name)], "CPU ms"))
-    return Part(f"relay: `:plain`, {kind}, {at_once} at once", [*rows, *missing])
+    return TablePart(f"relay: `:plain`, {kind}, {at_once} at once", [*rows, *missing])
 
 
 @asynccontextmanager
-async def _litellm(model: Server) -> AsyncIterator[Server]:
+async def _litellm(model: BenchServer) -> AsyncIterator[BenchServer]:
     python = await asyncio.to_thread(peer_python, "litellm", "litellm[proxy]==1.106.2")
     port = free_port()
     behind = {"model": "openai/bench", "api_base": model.base_url, "api_key": "none"}

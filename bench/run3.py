@@ -16,10 +16,10 @@ import httpx
 
 from bench.backend import ANSWER, THREE
 from bench.places import Kind, places
-from bench.plan import Plan, Way, interleave, repeated
-from bench.reference import Reference, reference
-from bench.servers import Server, model_backend, proxy
-from bench.table import Part, Row
+from bench.plan import Measurement, Plan, interleave, repeated
+from bench.reference import ReferenceServer, reference
+from bench.servers import BenchServer, model_backend, proxy
+from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError
 
 ROUNDS = 4
@@ -33,28 +33,28 @@ SETTLE_S = 0.5
 """A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every backend beside the reference."""
     async with AsyncExitStack() as opened:
         async with places(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for kind, (state, idle) in product(kinds, IDLE.items()):
             ours = proxy(model, sandbox=kind, image=plan.image, idle=idle)
             server = await opened.enter_async_context(ours)
             name = f"{kind}, {state}"
-            ways[name] = await opened.enter_async_context(_ours(name, server))
-        ways = repeated(OURS_PER_ROUND, ways)
+            measurements[name] = await opened.enter_async_context(_ours(name, server))
+        measurements = repeated(OURS_PER_ROUND, measurements)
         try:
             if "docker" in kinds and plan.peers:
                 peer = await opened.enter_async_context(reference(model, THREE, plan.image))
                 await peer.run()  # whether it works here at all
-                ways[PEER] = partial(_reference_run, peer)
+                measurements[PEER] = partial(_reference_run, peer)
         except (PeerMissingError, RuntimeError) as error:
             missing.append(Row(PEER, note=str(error).splitlines()[-1]))
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [
         Row(f"{kind}, {state}", measured[f"{kind}, {state}"], "s", target, (PEER, PEER_RETURNS))
         for kind, target in TARGETS_S.items()
@@ -62,11 +62,11 @@ async def measure(plan: Plan) -> list[Part]:
         if kind in kinds
     ]
     peers = [Row(name, measured[name], "s") for name in (PEER, PEER_RETURNS) if name in measured]
-    return [Part("run3: three turns through the whole proxy", [*rows, *peers, *missing])]
+    return [TablePart("run3: three turns through the whole proxy", [*rows, *peers, *missing])]
 
 
 @asynccontextmanager
-async def _ours(name: str, server: Server) -> AsyncIterator[Way]:
+async def _ours(name: str, server: BenchServer) -> AsyncIterator[Measurement]:
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
         yield partial(_ask, name, client)
 
@@ -84,6 +84,6 @@ async def _ask(name: str, client: httpx.AsyncClient) -> Mapping[str, float]:
     return {name: took_s}
 
 
-async def _reference_run(peer: Reference) -> Mapping[str, float]:
+async def _reference_run(peer: ReferenceServer) -> Mapping[str, float]:
     to_answer_s, returned_s = await peer.run()
     return {PEER: to_answer_s, PEER_RETURNS: returned_s}

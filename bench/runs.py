@@ -1,4 +1,4 @@
-"""How many runs of five turns there are in a minute, many clients asking at the same time.
+"""Throughput of runs of five turns with many concurrent clients.
 
 A round ends when the last sandbox is gone and the pool is as it was, so that each run has paid for
 the making and the end of one. The reference has a process for each run at once, and its imports are
@@ -18,10 +18,10 @@ from bench.load import burst, got
 from bench.loop import ANSWERED, ASKED
 from bench.places import Kind, places
 from bench.plain_docker import PlainDocker
-from bench.plan import Plan, Way, interleave
-from bench.reference import Reference, reference
-from bench.servers import POOL, Server, model_backend, proxy
-from bench.table import Part, Row
+from bench.plan import Measurement, Plan, interleave
+from bench.reference import ReferenceServer, reference
+from bench.servers import POOL, BenchServer, model_backend, proxy
+from bench.table import Row, TablePart
 from bench.venvs import PeerMissingError
 
 ROUNDS = 2
@@ -44,38 +44,38 @@ LOOK_S = 0.1
 POOL_STATE = r'^llm_sandbox_pool_sandboxes\{state="(\w+)"\} ([0-9.]+)$'
 
 
-async def measure(plan: Plan) -> list[Part]:
+async def measure(plan: Plan) -> list[TablePart]:
     """Every backend, with few clients and with many."""
     async with AsyncExitStack() as opened:
         async with places(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())
-        ways: dict[str, Way] = {}
+        measurements: dict[str, Measurement] = {}
         for kind in kinds:
             ours = proxy(model, sandbox=kind, image=plan.image)
             server = await opened.enter_async_context(ours)
             idle_mib = server.rss_mib()
             for at_once in AT_ONCE:
                 way = partial(_burst, kind, server, at_once, idle_mib)
-                ways[_runs(kind, at_once)] = way
+                measurements[_runs(kind, at_once)] = way
         if "docker" in kinds:
             plain = PlainDocker(plan.image)
             opened.callback(plain.close)
-            ways[ENGINE] = partial(_engine, plain)
+            measurements[ENGINE] = partial(_engine, plain)
         try:
             if "docker" in kinds and plan.peers:
                 peers = await opened.enter_async_context(_references(model, plan.image))
-                ways[REFERENCE] = partial(_reference, peers)
+                measurements[REFERENCE] = partial(_reference, peers)
         except (PeerMissingError, RuntimeError) as error:
             missing.append(Row(REFERENCE, note=str(error).splitlines()[-1]))
-        measured = await interleave(plan.rounds or ROUNDS, ways)
+        measured = await interleave(plan.rounds or ROUNDS, measurements)
     return [_part(at_once, kinds, measured, missing) for at_once in AT_ONCE]
 
 
 def _part(
     at_once: int, kinds: list[Kind], measured: Mapping[str, list[float]], missing: list[Row]
-) -> Part:
+) -> TablePart:
     rows = []
     for kind in kinds:
         name = _runs(kind, at_once)
@@ -88,7 +88,7 @@ def _part(
     peers = [
         Row(name, measured[name], "runs/min") for name in (ENGINE, REFERENCE) if name in measured
     ]
-    return Part(f"runs: five turns, {at_once} at once", [*rows, *peers, *missing])
+    return TablePart(f"runs: five turns, {at_once} at once", [*rows, *peers, *missing])
 
 
 def _target(kind: Kind, measured: Mapping[str, list[float]]) -> float | None:
@@ -112,7 +112,9 @@ def _mib(name: str) -> str:
     return f"{name}: memory beyond idle, for each"
 
 
-async def _burst(kind: Kind, server: Server, at_once: int, idle_mib: float) -> Mapping[str, float]:
+async def _burst(
+    kind: Kind, server: BenchServer, at_once: int, idle_mib: float
+) -> Mapping[str, float]:
     count, name = COUNTS[kind, at_once], _runs(kind, at_once)
     await settled(server)
     before_s, began, peak_mib = server.cpu_s(), time.perf_counter(), [0.0]
@@ -127,18 +129,18 @@ async def _burst(kind: Kind, server: Server, at_once: int, idle_mib: float) -> M
     }
 
 
-async def _watch(server: Server, mib: list[float]) -> None:
+async def _watch(server: BenchServer, mib: list[float]) -> None:
     while True:
         mib.append(server.rss_mib())
         await asyncio.sleep(LOOK_S)
 
 
-async def settled(server: Server) -> None:
+async def settled(server: BenchServer) -> None:
     """Until so many sandboxes are ready as are to be, and there is no other."""
     wanted = {"starting": 0, "idle": POOL.min_ready, "in_use": 0, "ending": 0}
     while True:
-        told = (await got(server.port, "/metrics")).decode()
-        states = re.findall(POOL_STATE, told, re.MULTILINE)
+        metrics = (await got(server.port, "/metrics")).decode()
+        states = re.findall(POOL_STATE, metrics, re.MULTILINE)
         if {state: float(number) for state, number in states} == wanted:
             return
         await asyncio.sleep(LOOK_S)
@@ -157,7 +159,7 @@ async def _engine(plain: PlainDocker) -> Mapping[str, float]:
 
 
 @asynccontextmanager
-async def _references(model: Server, image: str) -> AsyncIterator[list[Reference]]:
+async def _references(model: BenchServer, image: str) -> AsyncIterator[list[ReferenceServer]]:
     async with AsyncExitStack() as opened:
         peers = [
             await opened.enter_async_context(reference(model, FIVE, image))
@@ -167,7 +169,7 @@ async def _references(model: Server, image: str) -> AsyncIterator[list[Reference
         yield peers
 
 
-async def _reference(peers: list[Reference]) -> Mapping[str, float]:
+async def _reference(peers: list[ReferenceServer]) -> Mapping[str, float]:
     began = time.perf_counter()
     await asyncio.gather(*(peer.run() for peer in peers))
     return {REFERENCE: len(peers) * 60 / (time.perf_counter() - began)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Literal
 
-from bench.plan import Plan, Way
+from bench.plan import Measurement, Plan
 from bench.servers import process
 from bench.table import Row
 from bench.venvs import PeerMissingError, peer_python
@@ -23,10 +23,10 @@ Order = Literal["start", "exec", "put", "get", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What a peer's program needs, and how it is called."""
+    """The requirements and the command of a peer's program."""
 
     name: str
-    """As rows of tables call it."""
+    """The name in rows of tables."""
     venv: str
     requirements: tuple[str, ...]
     program: str
@@ -96,12 +96,12 @@ class Runtime:
         self._child.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         async with asyncio.timeout(ORDER_TIMEOUT_S):
             line = await self._child.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_line()}
         if "error" in answer:
             raise PeerMissingError(f"{answer['error']}"[:200])
         return float(answer["ms"])
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         assert self._words
         self._words.seek(0)
         lines = self._words.read().decode(errors="replace").strip().splitlines()
@@ -135,8 +135,8 @@ async def start(found: Sequence[Runtime]) -> None:
         await _attempt(runtime, work)
 
 
-def peer_ways(found: Sequence[Runtime], work: Work) -> dict[str, Way]:
-    """That work for each of them; who fails at it is left out from then on."""
+def peer_measurements(found: Sequence[Runtime], work: Work) -> dict[str, Measurement]:
+    """Return that work for each peer. A peer that fails is left out from then on."""
     return {runtime.name: partial(_attempt, runtime, work) for runtime in found}
 
 

@@ -1,10 +1,10 @@
-"""Sandboxes of ours: from a pool, and from none."""
+"""Sandboxes of this project, with and without a pool."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.places import Place
+from bench.places import BenchBackend
 from policies.isolation import Isolation
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool, PoolStats
@@ -14,7 +14,7 @@ POLL_S = 0.005
 
 
 @asynccontextmanager
-async def fresh_sandbox(place: Place) -> AsyncIterator[Sandbox]:
+async def fresh_sandbox(place: BenchBackend) -> AsyncIterator[Sandbox]:
     """A new one, from no pool."""
     sandbox = await start_sandbox(place.backend, Isolation())
     try:

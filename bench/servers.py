@@ -25,7 +25,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class BenchServer:
     """One that answers."""
 
     pid: int
@@ -49,7 +49,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has."""
+    """Return a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
     return port
@@ -64,7 +64,7 @@ async def process(
     stderr: int | IO[bytes] = asyncio.subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child of ours that ends with the block; `env` goes over our own environment."""
+    """Run a child process for the length of the block; `env` extends the environment."""
     child = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,
@@ -94,7 +94,7 @@ async def running(
     path: str,
     env: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[BenchServer]:
     """A server, once it answers at `path`. Raises RuntimeError when it does not."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as log:
@@ -106,11 +106,11 @@ async def running(
                     said = log.read().decode(errors="replace")[-2000:]
                     raise RuntimeError(f"{' '.join(command)} does not answer: {said}")
                 await asyncio.sleep(0.01)
-            yield Server(child.pid, port, time.perf_counter() - started)
+            yield BenchServer(child.pid, port, time.perf_counter() - started)
 
 
 @asynccontextmanager
-async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[Server]:
+async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[BenchServer]:
     """A server on the same libraries as ours: `python -m NAME PORT ARGUMENTS...`."""
     port = free_port()
     command = [sys.executable, "-m", name, str(port), *arguments]
@@ -118,22 +118,25 @@ async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIter
         yield server
 
 
-def model_backend() -> AbstractAsyncContextManager[Server]:
+def model_backend() -> AbstractAsyncContextManager[BenchServer]:
     """The language model that takes no time."""
     return module("bench.backend", path="/v1/models")
 
 
 @asynccontextmanager
 async def proxy(
-    model: Server,
+    model: BenchServer,
     *,
     sandbox: str,
     image: str,
     idle: int = POOL.min_ready,
     runtime: str | None = None,
     isolation: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Server]:
-    """Our own server as its command starts it, with `idle` sandboxes kept ready."""
+) -> AsyncIterator[BenchServer]:
+    """Run our own server as its command starts it, with `idle` sandboxes kept ready.
+
+    `runtime` is the Docker engine's runtime; `isolation` is that section of config.yaml.
+    """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {

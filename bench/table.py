@@ -1,4 +1,4 @@
-"""What was measured, and the one table it is printed as."""
+"""Measured values, and the table that shows them."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +17,15 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was measured, or the reason why it was not."""
+    """One measured quantity, or the reason why it was not measured."""
 
     what: str
     samples: Sequence[float] = ()
     unit: Unit = "ms"
     target: float | None = None
-    """At most this, at least this for a rate."""
+    """The target: an upper bound, or a lower bound for a rate."""
     peers: tuple[str, ...] = ()
-    """The rows of the same part that it is compared with, by name."""
+    """The names of the rows of the same part to compare with."""
     note: str = ""
 
     @property
@@ -33,14 +33,14 @@ class Row:
         return statistics.median(self.samples)
 
     def times_better_than(self, peer: "Row") -> float:
-        """How many of this one make up one of the other."""
+        """Return the ratio of the medians; above 1, this row is better."""
         if self.unit in RATES:
             return self.median / peer.median
         return peer.median / self.median if self.median else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TablePart:
     """Rows that were measured in turn, in one loop."""
 
     name: str
@@ -48,14 +48,14 @@ class Part:
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
-    """What so many percent of the samples do not exceed."""
+    """Return the value that `percent` percent of the samples do not exceed."""
     if len(samples) < 2:
         return samples[0]
     return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]
 
 
 def figure(name: str, quantity: str) -> str:
-    """What a loop that measures several things of everybody calls each: see `compared`."""
+    """Return the key of a quantity of one peer, for `compared`."""
     return f"{name}: {quantity}"
 
 
@@ -67,8 +67,8 @@ def compared(
     *,
     unit: Unit = "ms",
     missing: Iterable[Row] = (),
-) -> Part:
-    """One quantity of all who have it: ours, each with its target and its peers, then those."""
+) -> TablePart:
+    """Return one quantity as rows: those of this project with targets and peers, then the peers."""
 
     def samples(name: str) -> Sequence[float]:
         return measured.get(figure(name, quantity), ())
@@ -79,11 +79,11 @@ def compared(
     ]
     theirs = dict.fromkeys(name for each in ours for name in each.peers)
     rows = [*ours, *(Row(name, samples(name), unit) for name in theirs)]
-    return Part(quantity, [*(row for row in rows if row.samples), *missing])
+    return TablePart(quantity, [*(row for row in rows if row.samples), *missing])
 
 
-def render(parts: Iterable[Part]) -> str:
-    """The table."""
+def render(parts: Iterable[TablePart]) -> str:
+    """Return the table as text."""
     lines: list[tuple[str, ...]] = [HEADINGS]
     for part in parts:
         lines.append((part.name.upper(),))

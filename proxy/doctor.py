@@ -15,7 +15,7 @@ from proxy.errors import BackendError
 from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
-from sandbox_runtime.escape.context import Finding
+from sandbox_runtime.escape.context import EscapeFinding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
 from sandbox_runtime.escape.run import self_test as try_everything
 from sandbox_runtime.guest_sandbox import start_sandbox
@@ -106,7 +106,7 @@ async def require_sound(
         raise SandboxStartError(str(error)) from error
 
 
-def _require_walls(backend: str, findings: Sequence[Finding]) -> None:
+def _require_walls(backend: str, findings: Sequence[EscapeFinding]) -> None:
     if why := refusal(findings):
         raise SandboxStartError(f"{backend}: {why}")
     if why := untried(findings):
@@ -176,7 +176,7 @@ async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -
     start = partial(start_sandbox, backend)
     try:
         if self_test:
-            findings: list[Finding] = []
+            findings: list[EscapeFinding] = []
             await try_everything(start, isolation, findings.append)
             return [finding.check() for finding in findings]
         findings = await run_probes(start, isolation)

@@ -34,8 +34,8 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.streams import (
     MAX_RESET_STREAMS,
-    Connection,
     OnConnection,
+    ProgramConnection,
     ResetStreams,
     Stream,
 )
@@ -43,27 +43,28 @@ from sandbox_runtime.streams import (
 logger = logging.getLogger(__name__)
 
 _TOO_MANY_RESETS = (
-    f"more than {MAX_RESET_STREAMS} streams were reset, and it has not answered since"
+    f"more than {MAX_RESET_STREAMS} streams were reset, and the agent has not answered since"
 )
 MAX_REQUEST_BYTES = 64
 """The largest payload of an OPEN frame from the agent, which sends `{}`."""
 SILENCE_TIMEOUT_S = 10.0
-"""How long the agent may send nothing during an operation before the host sends a PING, and how
-long the agent may take to answer it."""
+"""Time without a frame from the agent during an operation after which the host sends a PING, and
+maximum time for the answer."""
 HOLD_BYTES = 1 << 16
-"""How many bytes at most are held back to be written together with the next data."""
+"""Maximum of the bytes that are held back to be written together with the next data."""
 MAX_WIDE_STREAMS = 32
-"""How many streams of one sandbox may have WINDOW_BYTES unread; all others may have
+"""Maximum number of streams of one sandbox that may have WINDOW_BYTES unread. All others may have
 FIRST_WINDOW_BYTES. With MAX_CONNECTIONS that is at most 16 MiB, and 16 KiB for each operation of
 the host."""
 READ_FRAMES = 4
 """The cost of each received piece of the byte stream, in frames."""
 TURN_FRAMES = 1024
-"""How many frames are processed before other tasks run: about 1.5 ms."""
+"""Number of frames that are processed before other tasks run: about 1.5 ms."""
 OPEN_FRAMES = 32
 """The cost of a new connection, which has a task, in frames."""
 KILL_TIMEOUT_S = 5.0
-"""How long the operations of a lost guest wait for its end before they raise SandboxLostError."""
+"""Maximum time that the operations of a lost guest wait for its end before they raise
+SandboxLostError."""
 
 
 class Channel:
@@ -82,7 +83,7 @@ class Channel:
         self._decoder = Decoder(MAX_REPORT_BYTES)
         self._held = b""
         """Bytes that are written together with the next data, because each write is expensive."""
-        self._streams: dict[int, Stream | Connection] = {}
+        self._streams: dict[int, Stream | ProgramConnection] = {}
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frames = 0
@@ -107,7 +108,7 @@ class Channel:
                 await self._hello.wait()
         except TimeoutError as error:
             await self.close()
-            reason = self.guest.diagnostics() or "it said nothing"
+            reason = self.guest.diagnostics() or "the agent sent nothing"
             raise SandboxStartError(
                 f"sandbox {self.guest.id} was not ready after {timeout_s:g} s: {reason}"
             ) from error
@@ -161,7 +162,7 @@ class Channel:
         """Stop counting a connection towards MAX_CONNECTIONS: both sides have sent EOF."""
         self._open_connections.discard(number)
 
-    def _reset_stream(self, number: int, stream: Stream | Connection) -> None:
+    def _reset_stream(self, number: int, stream: Stream | ProgramConnection) -> None:
         if self._held:  # drop what the stream still has to send
             held = Decoder(HOLD_BYTES).feed(self._held)
             self._held = b"".join(frame(*each) for each in held if each[0] != number)
@@ -210,7 +211,7 @@ class Channel:
         try:
             await self.guest.drain()
         except OSError as error:
-            self._mark_lost(f"its input is closed: {error}")
+            self._mark_lost(f"the agent's input is closed: {error}")
             raise self.lost_error() from error
 
     def _write(self, data: bytes, *, more: bool) -> None:
@@ -228,7 +229,7 @@ class Channel:
 
     async def close(self) -> None:
         """Kill the guest, even if the caller is cancelled. Safe to call twice."""
-        self._mark_lost("it was closed")
+        self._mark_lost("the sandbox was closed")
         if self._closing is None or self._closing.done():
             end = self._end(caller=asyncio.current_task())
             self._closing = asyncio.create_task(end, name=f"kill of {self.guest.id}")
@@ -255,8 +256,8 @@ class Channel:
         try:
             await self.guest.listen(self._on_data)
         except ProtocolError as error:
-            why = f"it broke the protocol: {error}"
-        self._mark_lost(why or self.guest.diagnostics() or "it ended")
+            why = f"the agent broke the protocol: {error}"
+        self._mark_lost(why or self.guest.diagnostics() or "the agent ended")
         with suppress(TimeoutError):
             async with asyncio.timeout(KILL_TIMEOUT_S):
                 await self.guest.kill()
@@ -333,7 +334,7 @@ class Channel:
         self._last_connection = number
         self._frames += OPEN_FRAMES
         self._watch_silence()
-        connection = self._streams[number] = Connection(self, number)
+        connection = self._streams[number] = ProgramConnection(self, number)
         self._open_connections.add(number)
         self._connections.add(connection)
 

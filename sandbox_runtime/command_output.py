@@ -135,7 +135,7 @@ class RetainedFiles:
     name: str | None
     """The common prefix of their paths; None if no output is kept."""
     left: int
-    """How many bytes may still be added."""
+    """Number of bytes that may still be added."""
 
     def path(self, stream: StreamName, reading: int, size: int) -> str:
         """Return the path of the file for a stream in one reading, or "" if `size`, the number of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.protocol import MAX_CONNECTIONS
-from sandbox_runtime.streams import Connection, OnConnection
+from sandbox_runtime.streams import OnConnection, ProgramConnection
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class ConnectionQueue:
         self._on_served = on_served
         self._on_connection: OnConnection | None = None
         self._rate = ConnectionRate()
-        self._waiting: dict[int, Connection] = {}
+        self._waiting: dict[int, ProgramConnection] = {}
         """Waiting connections by stream number, in the order in which they were opened."""
-        self._handlers: dict[asyncio.Task[None], Connection] = {}
+        self._handlers: dict[asyncio.Task[None], ProgramConnection] = {}
         self._serving: asyncio.Task[None] | None = None
         """Serves the waiting connections; ends when none is left."""
 
@@ -63,7 +63,7 @@ class ConnectionQueue:
         self._on_connection = on_connection
         self._rate = ConnectionRate()
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ProgramConnection) -> None:
         """Serve a connection now, or as soon as the rate allows."""
         if not self._waiting and not self._rate.wait_s(self._clock.time()):
             self._serve(connection)
@@ -95,7 +95,7 @@ class ConnectionQueue:
         finally:
             self._serving = None
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ProgramConnection) -> None:
         self._rate.take(self._clock.time())
         if self._on_connection is None or len(self._handlers) >= MAX_HANDLERS:
             connection.abort()

@@ -3,14 +3,14 @@
 SandboxError
 ├ SandboxStartError        the sandbox could not be started
 │ └ EngineMissingError     no Docker engine answers, or the engine does not have the image
-├ SandboxUnavailableError  no sandbox is free now; try again later
+├ NoFreeSandboxError       no sandbox is free now; try again later
 ├ SandboxLostError         a started sandbox cannot be used any more
 ├ JobMissingError          the sandbox has no job with that id
 └ SandboxFileError         a file operation was refused or failed
   ├ FileMissingError       nothing exists at the path
   ├ PathExistsError        something exists at the path already
   ├ NotARegularFileError   the path is a directory, link, FIFO, socket or device
-  ├ FileTooLargeError      the file is larger than the caller allows
+  ├ FileSizeLimitError     the file is larger than the caller allows
   └ FileTimeoutError       the operation exceeded its timeout
 
 A command that fails or times out raises none of these: its ExecResult has the exit code.
@@ -29,7 +29,7 @@ class EngineMissingError(SandboxStartError):
     """No Docker engine answers, or the engine does not have the image."""
 
 
-class SandboxUnavailableError(SandboxError):
+class NoFreeSandboxError(SandboxError):
     """No sandbox is free now; one may be after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -62,7 +62,7 @@ class NotARegularFileError(SandboxFileError):
     """The path is a directory, link, FIFO, socket or device."""
 
 
-class FileTooLargeError(SandboxFileError):
+class FileSizeLimitError(SandboxFileError):
     """The file is larger than the caller allows."""
 
 

@@ -22,8 +22,8 @@ from sandbox_runtime.command_output import (
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileSizeLimitError,
     FileTimeoutError,
-    FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
     PathExistsError,
@@ -54,14 +54,14 @@ from sandbox_runtime.streams import OnConnection, Stream
 
 START_TIMEOUT_S = 60.0
 REPORT_TIMEOUT_S = 4.0
-"""How long the report of a command may be late after its timeout; the agent needs about 0.7 s."""
+"""Maximum delay of a command's report after its timeout; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
 """The longest output of unpacking, which is a count of bytes."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "exists": PathExistsError,
     "not_regular": NotARegularFileError,
-    "too_large": FileTooLargeError,
+    "too_large": FileSizeLimitError,
 }
 Read = TypeVar("Read")
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
@@ -175,9 +175,9 @@ class GuestSandbox:
             request = {"op": "stop", "id": job_id}
             async with asyncio.timeout(REPORT_TIMEOUT_S), self._operation(request, None) as stream:
                 if await stream.receive():
-                    raise ProtocolError("it sent data that was not requested")
+                    raise ProtocolError("the agent sent data that was not requested")
         except TimeoutError:
-            await self._kill("it did not stop a job in time")
+            await self._kill("the agent did not stop a job in time")
         await self._checked(failure_in, stream)
 
     def _job(self, job_id: str) -> "_Job":
@@ -212,7 +212,7 @@ class GuestSandbox:
                     arrived = clock()
                     timeout.reschedule(None)  # the time spent in on_output does not count
                     if not await output.take(*piece):
-                        await self._kill("it sent more output than allowed")
+                        await self._kill("the agent sent more output than allowed")
                     deadline += clock() - arrived
                     timeout.reschedule(deadline)
         except TimeoutError:
@@ -261,7 +261,7 @@ class GuestSandbox:
                 await stream.send(data, more=True)
             await stream.finish_input()
             if await stream.receive():
-                raise ProtocolError("it sent data that was not requested")
+                raise ProtocolError("the agent sent data that was not requested")
         return await self._size(stream)
 
     async def get(
@@ -273,10 +273,10 @@ class GuestSandbox:
             while piece := await stream.receive():
                 received += len(piece[1])
                 if received > max_bytes:
-                    raise ProtocolError("it sent more of a file than was requested")
+                    raise ProtocolError("the agent sent more of a file than was requested")
                 await sink(piece[1])
         if await self._size(stream) != received:
-            await self._kill("it sent less of a file than it reports")
+            await self._kill("the agent sent less of a file than it reports")
         return received
 
     async def list(
@@ -306,7 +306,7 @@ class GuestSandbox:
             while piece := await stream.receive():
                 size += len(piece[1])
                 if size > max_bytes:
-                    raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
+                    raise FileSizeLimitError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
         # 1: a background process changed a file while tar read it.
         await self._raise_failure("packing the workspace", stream, accepted=(0, 1))
@@ -321,7 +321,7 @@ class GuestSandbox:
             while piece := await stream.receive():
                 printed += piece[1]
                 if len(printed) > MAX_COUNT_CHARS:
-                    raise ProtocolError("it sent more data than a count of bytes")
+                    raise ProtocolError("the agent sent more data than a count of bytes")
         await self._raise_failure("unpacking the workspace", stream, accepted=(0,))
         self._retention.add_restored(printed)
 

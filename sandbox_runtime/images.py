@@ -100,8 +100,8 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
     """
     result = await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none")
     if result.exit_code != 0:
-        said = (result.stderr.splitlines() or ["nothing"])[-1][:200]
-        return [Check("image", False, f"cannot be inspected: the shell failed with {said!r}")]
+        reason = (result.stderr.splitlines() or ["nothing"])[-1][:200]
+        return [Check("image", False, f"cannot be inspected: the shell failed with {reason!r}")]
     inside = _inside(result)
     lost_features = {name: f"missing: {loss}" for name, loss in {**PROGRAMS, **MODULES}.items()}
     lost_features |= {name: f"missing: {loss}" for name, (loss, _) in FILES.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sandbox_runtime.protocol import ProtocolError
-from sandbox_runtime.sandbox import Entry, StreamName
+from sandbox_runtime.sandbox import DirectoryEntry, StreamName
 
 MAX_NUMBER = 1e18
 """Larger than any real count of bytes or seconds. `value < MAX_NUMBER` also rejects NaN."""
@@ -18,9 +18,9 @@ MAX_LISTING_BYTES = 4 << 20
 """The agent's limit on a listing, without hashes. As text it may take four times as much memory,
 because one wide character makes all characters of a path wide."""
 HASH_BYTES = 68
-"""How many bytes a hash adds to an entry."""
+"""Number of bytes that a hash adds to an entry."""
 TURN_ENTRIES = 200
-"""How many entries are parsed before other tasks run: about 2 ms."""
+"""Number of entries that are parsed before other tasks run: about 2 ms."""
 MAX_PATH_BYTES = 4096
 """Linux's limit on paths; the agent leaves out longer ones."""
 MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
@@ -167,24 +167,24 @@ class ListingReader:
         self._bytes_left = MAX_LISTING_BYTES + HASH_BYTES * max_entries
         self._line = b""
         """The last line, which is not complete yet."""
-        self._entries: list[Entry] = []
+        self._entries: list[DirectoryEntry] = []
 
     async def feed(self, data: bytes) -> None:
         """Parse the lines that `data` completes, a few in each turn of the event loop. Raises
         ProtocolError."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            raise ProtocolError("it sent an endless listing")
+            raise ProtocolError("the agent sent an endless listing")
         if len(self._entries) + data.count(b"\n") > self._max_entries:
             raise self._too_many()
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > MAX_LINE_BYTES:
-            raise ProtocolError("it sent a malformed listing: a line has no end")
+            raise ProtocolError("the agent sent a malformed listing: a line has no end")
         for start in range(0, len(lines), TURN_ENTRIES):
             self._entries += map(_entry, lines[start : start + TURN_ENTRIES])
             await asyncio.sleep(0)
 
-    def finish(self) -> tuple[Entry, ...]:
+    def finish(self) -> tuple[DirectoryEntry, ...]:
         """Return all entries, sorted by path. Raises ProtocolError."""
         if self._line:
             self._entries.append(_entry(self._line))
@@ -194,11 +194,11 @@ class ListingReader:
 
     def _too_many(self) -> ProtocolError:
         return ProtocolError(
-            f"it sent a malformed listing: more than the {self._max_entries} entries asked for"
+            f"the agent sent a malformed listing: more than {self._max_entries} entries"
         )
 
 
-def _entry(line: bytes) -> Entry:
+def _entry(line: bytes) -> DirectoryEntry:
     """Parse one line of a listing. Raises ProtocolError."""
     if len(line) <= MAX_LINE_BYTES:
         try:
@@ -211,10 +211,10 @@ def _entry(line: bytes) -> Entry:
             ):
                 match rest:
                     case []:
-                        return Entry(path, kind, size)
+                        return DirectoryEntry(path, kind, size)
                     case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
-                        return Entry(path, kind, size, digest)
-    raise ProtocolError(f"it sent a malformed listing: {line[:80]!r}")
+                        return DirectoryEntry(path, kind, size, digest)
+    raise ProtocolError(f"the agent sent a malformed listing: {line[:80]!r}")
 
 
 def _is_path(path: str) -> bool:

@@ -26,7 +26,7 @@ TRANSFER_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class OutputCap:
-    """How much of each output stream is returned: half from its start and half from its end."""
+    """Limits of the returned part of each output stream: half from its start, half from its end."""
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
@@ -34,7 +34,7 @@ class OutputCap:
     """A directory inside the sandbox where the full output of a truncated stream is kept; None: it
     is not kept."""
     max_kept_bytes: int = 4 << 20
-    """How many bytes of one command's output are kept there."""
+    """Maximum number of bytes of one command's output that are kept there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ExecResult:
     stderr: str
     timed_out: bool
     truncated: bool
-    """Whether either stream exceeded the cap."""
+    """True if either stream exceeded the cap."""
     duration_s: float
     stdout_bytes: int
     """Bytes that the command wrote, including those left out."""
@@ -67,10 +67,10 @@ class ExecResult:
     pids_refused: int = 0
     """Processes and threads that could not be created during the command: too many existed."""
     running: bool = False
-    """Whether the command still runs, as a job. The result then has no exit code yet, and only the
+    """True if the command still runs, as a job. The result then has no exit code yet, and only the
     output since the last call."""
     waiting: bool = False
-    """Whether the job waits for input on its terminal."""
+    """True if the job waits for input on its terminal."""
     job_id: str = ""
     """The id for `wait` and `stop` while the command runs."""
     stdout_file: str = ""
@@ -80,7 +80,7 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """An entry of a directory. A link has the kind `other` and is never followed."""
 
     path: str
@@ -105,7 +105,7 @@ class HashLimits:
 class Listing:
     """The entries below a directory, sorted by path; `truncated` if some are left out."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[DirectoryEntry, ...]
     truncated: bool
 
 
@@ -195,7 +195,7 @@ class Sandbox(Protocol):
         """Send the bytes of a regular file to `sink` and return how many there were.
 
         Raises FileMissingError, NotARegularFileError (also for a link, which is never followed)
-        and FileTooLargeError (`sink` may have received up to `max_bytes` by then).
+        and FileSizeLimitError (`sink` may have received up to `max_bytes` by then).
         """
 
     async def list(
@@ -216,8 +216,10 @@ class Sandbox(Protocol):
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         """Send the working directory to `sink` as a tar archive and return its size.
 
-        The archive is untrusted: only `restore` may read it, inside a sandbox. Raises
-        FileTooLargeError (`sink` may have received up to `max_bytes` by then) and SandboxFileError.
+        The archive is untrusted: only `restore` may read it, inside a sandbox.
+
+        Raises FileSizeLimitError (`sink` may have received up to `max_bytes` by then) and
+        SandboxFileError.
         """
 
     async def restore(self, source: AsyncIterable[bytes]) -> None:
@@ -234,7 +236,7 @@ class Lease(Protocol):
         """Wait until the sandbox is ready and return it. All calls return the same sandbox; once it
         is lost, they return a new one.
 
-        Raises SandboxStartError and SandboxUnavailableError.
+        Raises SandboxStartError and NoFreeSandboxError.
         """
 
 

@@ -1,6 +1,8 @@
-"""The streams of a channel, flow-controlled in both directions. A `Stream` is an operation of the
-host, a `Connection` was opened by a program inside, and `ResetStreams` are streams that the host
-has reset."""
+"""The streams of a channel, flow-controlled in both directions.
+
+A `Stream` is an operation of the host. A `ProgramConnection` was opened by a program inside.
+`ResetStreams` holds the streams that the host has reset.
+"""
 
 import asyncio
 import itertools
@@ -198,7 +200,7 @@ class Stream(_FlowControl):
         return kind == END
 
 
-class Connection(_FlowControl):
+class ProgramConnection(_FlowControl):
     """A byte stream that a program inside has opened."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
@@ -272,7 +274,7 @@ def _translate_loss() -> Iterator[None]:
         raise ConnectionResetError(str(error)) from error
 
 
-OnConnection = Callable[[Connection], Awaitable[None]]
+OnConnection = Callable[[ProgramConnection], Awaitable[None]]
 """Handles one connection, in a task of its own."""
 
 
@@ -284,7 +286,7 @@ class ResetStreams:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[int, tuple[int, Stream | Connection]] = {}
+        self._streams: dict[int, tuple[int, Stream | ProgramConnection]] = {}
         """By stream number, in the order of the RESETs: the count of the RESET, and the stream."""
         self._resets = 0
         self._pings: deque[int] = deque()
@@ -296,7 +298,7 @@ class ResetStreams:
     def __contains__(self, number: int) -> bool:
         return number in self._streams
 
-    def add(self, number: int, stream: Stream | Connection) -> bool:
+    def add(self, number: int, stream: Stream | ProgramConnection) -> bool:
         """Add a stream whose RESET has been sent; return whether a PING is due."""
         stream.mark_reset()
         self._resets += 1

@@ -1,9 +1,9 @@
-"""What every test shares."""
+"""Settings and fixtures of all tests."""
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A machine that is busy is slow at making examples too, which says nothing of the code.
+# A busy machine generates examples slowly, which is no fault of the code.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 

@@ -33,7 +33,7 @@ from proxy.profiles import build_profiles, profile_table
 from proxy.schemas.chat_parameters import PARAMETERS
 from proxy.schemas.steps import StepEventRenderer
 from sandbox_runtime.egress.decision import Decision
-from tests.fakes.server import join, open_sandboxes, serve
+from tests.fakes.server import make_services, open_sandboxes, serve
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_table_of_profiles_is_that_of_the_command() -> None:
 async def test_client_example_gets_its_answer_and_files(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     async with open_sandboxes("bubblewrap", tmp_path) as sandboxes:
-        services = join(ScriptedModel.from_yaml(SCRIPT), sandboxes, tmp_path)
+        services = make_services(ScriptedModel.from_yaml(SCRIPT), sandboxes, tmp_path)
         async with serve(services) as url:
             here = program.replace("http://127.0.0.1:8080", url) + "\nclient.close()\n"
             printed = StringIO()

@@ -1,1 +1,1 @@
-"""Programs that are measured beside ours, each run in a process of its own."""
+"""Peers: other programs that are measured too, each in a process of its own."""

@@ -1,4 +1,4 @@
-"""What all programs that drive a peer's sandbox have in common: orders in, stopwatch readings out.
+"""The main loop of all programs that drive a peer's sandbox: reads orders, prints durations.
 
 Each runs with the Python of its peer's own virtualenv, from the root of this repository. One line
 of JSON on standard input is one order, and is answered by one line: how long it took, or why it
@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 from typing import Any, Protocol
 
 
-class Sandbox(Protocol):
+class PeerSandbox(Protocol):
     """A peer's sandbox; any exception is the answer to the order that caused it."""
 
     def start(self) -> None:
@@ -32,7 +32,7 @@ class Sandbox(Protocol):
         """Remove it."""
 
 
-def serve(sandbox: Sandbox) -> None:
+def serve(sandbox: PeerSandbox) -> None:
     """Follow orders until there are none; then nothing of the sandbox is left."""
     running = False
     # Told to end in the middle of an order, it shall still remove its sandbox.
@@ -48,7 +48,7 @@ def serve(sandbox: Sandbox) -> None:
             sandbox.stop()
 
 
-def _follow(sandbox: Sandbox, do: str, **arguments: str) -> dict[str, Any]:
+def _follow(sandbox: PeerSandbox, do: str, **arguments: str) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         with redirect_stdout(sys.stderr):

@@ -52,8 +52,10 @@ async def chat(request: Request) -> Response:
                 if call["function"]["name"] == "submit":
                     answer = await _read(sandbox, ANSWER_FILES[0])
                 else:
-                    told = await _act(sandbox, json.loads(call["function"]["arguments"]))
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
+                    observation = await _act(sandbox, json.loads(call["function"]["arguments"]))
+                    messages.append(
+                        {"role": "tool", "tool_call_id": call["id"], "content": observation}
+                    )
     said = {"role": "assistant", "content": answer}
     return Response(json.dumps(completion(said, "stop")), media_type="application/json")
 

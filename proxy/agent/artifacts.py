@@ -23,7 +23,7 @@ from proxy.agent.guard import Guard
 from proxy.agent.result import Artifact, RunWarning
 from proxy.agent.task import AgentTask, ArtifactStore, InputFile
 from sandbox_runtime.errors import FileTimeoutError, SandboxFileError, SandboxLostError
-from sandbox_runtime.sandbox import LIST_TIMEOUT_S, Entry, HashLimits, Listing, Sandbox
+from sandbox_runtime.sandbox import LIST_TIMEOUT_S, DirectoryEntry, HashLimits, Listing, Sandbox
 
 REMOVE_TIMEOUT_S = 10.0
 LINK_LISTING_S = 10.0
@@ -228,5 +228,5 @@ async def _listing(sandbox: Sandbox, hashes: HashLimits | None, seconds: float) 
         return Listing((), truncated=False)
 
 
-def _contents(entry: Entry) -> SavedFile:
+def _contents(entry: DirectoryEntry) -> SavedFile:
     return SavedFile(entry.bytes, entry.sha256)

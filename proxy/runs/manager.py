@@ -388,6 +388,6 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
 
 
 def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
-    if isinstance(error, errors.SandboxUnavailableError):
+    if isinstance(error, errors.NoFreeSandboxError):
         return SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
     return SandboxUnavailableError(str(error))

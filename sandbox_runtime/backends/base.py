@@ -21,7 +21,7 @@ may have kept some of the bytes. It raises ProtocolError for bytes that break th
 
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
-    """How often a sandbox has hit its limits since its start."""
+    """Counts of the limits that a sandbox has hit since its start."""
 
     oom_kills: int = 0
     """Processes that were killed because memory ran out."""

@@ -230,8 +230,8 @@ class BubblewrapBackend:
         finally:
             await guest.kill()
         if not printed:
-            said = (guest.diagnostics().splitlines() or ["it said nothing"])[-1]
-            return [Check("trial", False, f"no sandbox starts: {said} ({diagnose()})")]
+            reason = (guest.diagnostics().splitlines() or ["no error output"])[-1]
+            return [Check("trial", False, f"no sandbox starts: {reason} ({diagnose()})")]
         return [Check("trial", True, "a sandbox starts"), *isolation_checks(printed)]
 
 

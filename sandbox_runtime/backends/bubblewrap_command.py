@@ -102,7 +102,7 @@ class BwrapCommand:
     mounts: int
     """A file descriptor with the output of `mount_table`."""
     has_own_root: bool
-    """Whether the sandbox has its own root file system, with the current directory of the command
+    """True if the sandbox has its own root file system, with the current directory of the command
     as its lower directory. Otherwise it has the host's /usr."""
     seccomp: int
     """A file descriptor with the system call filter."""

@@ -10,15 +10,15 @@ from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.protocol import ProtocolError
 
 _EARLY_BYTES = 1 << 20
-"""How much is buffered until `listen` is called."""
+"""Maximum of the bytes that are buffered until `listen` is called."""
 _TURN_BYTES = 32 << 10
-"""How much the callback gets in one call; after each call it may request a pause."""
+"""Maximum of the bytes that the callback gets in one call. It may request a pause after each."""
 _MAX_UNREAD_BYTES = 256 << 10
-"""How much `write_control` may queue while the peer does not read."""
+"""Maximum of the bytes that `write_control` queues while the peer does not read."""
 TAIL_BYTES = 4096
 """The end of an agent's standard error that is kept for error messages."""
 MAX_STDERR_BYTES = 1 << 20
-"""How much an agent may write to standard error in its lifetime; it uses it only for errors."""
+"""Maximum of the bytes that an agent may write to standard error, where it reports only errors."""
 
 
 class StderrTail:

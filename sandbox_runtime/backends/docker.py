@@ -32,7 +32,7 @@ from sandbox_runtime.backends.docker_engine import (
     DockerEngine,
     EngineError,
     EngineJson,
-    NotFoundError,
+    EngineNotFoundError,
 )
 from sandbox_runtime.backends.docker_guest import DockerGuest, RunscProcesses
 from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX, guest_user, new_host_uid
@@ -236,7 +236,7 @@ class DockerBackend:
     async def _check_image(self) -> Check:
         try:
             image = await self._inspect_image()
-        except NotFoundError:
+        except EngineNotFoundError:
             return Check("docker image", False, f"{self._image!r} is missing: {GET_IMAGE}")
         try:
             agent_program(image.machine)

@@ -22,18 +22,20 @@ from sandbox_runtime.backends.docker_container import (
     agent_mount,
 )
 from sandbox_runtime.backends.docker_engine import (
-    ConflictError,
     DockerEngine,
+    EngineConflictError,
     EngineError,
-    NotFoundError,
+    EngineNotFoundError,
 )
 
 _NAME = "llm-sandbox-proxy-agent"
 _AGENT, _MODE = Path(AGENT_PATH).name, 0o755
 LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.1
-"""How long another proxy may hold the lock of a volume, and the pause between attempts."""
+"""Maximum time to wait for another proxy that holds the lock of a volume, and the pause between
+attempts."""
 MAX_LOCK_HOLDERS = 10
-"""How many other proxies may hold the lock, each for LOCK_TIMEOUT_S, before this one gives up."""
+"""Number of other proxies that may hold the lock in turn, each for LOCK_TIMEOUT_S, before this one
+fails."""
 
 
 class AgentVolumes:
@@ -92,7 +94,7 @@ class AgentVolumes:
         }
         holder, held_s = "", 0.0
         for _ in range(math.ceil(MAX_LOCK_HOLDERS * self._lock_timeout_s / LOCK_RETRY_S)):
-            with contextlib.suppress(ConflictError):  # another proxy holds it
+            with contextlib.suppress(EngineConflictError):  # another proxy holds it
                 return await self._engine.create(name, config)
             found = await self._id(name)
             if found != holder:
@@ -107,7 +109,7 @@ class AgentVolumes:
         """Return the id of the container with a name, or "" if there is none."""
         try:
             return str((await self._engine.container(name))["Id"])
-        except NotFoundError:
+        except EngineNotFoundError:
             return ""
 
     async def _has_program(self, container: str, program: bytes) -> bool:

@@ -34,11 +34,11 @@ class EngineInfo:
     limits_block_io: bool
     cgroup_version: str
     may_have_quota: bool
-    """Whether the storage driver may support disk limits; only an attempt shows it."""
+    """True if the storage driver may support disk limits; only an attempt shows it."""
     directory: Path | None
     """The engine's data directory, if it is on this host."""
     has_host_uids: bool
-    """Whether the uids of containers are host uids, so that HOST_UIDS can be used."""
+    """True if the uids of containers are host uids, so that HOST_UIDS can be used."""
 
 
 def engine_info(answer: EngineJson, url: str) -> EngineInfo:

@@ -86,7 +86,7 @@ class ContainerSpec:
     host_uid: int | None = None
     """The uid and gid of its programs; None: those of the isolation's level."""
     quota: bool = False
-    """Whether the storage driver limits the disk."""
+    """True if the storage driver limits the disk."""
     disk_device: str | None = None
     """The block device of the engine's data directory, if its I/O can be limited."""
 

@@ -30,9 +30,9 @@ _MAX_REST_S = 3.0
 """The watch rests _REST_FACTOR times as long as it has measured, but at most _MAX_REST_S: a sandbox
 that makes its measurement slow must not gain time by it."""
 _ROUND_S = 0.5
-"""How long a round measures; the remaining sandboxes are measured in the next round."""
+"""Maximum duration of a round. The remaining sandboxes are measured in the next round."""
 _RESERVE_BYTES = 1 << 30
-"""How much of the host's disk is kept free, if necessary by stopping sandboxes."""
+"""Part of the host's disk that is kept free, if necessary by stopping sandboxes."""
 _FULL_ROUND_CHECKS = 8
 """If the disk changes, all sandboxes are measured once in so many checks, because space that one
 sandbox frees hides what another writes at the same time."""

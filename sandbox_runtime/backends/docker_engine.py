@@ -55,11 +55,11 @@ class EngineError(Exception):
         self.status = status
 
 
-class NotFoundError(EngineError):
+class EngineNotFoundError(EngineError):
     """The engine has no such container, image or volume."""
 
 
-class ConflictError(EngineError):
+class EngineConflictError(EngineError):
     """The name exists already, or the engine is already performing the operation."""
 
 
@@ -161,11 +161,11 @@ class DockerEngine:
 
     async def remove(self, name: str) -> None:
         """Kill and remove a container, if it exists."""
-        with contextlib.suppress(NotFoundError):
+        with contextlib.suppress(EngineNotFoundError):
             try:
                 force = {"force": "1", "v": "1"}
                 await self._call("DELETE", f"containers/{name}", params=force)
-            except ConflictError:  # the engine is already removing it
+            except EngineConflictError:  # the engine is already removing it
                 gone = {"condition": "removed"}
                 await self._call("POST", f"containers/{name}/wait", params=gone)
 
@@ -213,7 +213,7 @@ class DockerEngine:
         url, params = f"containers/{container}/archive", {"path": path}
         try:
             return await self._call("GET", url, params=params, max_bytes=max_bytes)
-        except NotFoundError:
+        except EngineNotFoundError:
             return b""
 
     async def put(self, container: str, directory: str, tar: bytes) -> None:
@@ -274,7 +274,7 @@ class DockerEngine:
         except aiohttp.ClientError as error:
             raise EngineError(str(error)) from error
         if answer.status >= 400:
-            kinds = {404: NotFoundError, 409: ConflictError}
+            kinds = {404: EngineNotFoundError, 409: EngineConflictError}
             kind = kinds.get(answer.status, EngineError)
             raise kind(_reason(bytes(content), answer.status), answer.status)
         return bytes(content)

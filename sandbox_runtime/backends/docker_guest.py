@@ -20,7 +20,7 @@ from sandbox_runtime.backends.docker_engine import (
     AttachStream,
     DockerEngine,
     EngineError,
-    NotFoundError,
+    EngineNotFoundError,
 )
 from sandbox_runtime.errors import SandboxStartError
 
@@ -81,7 +81,7 @@ class DockerGuest:
         await asyncio.shield(self._start_removal())
 
     def stop(self, why: str) -> None:
-        """Kill it without waiting; `last_words` will include the reason."""
+        """Kill it without waiting; `diagnostics` will include the reason."""
         self._cause = self._cause or why
         self._start_removal()
 
@@ -129,7 +129,7 @@ class DockerGuest:
         with anyio.move_on_after(_CAUSE_WAIT_S):
             try:
                 code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)
-            except NotFoundError:  # removed already: the agent has ended or was killed
+            except EngineNotFoundError:  # removed already: the agent has ended or was killed
                 return await self._killed_by("")
             except EngineError as error:
                 return f"the engine closed the connection: {error}"

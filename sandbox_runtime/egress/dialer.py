@@ -25,7 +25,7 @@ _MAX_ADDRESSES = 4
 _LOOKUP_S = 10.0
 """The timeout of one lookup; the caller's timeout is usually shorter."""
 _OTHER_FAMILY_S = 1.0
-"""How long a lookup with the addresses of one family waits for those of the other."""
+"""Maximum time that a lookup with the addresses of one family waits for those of the other."""
 _MAX_RECORDS = 16
 """Records of one family that are read of an answer."""
 HOSTS, RESOLV_CONF = Path("/etc/hosts"), Path("/etc/resolv.conf")

@@ -42,7 +42,7 @@ from sandbox_runtime.egress.relay import PIECE_BYTES, Relay
 from sandbox_runtime.egress.tls_tunnel import ACCESS_DENIED, tunnel
 
 _CALLBACK_S = 5.0
-"""How long the gateway waits for `on_decision`."""
+"""Maximum time that the gateway waits for `on_decision`."""
 
 
 class EgressGateways:

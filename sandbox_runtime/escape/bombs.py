@@ -13,7 +13,7 @@ _MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 
 _MANY_FILES = 20_000
 _MANY_INOTIFY = 1024
 _MANY_MIB_PER_S = 48
-"""What the programs take if nothing stops them."""
+"""Resources that the programs use up if nothing stops them."""
 
 _FORKS = f"""
 import os, signal

@@ -1,6 +1,5 @@
-"""The types of all attempts to escape from a sandbox (Probe, Attack, Finding), and EscapeContext,
-which starts the sandboxes.
-"""
+"""The types of all attempts to escape from a sandbox (Probe, Attack, EscapeFinding), and
+EscapeContext, which starts the sandboxes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -92,7 +91,7 @@ class Probe:
     name: str
     boundary: Boundary
     tries: str
-    """What the attempt does, in one sentence."""
+    """The attempt in one sentence."""
     own_kernel_holds: bool
     """True if a kernel of the sandbox's own (gVisor) makes the attempt harmless."""
 
@@ -116,7 +115,7 @@ class Attack:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EscapeFinding:
     """The result of one attempt."""
 
     probe: str

@@ -53,7 +53,7 @@ _FLOOD_BYTES = 64 << 20
 _FLOOD_CAP = OutputCap(max_bytes=64 << 10, max_lines=1000)
 _FLOOD = f"head -c {_FLOOD_BYTES} /dev/zero | tee /dev/stderr"
 _HOST_BYTES = 64 << 20
-"""How much the proxy's memory may grow during the flood."""
+"""Maximum growth of the proxy's memory during the flood."""
 
 
 async def _forged_frames(context: EscapeContext) -> str | None:

@@ -20,7 +20,7 @@ from sandbox_runtime.escape.context import (
     Boundary,
     DisturbedError,
     EscapeContext,
-    Finding,
+    EscapeFinding,
     NotTriedError,
     Probe,
     Start,
@@ -95,7 +95,7 @@ ATTACKS: tuple[Attack, ...] = (
 )
 
 
-async def run_probes(start: Start, isolation: Isolation) -> list[Finding]:
+async def run_probes(start: Start, isolation: Isolation) -> list[EscapeFinding]:
     """Start a sandbox and run the probes in it, which takes little longer than the start.
 
     Raises SandboxError if no sandbox starts.
@@ -107,7 +107,7 @@ async def run_probes(start: Start, isolation: Isolation) -> list[Finding]:
         await sandbox.close()
 
 
-async def run_batch(sandbox: Sandbox) -> list[Finding]:
+async def run_batch(sandbox: Sandbox) -> list[EscapeFinding]:
     """Run the probes in a running sandbox. Raises SandboxLostError."""
     result = await _run(sandbox, [module.__name__ for module, _, _ in _MODULES])
     lines = _parse_lines(result)
@@ -117,7 +117,7 @@ async def run_batch(sandbox: Sandbox) -> list[Finding]:
     return [_finding(probe, by_name.get(probe.name, missing), own_kernel) for probe in PROBES]
 
 
-async def run_attack(context: EscapeContext, attack: Attack) -> Finding:
+async def run_attack(context: EscapeContext, attack: Attack) -> EscapeFinding:
     """Make one attack and return its finding."""
     verdict: Verdict = "held"
     try:
@@ -131,10 +131,12 @@ async def run_attack(context: EscapeContext, attack: Attack) -> Finding:
         verdict, found = "open", f"it did not end within {attack.timeout_s:g} s"
     except (SandboxError, NotTriedError) as error:
         verdict, found = "not tried", f"{type(error).__name__}: {error}"
-    return Finding(attack.name, attack.boundary, verdict, _printable(found or ""))
+    return EscapeFinding(attack.name, attack.boundary, verdict, _printable(found or ""))
 
 
-async def self_test(start: Start, isolation: Isolation, tell: Callable[[Finding], None]) -> None:
+async def self_test(
+    start: Start, isolation: Isolation, tell: Callable[[EscapeFinding], None]
+) -> None:
     """Run all probes and attacks, which takes half a minute, and call `tell` with each finding.
 
     Raises SandboxError if no sandbox starts.
@@ -149,7 +151,7 @@ async def self_test(start: Start, isolation: Isolation, tell: Callable[[Finding]
         await context.aclose()
 
 
-def refusal(findings: Sequence[Finding]) -> str | None:
+def refusal(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why a server must not use this backend, or None.
 
     A probe that could not be tried is a reason too, unless none could: an image without python3 has
@@ -162,7 +164,7 @@ def refusal(findings: Sequence[Finding]) -> str | None:
     return f"the isolation does not hold: {words}"
 
 
-def untried(findings: Sequence[Finding]) -> str | None:
+def untried(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why no probe could be tried at all, or None if one was."""
     if findings and all(finding.verdict == "not tried" for finding in findings):
         return f"the isolation could not be tested: {findings[0].detail}"
@@ -220,12 +222,12 @@ def _why_missing(result: ExecResult) -> str:
     return f"python3 exited with {result.exit_code}: {last[:_MAX_DETAIL_CHARS]!r}"
 
 
-def _finding(probe: Probe, line: dict[str, str], own_kernel: bool) -> Finding:
+def _finding(probe: Probe, line: dict[str, str], own_kernel: bool) -> EscapeFinding:
     verdict = _VERDICTS.get(line.get("verdict", ""), "not tried")
     detail = _printable(line.get("detail", ""))
     if verdict == "open" and own_kernel and probe.own_kernel_holds:
         verdict, detail = "held", f"{detail}, in the sandbox's own kernel"
-    return Finding(probe.name, probe.boundary, verdict, detail)
+    return EscapeFinding(probe.name, probe.boundary, verdict, detail)
 
 
 def _printable(text: str) -> str:

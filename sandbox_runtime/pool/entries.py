@@ -15,7 +15,7 @@ from policies.pool import Load, PoolKey, pool_key
 from sandbox_runtime.guest_sandbox import GuestSandbox
 
 
-class State(StrEnum):
+class EntryState(StrEnum):
     """The state of a sandbox in the pool."""
 
     STARTING = auto()
@@ -70,19 +70,19 @@ class PoolRegistry:
         """The load of all entries together, those that are ending included."""
         self.counts = Counter[str]()
         """Totals since the pool began, by the names of `PoolStats`."""
-        self._entries: dict[State, dict[PoolEntry, None]] = {state: {} for state in State}
-        self._states: dict[PoolEntry, State] = {}
+        self._entries: dict[EntryState, dict[PoolEntry, None]] = {state: {} for state in EntryState}
+        self._states: dict[PoolEntry, EntryState] = {}
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
     def add(self, entry: PoolEntry) -> None:
         """Add an entry as starting."""
-        self._states[entry] = State.STARTING
-        self._entries[State.STARTING][entry] = None
+        self._states[entry] = EntryState.STARTING
+        self._entries[EntryState.STARTING][entry] = None
         self.load += entry.load
         self._is_empty.clear()
 
-    def move(self, entry: PoolEntry, state: State) -> None:
+    def move(self, entry: PoolEntry, state: EntryState) -> None:
         """Record that the entry has reached `state`."""
         del self._entries[self._states[entry]][entry]
         self._states[entry] = state
@@ -101,19 +101,19 @@ class PoolRegistry:
         if not self._states:
             self._is_empty.set()
 
-    def state_of(self, entry: PoolEntry) -> State | None:
+    def state_of(self, entry: PoolEntry) -> EntryState | None:
         """Return the entry's state, or None after it was removed."""
         return self._states.get(entry)
 
-    def entries(self, state: State) -> list[PoolEntry]:
+    def entries(self, state: EntryState) -> list[PoolEntry]:
         """Return the entries in `state`, the oldest there first."""
         return list(self._entries[state])
 
-    def matching(self, state: State, pool_key: PoolKey) -> Iterator[PoolEntry]:
+    def matching(self, state: EntryState, pool_key: PoolKey) -> Iterator[PoolEntry]:
         """Iterate over the entries in `state` that have this pool_key."""
         return (entry for entry in self._entries[state] if entry.pool_key == pool_key)
 
-    def number(self, state: State) -> int:
+    def number(self, state: EntryState) -> int:
         """Return how many entries are in `state`."""
         return len(self._entries[state])
 

@@ -17,12 +17,12 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
-from sandbox_runtime.pool.entries import PoolEntry, PoolRegistry, State
+from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry
 
 PING_INTERVAL_S = 10.0
 """The interval of pings. A guest agent that receives nothing for 30 s ends itself."""
 LEASED_PING_TIMEOUT_S = 60.0
-"""How long a leased sandbox may take to answer a ping: its commands may leave the guest agent
+"""Maximum time for a leased sandbox to answer a ping: its commands may leave the guest agent
 little CPU time, and the lease has timeouts of its own."""
 INITIAL_START_S = 1.0
 
@@ -120,7 +120,7 @@ class SandboxLifecycle:
         if self._backing_off:
             self._backing_off.cancel()
             self._backing_off = None
-        if took_s and self._registry.number(State.LEASED):
+        if took_s and self._registry.number(EntryState.LEASED):
             self._backing_off = asyncio.create_task(self._back_off(took_s))
 
     async def _back_off(self, seconds: float) -> None:
@@ -133,7 +133,7 @@ class SandboxLifecycle:
         if entry.fingerprint == self._fingerprint and not self.is_closed:
             entry.leased_since = None
             self._registry.recount(entry, entry.isolation)
-            self._registry.move(entry, State.IDLE)
+            self._registry.move(entry, EntryState.IDLE)
         else:
             self.end(entry)
 
@@ -147,13 +147,13 @@ class SandboxLifecycle:
         # The loop never waits for a sandbox or the backend, so that every ping is sent in time.
         while True:
             await self._clock.sleep(PING_INTERVAL_S)
-            self._ping_all(State.IDLE, self._idle_patience_s)
-            self._ping_all(State.LEASED, LEASED_PING_TIMEOUT_S)
+            self._ping_all(EntryState.IDLE, self._idle_patience_s)
+            self._ping_all(EntryState.LEASED, LEASED_PING_TIMEOUT_S)
             self.replace(self._too_old())
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = asyncio.create_task(self._replace_outdated())
 
-    def _ping_all(self, state: State, timeout_s: float) -> None:
+    def _ping_all(self, state: EntryState, timeout_s: float) -> None:
         for entry in self._registry.entries(state):
             if entry not in self._pings:
                 self._pings[entry] = asyncio.create_task(self._ping(entry, timeout_s))
@@ -163,7 +163,7 @@ class SandboxLifecycle:
             await entry.sandbox.ping(timeout_s)
         except SandboxLostError:
             # A lease notices the loss of its sandbox by itself.
-            if self._registry.state_of(entry) is State.IDLE:
+            if self._registry.state_of(entry) is EntryState.IDLE:
                 self.replace([entry])
         finally:
             del self._pings[entry]
@@ -171,7 +171,7 @@ class SandboxLifecycle:
     def _too_old(self) -> Sequence[PoolEntry]:
         """Return idle entries that are too old, at most as many as may start at once."""
         limit = self._clock.time() - self._ttl_s
-        old = [entry for entry in self._registry.entries(State.IDLE) if entry.ready_at < limit]
+        old = [entry for entry in self._registry.entries(EntryState.IDLE) if entry.ready_at < limit]
         return old[: self._replaced_at_once]
 
     async def _replace_outdated(self) -> None:
@@ -179,7 +179,7 @@ class SandboxLifecycle:
         # A backend that raises here fails the next start too, which is reported.
         with contextlib.suppress(SandboxStartError):
             self._fingerprint = await self._backend.fingerprint()
-        now, idle = self._fingerprint, self._registry.entries(State.IDLE)
+        now, idle = self._fingerprint, self._registry.entries(EntryState.IDLE)
         self.replace([entry for entry in idle if entry.fingerprint != now])
 
     def replace(self, entries: Sequence[PoolEntry]) -> None:
@@ -193,7 +193,7 @@ class SandboxLifecycle:
 
     def end(self, entry: PoolEntry) -> None:
         """Begin to end a sandbox. It counts towards the limits until it has ended."""
-        self._registry.move(entry, State.ENDING)
+        self._registry.move(entry, EntryState.ENDING)
         self.run_detached(self._end(entry))
 
     async def _end(self, entry: PoolEntry) -> None:
@@ -212,7 +212,7 @@ class SandboxLifecycle:
     async def aclose(self) -> None:
         """End idle sandboxes, cancel all starts, and wait until leased sandboxes have ended."""
         self.is_closed = True
-        for entry in self._registry.entries(State.IDLE):
+        for entry in self._registry.entries(EntryState.IDLE):
             self.end(entry)
         starts = list(self._starts.values())
         for starting in starts:

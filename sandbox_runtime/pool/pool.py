@@ -36,13 +36,13 @@ from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.errors import (
+    NoFreeSandboxError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
-    SandboxUnavailableError,
 )
 from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.pool.entries import PoolEntry, PoolRegistry, State, Waiter
+from sandbox_runtime.pool.entries import EntryState, PoolEntry, PoolRegistry, Waiter
 from sandbox_runtime.pool.lifecycle import SandboxLifecycle
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ OnAcquired = Callable[[float, float], None]
 seconds until that sandbox answered a ping."""
 
 IDLE_PING_TIMEOUT_S = 5.0
-"""How long an idle sandbox may take to answer a ping."""
+"""Maximum time for an idle sandbox to answer a ping."""
 INITIAL_LEASE_S = 30.0
 
 
@@ -157,7 +157,7 @@ class Pool:
     ) -> AsyncIterator["PoolLease"]:
         """Lease a sandbox for the length of the block.
 
-        Raises SandboxUnavailableError and SandboxStartError; so does `sandbox()` of the lease.
+        Raises NoFreeSandboxError and SandboxStartError; so does `sandbox()` of the lease.
         """
         lease = PoolLease(self, isolation, on_decision, confirm_target)
         try:
@@ -169,10 +169,10 @@ class Pool:
         """Return the current numbers."""
         counts, number = self._registry.counts, self._registry.number
         return PoolStats(
-            starting=number(State.STARTING),
-            idle=number(State.IDLE),
-            leased=number(State.LEASED),
-            ending=number(State.ENDING),
+            starting=number(EntryState.STARTING),
+            idle=number(EntryState.IDLE),
+            leased=number(EntryState.LEASED),
+            ending=number(EntryState.ENDING),
             waiting=len(self._queue),
             hits=counts["hits"],
             misses=counts["misses"],
@@ -192,7 +192,7 @@ class Pool:
     # What a lease does
 
     def allocate(self, isolation: Isolation) -> Allocation:
-        """Begin to acquire a sandbox. Raises SandboxUnavailableError and SandboxStartError."""
+        """Begin to acquire a sandbox. Raises NoFreeSandboxError and SandboxStartError."""
         if not fits(self._settings, Load(1, isolation.memory_mib)):
             budget_mib = self._settings.memory_budget_mib
             raise SandboxStartError(
@@ -290,7 +290,7 @@ class Pool:
             waiter.fail(refusal)
         return False
 
-    def _refused(self, waiter: Waiter) -> SandboxUnavailableError | None:
+    def _refused(self, waiter: Waiter) -> NoFreeSandboxError | None:
         """Remove the waiter from the queue and return the error if it may not wait."""
         why = None if waiter.entry else self._why_not_wait(waiter)
         if why is None:
@@ -308,16 +308,16 @@ class Pool:
             return f"{len(queue) - 1} requests wait for a sandbox already"
         return None
 
-    def _refusal(self, why: str) -> SandboxUnavailableError:
+    def _refusal(self, why: str) -> NoFreeSandboxError:
         self._registry.counts["refused"] += 1
         after_s = retry_after_s(
             has_room=fits(self._settings, self._registry.load + Load(1)),
             ahead=len(self._queue),
-            leased=self._registry.number(State.LEASED),
+            leased=self._registry.number(EntryState.LEASED),
             start_s=self._lifecycle.start_s,
             lease_s=self._lease_s,
         )
-        return SandboxUnavailableError(why, retry_after_s=after_s)
+        return NoFreeSandboxError(why, retry_after_s=after_s)
 
     # Scheduling
 
@@ -331,7 +331,7 @@ class Pool:
     def _report_failure(self, entry: PoolEntry, error: BaseException) -> None:
         """Fail the first waiter that the start was for; log the error if there is none."""
         waiting = [waiter for waiter in self._queue if waiter.pool_key == entry.pool_key]
-        if len(waiting) > len(list(self._registry.matching(State.STARTING, entry.pool_key))):
+        if len(waiting) > len(list(self._registry.matching(EntryState.STARTING, entry.pool_key))):
             self._queue.remove(waiting[0])
             waiting[0].fail(error)
         elif isinstance(error, SandboxError):
@@ -344,7 +344,7 @@ class Pool:
         sandboxes for the others, and then start idle ones."""
         if self._lifecycle.is_closed:
             return
-        unclaimed = Counter(entry.pool_key for entry in self._registry.entries(State.STARTING))
+        unclaimed = Counter(entry.pool_key for entry in self._registry.entries(EntryState.STARTING))
         lacks_room = False
         for waiter in tuple(self._queue):
             waiter.has_start = False
@@ -354,14 +354,14 @@ class Pool:
         self._trim()
         # A start takes CPU time, so sandboxes that are being prepared for a lease go first.
         is_preparing = any(
-            entry.leased_since is None for entry in self._registry.entries(State.LEASED)
+            entry.leased_since is None for entry in self._registry.entries(EntryState.LEASED)
         )
         if not (lacks_room or is_preparing or self._lifecycle.is_backing_off):
             self._refill(unclaimed)
 
     def _is_short(self) -> bool:
         """Return True if the waiters without a start outnumber the ending sandboxes."""
-        ending = self._registry.number(State.ENDING)
+        ending = self._registry.number(EntryState.ENDING)
         return sum(not waiter.has_start for waiter in self._queue) > ending
 
     def _assign(self, waiter: Waiter, unclaimed: Counter[PoolKey]) -> bool:
@@ -369,10 +369,10 @@ class Pool:
 
         `unclaimed` counts the starts, by pool key, that are for no waiter before this one.
         """
-        if idle := next(self._registry.matching(State.IDLE, waiter.pool_key), None):
+        if idle := next(self._registry.matching(EntryState.IDLE, waiter.pool_key), None):
             return self._lease_out(idle, waiter)
         if not unclaimed[waiter.pool_key]:
-            starting = self._registry.number(State.STARTING)
+            starting = self._registry.number(EntryState.STARTING)
             if starting >= max_parallel_starts(self._settings, self._cores):
                 return True
             if not self._make_room(Load(1, waiter.isolation.memory_mib)):
@@ -388,7 +388,7 @@ class Pool:
         if not self._make_room(Load(0, more_mib), besides=entry):
             return False
         self._queue.remove(waiter)
-        self._registry.move(entry, State.LEASED)
+        self._registry.move(entry, EntryState.LEASED)
         # Memory that the sandbox no longer needs is free only once its limits have changed.
         if more_mib > 0:
             self._registry.recount(entry, waiter.isolation)
@@ -399,8 +399,8 @@ class Pool:
         """Return True if the load fits; else end as many idle sandboxes as are needed for it."""
         if fits(self._settings, self._registry.load + needed):
             return True
-        ending = sum((entry.load for entry in self._registry.entries(State.ENDING)), Load())
-        idle = [entry for entry in self._registry.entries(State.IDLE) if entry is not besides]
+        ending = sum((entry.load for entry in self._registry.entries(EntryState.ENDING)), Load())
+        idle = [entry for entry in self._registry.entries(EntryState.IDLE) if entry is not besides]
         number = idle_to_evict(
             self._settings, self._registry.load - ending + needed, [entry.load for entry in idle]
         )
@@ -411,7 +411,7 @@ class Pool:
     def _trim(self) -> None:
         """End idle sandboxes of isolations that are not kept, and the oldest surplus ones."""
         missing = Counter(dict.fromkeys(self._kept, self._settings.min_ready))
-        for entry in reversed(self._registry.entries(State.IDLE)):
+        for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if entry.isolation == self._kept.get(entry.pool_key) and missing[entry.pool_key]:
                 missing[entry.pool_key] -= 1
             else:
@@ -420,12 +420,17 @@ class Pool:
     def _refill(self, unclaimed: Counter[PoolKey]) -> None:
         """Start the missing idle sandboxes, few at a time. A leased sandbox that is unused counts
         as idle, because its lease may end without taking it."""
-        entries = (*self._registry.entries(State.IDLE), *self._registry.entries(State.LEASED))
+        entries = (
+            *self._registry.entries(EntryState.IDLE),
+            *self._registry.entries(EntryState.LEASED),
+        )
         unused = Counter(entry.pool_key for entry in entries if entry.is_unused)
         for each, isolation in self._kept.items():
             load = Load(1, isolation.memory_mib)
             for _ in range(self._settings.min_ready - unused[each] - unclaimed[each]):
-                few = self._registry.number(State.STARTING) < max_background_starts(self._cores)
+                few = self._registry.number(EntryState.STARTING) < max_background_starts(
+                    self._cores
+                )
                 if few and fits(self._settings, self._registry.load + load):
                     self._lifecycle.start(isolation, each)
 

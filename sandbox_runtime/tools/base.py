@@ -26,7 +26,7 @@ class Observation:
     exit_code: int | None = None
     """The command's exit code; None if no command has ended."""
     output_lines: int | None = None
-    """How many lines the command wrote; None if none ran."""
+    """Number of lines that the command wrote; None if no command ran."""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     finished: bool = False

@@ -25,7 +25,7 @@ from sandbox_runtime.tools.base import (
 )
 
 _GRACE_S = 5.0
-"""How long a call waits for the end of a command that has reached its timeout."""
+"""Maximum time that a call waits for the end of a command that has reached its timeout."""
 _INTERRUPT, _END_OF_INPUT = "C-c", "C-d"
 SCHEMA: ToolSchema = {
     "type": "function",

@@ -16,7 +16,7 @@ from policies.observation import ObservationLimits, printable
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.errors import (
     FileMissingError,
-    FileTooLargeError,
+    FileSizeLimitError,
     NotARegularFileError,
     PathExistsError,
     SandboxFileError,
@@ -133,7 +133,7 @@ async def run_edit(edit: Coroutine[Any, Any, str], timeout_s: float) -> str:
 
 
 async def read_file(sandbox: Sandbox, path: str) -> bytes:
-    """Return a file's bytes. Raises FileMissingError, NotARegularFileError, FileTooLargeError."""
+    """Return a file's bytes. Raises FileMissingError, NotARegularFileError, FileSizeLimitError."""
     data = bytearray()
 
     async def sink(piece: bytes) -> None:
@@ -271,7 +271,7 @@ async def _read(sandbox: Sandbox, path: str) -> bytes:
         return await read_file(sandbox, path)
     except FileMissingError as error:
         raise ToolInputError(await _missing(sandbox, path)) from error
-    except FileTooLargeError as error:
+    except FileSizeLimitError as error:
         raise ToolInputError(
             f"{printable(path)} is larger than this tool's {MAX_FILE_BYTES} bytes. Use bash, for"
             " instance grep -n, sed -n '1,50p' or head -c."

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from policies.observation import ObservationLimits, printable
-from sandbox_runtime.sandbox import Entry, Listing
+from sandbox_runtime.sandbox import DirectoryEntry, Listing
 from sandbox_runtime.tools.base import ToolInputError
 
 _MAX_LISTED = 20
@@ -194,11 +194,11 @@ def view_directory(path: str, listing: Listing, limits: ObservationLimits) -> st
     return "\n".join([head, *shown])
 
 
-def _is_hidden(entry: Entry) -> bool:
+def _is_hidden(entry: DirectoryEntry) -> bool:
     return any(part.startswith(".") for part in entry.path.split("/"))
 
 
-def _described(entry: Entry) -> str:
+def _described(entry: DirectoryEntry) -> str:
     name = printable(entry.path).replace("\n", "\\n")
     if entry.kind == "directory":
         return name + "/"

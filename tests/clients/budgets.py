@@ -20,8 +20,8 @@ from proxy.models.prices import Prices
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from proxy.store.store import Store
-from tests.fakes.backend import Backend, Item, by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import Item, ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import running_proxy
 
 MORNING = 20_000 * DAY_S + 3600.0
 ASK = {"role": "user", "content": "Hello."}
@@ -58,7 +58,7 @@ class House:
 
     url: str
     http: httpx.AsyncClient
-    backend: Backend
+    backend: ScriptedBackend
     store: Store
     clock: Clock
 
@@ -94,7 +94,7 @@ async def opened(
     with anyio.fail_after(30):
         async with (
             scripted_backend(play, elsewhere=elsewhere) as backend,
-            house(backend, "memory", state_dir, **changes) as url,
+            running_proxy(backend, "memory", state_dir, **changes) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             yield House(url, http, backend, store, clock)

@@ -9,7 +9,7 @@ import anyio
 import httpx
 from anyio.abc import TaskGroup
 
-from tests.fakes.backend import Backend, SeenRequest
+from tests.fakes.backend import ScriptedBackend, SeenRequest
 
 PATH = "/v1/chat/completions"
 ASKED: dict[str, Any] = {
@@ -60,7 +60,7 @@ def delta(chunk: Any) -> dict[str, Any]:
 
 
 async def leave_after(
-    backend: Backend, count: int, url: str, headers: Mapping[str, str], **body: Any
+    backend: ScriptedBackend, count: int, url: str, headers: Mapping[str, str], **body: Any
 ) -> SeenRequest:
     """Ask, and hang up when the backend has been asked that often; gives its last request."""
     async with client(url) as asking, anyio.create_task_group() as group:

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import httpx
 
-from tests.fakes.backend import Backend, Item, by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import Item, ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import running_proxy
 
 PATH = "/v1/messages"
 ASKED: dict[str, Any] = {
@@ -29,7 +29,7 @@ WARMTH = {
 class Client:
     """Asks the house."""
 
-    def __init__(self, http: httpx.AsyncClient, backend: Backend) -> None:
+    def __init__(self, http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
         self.http = http
         self.backend = backend
 
@@ -63,7 +63,7 @@ async def asking(script: list[Item], state_dir: Path, **changes: Any) -> AsyncIt
     with anyio.fail_after(20):
         async with (
             scripted_backend(by_history(script)) as backend,
-            house(backend, "memory", state_dir, **changes) as url,
+            running_proxy(backend, "memory", state_dir, **changes) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             yield Client(http, backend)

@@ -13,18 +13,21 @@ import pytest
 from openai.types.responses import Response
 
 from proxy.models.scripted import call, tool_reply
-from tests.fakes.backend import Backend
-from tests.fakes.server import EachKey, Kind, house
+from tests.fakes.backend import ScriptedBackend
+from tests.fakes.server import EachKey, Kind, running_proxy
 
 MODEL = "fake-model"
 
 
 @asynccontextmanager
 async def client(
-    backend: Backend, state_dir: Path, kind: Kind = "memory"
+    backend: ScriptedBackend, state_dir: Path, kind: Kind = "memory"
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that has this state."""
-    async with house(backend, kind, state_dir, keyring=EachKey()) as url, at(url, "mine") as found:
+    async with (
+        running_proxy(backend, kind, state_dir, keyring=EachKey()) as url,
+        at(url, "mine") as found,
+    ):
         yield found
 
 
@@ -56,13 +59,13 @@ def bash(command: str) -> dict[str, Any]:
     return tool_reply(call("execute_bash", command=command))
 
 
-def told(backend: Backend, number: int) -> list[tuple[str, Any]]:
+def told(backend: ScriptedBackend, number: int) -> list[tuple[str, Any]]:
     """What the backend was told in a request, without the house's own words."""
     messages = backend.requests[number].body["messages"]
     return [(each["role"], each["content"]) for each in messages if each["role"] != "system"]
 
 
-def results(backend: Backend, number: int) -> list[str]:
+def results(backend: ScriptedBackend, number: int) -> list[str]:
     """What the tools said in a request."""
     return [content for role, content in told(backend, number) if role == "tool"]
 

@@ -15,7 +15,7 @@ from proxy.runs.run import RequestIdentity, Subscriber
 from proxy.store.runs import RunRepository
 from tests.clients.responses import MODEL, ask, client, over, refused, streamed, told_again
 from tests.fakes.backend import Held, Refusal, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.fakes.waiting import until
 
 KEY = {"Idempotency-Key": "order-1"}
@@ -158,7 +158,7 @@ async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_
 
     async with (
         scripted_backend([text_reply("42."), text_reply("43.")]) as backend,
-        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as http,
     ):
         count = "x-stainless-retry-count"

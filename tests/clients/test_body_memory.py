@@ -12,7 +12,7 @@ import pytest
 from proxy.body_memory import BodyMemory
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import Held, scripted_backend
-from tests.fakes.server import EachKey, house
+from tests.fakes.server import EachKey, running_proxy
 from tests.fakes.waiting import until
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
     memory = BodyMemory(15 * MIB)
     async with (
         scripted_backend([held, text_reply("Hi."), text_reply("Again.")]) as backend,
-        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        running_proxy(backend, "memory", tmp_path, body_memory=memory) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
 
@@ -69,7 +69,7 @@ async def test_a_body_is_counted_as_sent_as_read_and_as_sent_on(
     body = json.dumps(fields, ensure_ascii=not in_utf_8).encode()
     async with (
         scripted_backend([Held(text_reply("Long."), released)]) as backend,
-        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        running_proxy(backend, "memory", tmp_path, body_memory=memory) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
         anyio.create_task_group() as group,
     ):
@@ -81,7 +81,7 @@ async def test_a_body_is_counted_as_sent_as_read_and_as_sent_on(
     tiny = BodyMemory(weight * MIB)
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path / "tiny", body_memory=tiny) as url,
+        running_proxy(backend, "memory", tmp_path / "tiny", body_memory=tiny) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         assert await answered(client, body) == 413  # however long its client waits
@@ -92,7 +92,7 @@ async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path:
     memory = BodyMemory(7 * MIB)
     async with (
         scripted_backend([text_reply("Hi.")]) as backend,
-        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        running_proxy(backend, "memory", tmp_path, body_memory=memory) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         for _ in range(3):
@@ -117,7 +117,7 @@ async def test_a_run_that_goes_on_without_its_client_keeps_its_body_counted(tmp_
     script = [Held(text_reply("One."), first), Held(text_reply("Two."), second), text_reply("3.")]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        running_proxy(backend, "memory", tmp_path, body_memory=memory) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         with anyio.fail_after(30):
@@ -151,7 +151,9 @@ async def test_one_owner_has_a_share_of_the_memory_and_others_have_the_rest(tmp_
     with anyio.fail_after(30):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path, body_memory=memory, keyring=EachKey()) as url,
+            running_proxy(
+                backend, "memory", tmp_path, body_memory=memory, keyring=EachKey()
+            ) as url,
             httpx.AsyncClient(base_url=url, headers=bearer("one"), timeout=30) as one,
             httpx.AsyncClient(base_url=url, headers=bearer("two"), timeout=30) as two,
             anyio.create_task_group() as group,

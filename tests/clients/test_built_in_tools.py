@@ -9,7 +9,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 SHELL = {"type": "shell", "environment": {"type": "local"}}
 LOCAL_SHELL = {"type": "local_shell"}
@@ -26,7 +26,7 @@ async def exchanged(
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             for body in bodies:

@@ -14,7 +14,7 @@ from policies.sessions import ResponseSettings
 from proxy.agent.model import Model
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import door_to, join, open_sandboxes, serve
+from tests.fakes.server import make_services, model_client, open_sandboxes, serve
 
 LISTED = {"id": "fake-model", "object": "model", "created": 0, "owned_by": "vllm"}
 
@@ -22,7 +22,7 @@ LISTED = {"id": "fake-model", "object": "model", "created": 0, "owned_by": "vllm
 async def get(model: Model, path: str, tmp_path: Path, **changes: Any) -> httpx.Response:
     async with (
         open_sandboxes("memory", tmp_path) as sandboxes,
-        serve(join(model, sandboxes, tmp_path, **changes)) as url,
+        serve(make_services(model, sandboxes, tmp_path, **changes)) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         return await client.get(path)
@@ -57,7 +57,7 @@ async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
 
 async def test_a_backend_with_other_paths_is_told_of(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         answer = await get(model, "/v1/capabilities", tmp_path)
         await model.aclose()
     assert answer.json()["features"]["passthrough"] is True
@@ -65,7 +65,7 @@ async def test_a_backend_with_other_paths_is_told_of(tmp_path: Path) -> None:
 
 async def test_a_model_keeps_all_its_fields_under_both_its_names(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         listing = (await get(model, "/v1/models", tmp_path)).json()
         plain = (await get(model, "/v1/models/fake-model:plain", tmp_path)).json()
         await model.aclose()

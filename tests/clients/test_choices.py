@@ -12,7 +12,15 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, refused
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import AT_ONCE, KINDS, Kind, door_to, house, join, serve
+from tests.fakes.server import (
+    AT_ONCE,
+    KINDS,
+    Kind,
+    make_services,
+    model_client,
+    running_proxy,
+    serve,
+)
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 MAKE = {
@@ -40,7 +48,7 @@ async def test_each_choice_is_a_whole_answer_with_files_of_its_own(
 
     async with (
         scripted_backend(script) as backend,
-        house(backend, kind, tmp_path) as url,
+        running_proxy(backend, kind, tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(60):
@@ -73,7 +81,7 @@ async def test_choices_are_streamed_as_they_come_each_under_its_number(tmp_path:
 
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):
@@ -110,9 +118,9 @@ async def test_one_that_fails_fails_the_request_and_leaves_nothing(tmp_path: Pat
     fails = iter([False, True])
     sandboxes = MemorySandboxes()
     async with scripted_backend(script) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         async with (
-            serve(join(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
+            serve(make_services(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
             client_of(url) as client,
         ):
             with anyio.fail_after(30):

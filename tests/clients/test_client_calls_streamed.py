@@ -17,8 +17,8 @@ from policies.redaction import Redaction
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.errors import ASKED, client_of
-from tests.fakes.backend import Backend, Frames, Held, Item, chunk, frames, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import Frames, Held, Item, ScriptedBackend, chunk, frames, scripted_backend
+from tests.fakes.server import running_proxy
 
 TEXT = "a line of the file that the client is to write, " * 5
 GIVEN = {"path": "notes.txt", "text": TEXT}
@@ -74,11 +74,11 @@ EVERY = pytest.mark.parametrize(
 @asynccontextmanager
 async def serving(
     script: Sequence[Item], state_dir: Path, **changes: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Backend]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", state_dir, **changes) as url,
+            running_proxy(backend, "memory", state_dir, **changes) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             yield http, backend

@@ -20,8 +20,8 @@ from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.errors import ASKED
-from tests.fakes.backend import Backend, Item, by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import Item, ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import running_proxy
 
 BASH = tool_reply(call("execute_bash", command="true"))
 SUBMIT = tool_reply(call("submit", answer="Forty-two."))
@@ -85,7 +85,7 @@ class Proxied:
     """The proxy before that backend."""
 
     url: str
-    backend: Backend
+    backend: ScriptedBackend
     clock: Clock
     http: httpx.AsyncClient
 
@@ -120,7 +120,7 @@ async def proxied(
         }
         try:
             async with (
-                house(backend, "memory", tmp_path, **changes) as url,
+                running_proxy(backend, "memory", tmp_path, **changes) as url,
                 httpx.AsyncClient(base_url=url) as http,
             ):
                 with anyio.fail_after(60):

@@ -8,7 +8,7 @@ import httpx
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 SCHEMA = {"type": "object", "properties": {"message": {"type": "string"}}}
 SPAWN = {"type": "function", "name": "spawn_agent", "description": "Starts.", "parameters": SCHEMA}
@@ -53,7 +53,7 @@ async def said(
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None, headers=HEADERS) as http,
         ):
             for given in inputs:

@@ -11,7 +11,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import Asking, answer, ask, client
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import door_to, join, serve
+from tests.fakes.server import make_services, model_client, serve
 
 NAMED = {"X-Sandbox-Session": "mine"}
 MAKE = tool_reply(call("execute_bash", command="echo one > file; echo one > output/shown"))
@@ -31,8 +31,8 @@ async def test_a_run_at_work_in_it_ends_with_it(
     ended[held] = Held(ended[held], never)
     script = [*first, *ended[: held + 1], LOOK, text_reply("Seen.")]
     async with scripted_backend(script) as backend:
-        sandboxes, model = MemorySandboxes(), door_to(backend)
-        services = join(model, sandboxes, tmp_path)
+        sandboxes, model = MemorySandboxes(), model_client(backend)
+        services = make_services(model, sandboxes, tmp_path)
         with anyio.fail_after(20):
             async with serve(services) as url, client(url) as http:
                 if before:
@@ -57,10 +57,10 @@ async def test_runs_in_others_go_on(tmp_path: Path) -> None:
     release = asyncio.Event()
     script = [MAKE, text_reply("Done."), Held(text_reply("42"), release)]
     async with scripted_backend(script) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         with anyio.fail_after(20):
             async with (
-                serve(join(model, MemorySandboxes(), tmp_path)) as url,
+                serve(make_services(model, MemorySandboxes(), tmp_path)) as url,
                 client(url) as http,
                 anyio.create_task_group() as group,
             ):

@@ -13,7 +13,7 @@ from policies.sessions import FileLimits
 from proxy.models.scripted import call, tool_reply
 from tests.clients.test_files_sdk import KEY, MIB, sdk, served
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import EachKey, house, one_key
+from tests.fakes.server import EachKey, running_proxy, single_key
 
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 WORK = by_history(
@@ -132,7 +132,7 @@ async def test_an_upload_is_put_in_and_outlives_its_own_deletion(tmp_path: Path)
 async def test_what_a_run_made_is_a_container_with_files(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
-        house(backend, "memory", tmp_path, keyring=EachKey()) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=EachKey()) as url,
         sdk(url) as client,
         sdk(url, "sk-other") as other,
     ):
@@ -155,7 +155,7 @@ async def test_what_a_run_made_is_a_container_with_files(tmp_path: Path) -> None
 async def test_a_directory_is_listed_by_its_path(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         sdk(url) as client,
     ):
         done = await client.chat.completions.create(model="fake-model", messages=ASKED)
@@ -177,7 +177,7 @@ async def test_a_directory_is_listed_by_its_path(tmp_path: Path) -> None:
 async def test_all_files_come_as_a_zip_by_link_or_by_key(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
-        house(backend, "memory", tmp_path, keyring=one_key(KEY)) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=single_key(KEY)) as url,
         sdk(url) as client,
         httpx.AsyncClient() as browser,
     ):

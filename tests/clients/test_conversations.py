@@ -17,8 +17,8 @@ from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.store.runs import SUSPENDED_KEEP_S
 from proxy.store.store import Store
-from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.server import EachKey, Kind, house
+from tests.fakes.backend import ScriptedBackend, scripted_backend
+from tests.fakes.server import EachKey, Kind, running_proxy
 
 PATH = "/v1/chat/completions"
 KINDS = ("memory", "bubblewrap")
@@ -29,11 +29,11 @@ NEXT = {"role": "user", "content": "Go on."}
 
 @asynccontextmanager
 async def talking(
-    backend: Backend, kind: Kind, state_dir: Path, **changes: Any
+    backend: ScriptedBackend, kind: Kind, state_dir: Path, **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server that has this state."""
     async with (
-        house(backend, kind, state_dir, **{"keyring": EachKey(), **changes}) as url,
+        running_proxy(backend, kind, state_dir, **{"keyring": EachKey(), **changes}) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield client
@@ -55,7 +55,7 @@ def message(completion: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def told(backend: Backend, number: int) -> list[str]:
+def told(backend: ScriptedBackend, number: int) -> list[str]:
     """What the tools said that the backend was told of in a request."""
     messages = backend.requests[number].body["messages"]
     return [each["content"] for each in messages if each["role"] == "tool"]

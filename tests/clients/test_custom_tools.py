@@ -13,8 +13,8 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of
-from tests.fakes.backend import Backend, Held, Item, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
 
 SQL: Any = {"type": "custom", "custom": {"name": "sql", "description": "Runs SQL."}}
 LOOKUP: Any = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
@@ -24,10 +24,10 @@ ASKS = tool_reply(call("sql", input="select 1"))
 @asynccontextmanager
 async def asking(
     script: Sequence[Item], state_dir: Path
-) -> AsyncIterator[tuple[openai.AsyncOpenAI, Backend]]:
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedBackend]]:
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", state_dir) as url,
+        running_proxy(backend, "memory", state_dir) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):

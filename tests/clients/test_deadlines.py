@@ -13,7 +13,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import answer, ask, client
 from tests.clients.errors import ASKED as MESSAGES
 from tests.fakes.backend import Held, Item, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 
 def slow(body: dict[str, Any]) -> Item:
@@ -34,7 +34,7 @@ async def test_a_deadline_has_the_answer_asked_for_in_time(
 ) -> None:
     async with (
         scripted_backend(slow) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -47,7 +47,7 @@ async def test_a_deadline_has_the_answer_asked_for_in_time(
 async def test_an_sdk_s_own_timeout_is_a_deadline(tmp_path: Path) -> None:
     async with (
         scripted_backend(slow) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk,
     ):
         with anyio.fail_after(20):
@@ -66,7 +66,7 @@ async def test_no_answer_in_time_is_an_error_that_is_not_asked_for_again(tmp_pat
 
     async with (
         scripted_backend(stuck) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as sdk,
     ):
         with anyio.fail_after(20), pytest.raises(openai.InternalServerError) as caught:
@@ -83,7 +83,7 @@ async def test_a_stream_is_not_bounded_by_the_time_between_two_bytes(tmp_path: P
     release = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         body = {"model": "fake-model", "messages": MESSAGES, "stream": True}

@@ -18,7 +18,7 @@ from proxy.profiles import Profiles
 from proxy.schemas.chat_parameters import OPENAI
 from proxy.schemas.responses_parameters import FIELDS
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house, one_key
+from tests.fakes.server import running_proxy, single_key
 
 KEY = "sk-right"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
@@ -32,10 +32,10 @@ Tree = dict[str, Any]
 @asynccontextmanager
 async def served(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client without a key of a server whose model says only `Hello.`"""
-    changes = {"keyring": one_key(KEY), **changes}
+    changes = {"keyring": single_key(KEY), **changes}
     async with (
         scripted_backend(lambda body: text_reply("Hello.")) as backend,
-        house(backend, "memory", state_dir, **changes) as url,
+        running_proxy(backend, "memory", state_dir, **changes) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         yield client
@@ -85,7 +85,7 @@ async def test_it_is_the_same_for_every_operator_and_needs_no_key(tmp_path: Path
     profiles = Profiles.only(Profile(name="night-shift", about="For those who are awake."))
     async with (
         served(tmp_path / "one") as one,
-        served(tmp_path / "other", profiles=profiles, keyring=one_key("sk-another")) as other,
+        served(tmp_path / "other", profiles=profiles, keyring=single_key("sk-another")) as other,
     ):
         assert (await one.get("/openapi.json")).text == (await other.get("/openapi.json")).text
 

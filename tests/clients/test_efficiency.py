@@ -10,7 +10,7 @@ import pytest
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.test_metrics import numbers
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 ASK = {"role": "user", "content": "Work."}
 BODIES: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ async def test_usage_tells_what_a_run_has_cost_and_used(path: str, tmp_path: Pat
     with anyio.fail_after(20):
         async with (
             scripted_backend(SCRIPT) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {"model": "fake-model", **BODIES[path]}
@@ -94,7 +94,7 @@ async def test_the_runs_record_tells_it_too(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with (
             scripted_backend(SCRIPT) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {"model": "fake-model", **BODIES["/v1/chat/completions"]}
@@ -110,7 +110,7 @@ async def test_what_all_runs_have_cost_is_counted(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with (
             scripted_backend(SCRIPT) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             before = numbers(await http.get("/metrics"))
@@ -148,7 +148,7 @@ async def test_the_models_own_answer_is_one_turn(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with (
             scripted_backend([reply]) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {"model": "fake-model", "input": "Hello.", "tool_choice": "none"}

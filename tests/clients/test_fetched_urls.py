@@ -27,7 +27,7 @@ from tests.clients.test_files_in import (
     user,
 )
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
 
 
@@ -44,7 +44,7 @@ async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -
     async with (
         scripted_backend(showing("p_q.png", "paper.png")) as backend,
         internet.server(site),
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
         await ask(url, user(there, inside, paper))
     content = heard(backend)
@@ -62,7 +62,7 @@ async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -
 async def test_a_local_file_of_the_backends_is_not_shown(tmp_path: Path) -> None:
     async with (
         scripted_backend([SUBMIT]) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=Fetcher())) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=Fetcher())) as url,
     ):
         await ask(url, user(image_part("file:///etc/logo.png")))
     (note,) = notes(heard(backend))
@@ -77,7 +77,7 @@ async def test_a_backend_that_fetches_is_given_the_urls(tmp_path: Path) -> None:
     inside = image_part("http://inside.example/p.png")
     async with (
         scripted_backend([SUBMIT, text_reply("Seen.")]) as backend,
-        house(backend, "memory", tmp_path, inputs=inputs) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=inputs) as url,
     ):
         await ask(url, user(inside))
         await ask(url, user(inside), model="fake-model:plain")
@@ -99,7 +99,7 @@ async def test_what_is_no_picture_is_a_file_only(mime_type: str, path: str, tmp_
     async with (
         scripted_backend([SUBMIT]) as backend,
         internet.server(site),
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
         await ask(url, user(image_part(f"http://allowed.example/{path}")))
     (note,) = heard(backend)
@@ -121,7 +121,7 @@ async def test_a_stream_has_begun_before_the_web_has_answered(tmp_path: Path) ->
     async with (
         scripted_backend([SUBMIT]) as backend,
         internet.server(slow_site),
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
         httpx.AsyncClient(timeout=20) as client,
         client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
     ):
@@ -142,7 +142,7 @@ async def test_nothing_is_fetched_where_that_is_switched_off(tmp_path: Path) -> 
     image = image_part("http://allowed.example/p.png")
     async with (
         scripted_backend([SUBMIT]) as backend,
-        house(backend, "memory", tmp_path, inputs=inputs, profiles=profiles) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=inputs, profiles=profiles) as url,
     ):
         await ask(url, user(image))
     note = "[http://allowed.example/p.png was not fetched: URLs are not fetched here]"

@@ -19,7 +19,7 @@ from proxy.profiles import Profiles
 from proxy.store.store import Store
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.server import Kind, house, one_key
+from tests.fakes.server import Kind, running_proxy, single_key
 
 KEY = "sk-right"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
@@ -59,7 +59,7 @@ async def run_of(
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, kind, state_dir, keyring=one_key(KEY), **changes) as url,
+            running_proxy(backend, kind, state_dir, keyring=single_key(KEY), **changes) as url,
             httpx.AsyncClient() as browser,
         ):
             path = f"{url}/v1/chat/completions"

@@ -17,8 +17,8 @@ from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.errors import client_of, refused
-from tests.fakes.backend import Backend, by_history, scripted_backend
-from tests.fakes.server import KINDS, REAL_KINDS, EachKey, Kind, house
+from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import KINDS, REAL_KINDS, EachKey, Kind, running_proxy
 from tests.fakes.uploads import DirectoryUploads
 
 CSV, PNG, WAV = b"n,square\n1,1\n", b"\x89PNG pixels", b"RIFF sound"
@@ -59,13 +59,13 @@ async def ask(url: str, messages: list[Any], key: str = "none", **body: Any) -> 
     return completion
 
 
-def heard(backend: Backend, number: int = 0) -> Any:
+def heard(backend: ScriptedBackend, number: int = 0) -> Any:
     """What the model was sent of the user's first message."""
     messages = backend.requests[number].body["messages"]
     return next(each["content"] for each in messages if each["role"] == "user")
 
 
-def observed(backend: Backend) -> str:
+def observed(backend: ScriptedBackend) -> str:
     """What the first command showed, and what stood before that."""
     (tool,) = (each for each in backend.requests[1].body["messages"] if each["role"] == "tool")
     return str(tool["content"]).replace("Exit code: 0\n[stdout]\n", "")
@@ -94,7 +94,10 @@ async def test_every_part_is_a_file_and_the_words_in_brackets_are_true(
     ]
     names = ["a_b.csv", "b.csv", "image-1.png", "audio-1.wav", "file-1.pdf", "c.txt"]
     names += ["video-1.mp4", "audio-2.mp3"]
-    async with scripted_backend(showing(*names)) as backend, house(backend, kind, tmp_path) as url:
+    async with (
+        scripted_backend(showing(*names)) as backend,
+        running_proxy(backend, kind, tmp_path) as url,
+    ):
         await ask(url, user(*parts))
     content = heard(backend)
     told = [
@@ -125,7 +128,7 @@ async def test_what_the_model_takes_in_decides_what_it_is_sent(tmp_path: Path) -
     audio = {"type": "input_audio", "input_audio": {"data": file_data(WAV), "format": "wav"}}
     async with scripted_backend(by_history([SUBMIT])) as backend:
         for inputs in (Inputs(), Inputs(modalities=()), Inputs(modalities=("audio",))):
-            async with house(backend, "memory", tmp_path, inputs=inputs) as url:
+            async with running_proxy(backend, "memory", tmp_path, inputs=inputs) as url:
                 await ask(url, user(image, audio))
     sees, reads, hears = (heard(backend, number) for number in range(3))
     as_chat = {"type": "image_url", "image_url": {"url": image["image_url"], "detail": "low"}}
@@ -138,7 +141,7 @@ async def test_a_drawing_that_no_model_takes_in_is_a_file(tmp_path: Path) -> Non
     drawing = image_part("data:image/svg+xml;utf8,<svg/>")
     async with (
         scripted_backend(by_history([SUBMIT])) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         await ask(url, user(drawing))
     told = f"[Given file: {INPUT_DIR}/file-1.svg (image/svg+xml, 6 bytes)]"
@@ -149,7 +152,7 @@ async def test_a_request_straight_to_the_model_is_not_touched(tmp_path: Path) ->
     messages = user(ASK, file_part(filename="a.csv"), {"type": "input_text", "text": BOOK})
     async with (
         scripted_backend([text_reply("Hi.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         await client.chat.completions.create(model="fake-model:plain", messages=messages)
@@ -165,7 +168,7 @@ async def test_a_conversation_sent_again_begins_with_the_same_words(tmp_path: Pa
     ]
     async with (
         scripted_backend(lambda body: SUBMIT) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         await ask(url, first)
         await ask(url, second)
@@ -184,7 +187,7 @@ async def test_a_conversation_sent_again_begins_with_the_same_words(tmp_path: Pa
 async def test_a_long_text_is_read_where_the_prompt_says(kind: Kind, tmp_path: Path) -> None:
     command = f"wc -c < {INPUT_DIR}/message-1.txt; sed -n 1501p {INPUT_DIR}/message-1.txt"
     script = by_history([tool_reply(call("execute_bash", command=command)), SUBMIT])
-    async with scripted_backend(script) as backend, house(backend, kind, tmp_path) as url:
+    async with scripted_backend(script) as backend, running_proxy(backend, kind, tmp_path) as url:
         await ask(url, [{"role": "user", "content": f"{BOOK}\nWho wrote it?"}])
     content = heard(backend)
     assert f"is the file {INPUT_DIR}/message-1.txt:" in content
@@ -218,7 +221,7 @@ async def test_a_part_that_is_wrong_is_named(
 ) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client, messages=user(ASK, part))
@@ -233,7 +236,7 @@ async def test_files_too_large_are_refused_alone_and_together(tmp_path: Path) ->
     mebibyte = bytes(1 << 20)
     async with (
         scripted_backend([SUBMIT]) as backend,
-        house(backend, "memory", tmp_path, profiles=profiles) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
         client_of(url) as client,
     ):
         alone = await refused(client, messages=user(file_part(mebibyte + b".")))
@@ -253,7 +256,7 @@ async def test_ids_beside_the_messages_are_strings(
 ) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client, extra_body={"sandbox": {"file_ids": file_ids}})
@@ -271,7 +274,7 @@ async def test_uploaded_files_are_found_by_whoever_sent_them(tmp_path: Path) -> 
     beside = {"file_ids": [uploads.add("mine", "notes.txt", b"n"), csv]}
     async with (
         scripted_backend(showing("a.csv", "p.png", "notes.txt")) as backend,
-        house(
+        running_proxy(
             backend, "memory", tmp_path, inputs=Inputs(uploads=uploads), keyring=EachKey()
         ) as url,
         client_of(url, "theirs") as other,
@@ -306,7 +309,7 @@ async def test_a_disk_too_small_for_a_file_is_told_of(tmp_path: Path) -> None:
     small = Isolation(disk_mib=1)
     async with (
         scripted_backend(script) as backend,
-        house(backend, "bubblewrap", tmp_path, small) as url,
+        running_proxy(backend, "bubblewrap", tmp_path, small) as url,
     ):
         await ask(url, user(*parts))
     told, *rest = observed(backend).split("\n")

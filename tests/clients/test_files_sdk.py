@@ -13,7 +13,7 @@ import pytest
 
 from policies.sessions import FileLimits
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import EachKey, house, one_key
+from tests.fakes.server import EachKey, running_proxy, single_key
 
 MIB = 1 << 20
 LIMITS = FileLimits(max_file_mib=1, quota_mib=2)
@@ -27,7 +27,7 @@ async def served(state_dir: Path, **changes: Any) -> AsyncIterator[str]:
     with anyio.fail_after(20):
         async with (
             scripted_backend(by_history([])) as backend,
-            house(backend, "memory", state_dir, **settings) as url,
+            running_proxy(backend, "memory", state_dir, **settings) as url,
         ):
             yield url
 
@@ -323,7 +323,7 @@ async def test_a_list_that_cannot_be_had_is_refused(
 
 async def test_without_the_key_nothing_is_told_and_nothing_kept(tmp_path: Path) -> None:
     async with (
-        served(tmp_path, keyring=one_key(KEY)) as url,
+        served(tmp_path, keyring=single_key(KEY)) as url,
         sdk(url, "sk-wrong") as client,
     ):
         for work in (client.files.retrieve, client.files.content, client.files.delete):

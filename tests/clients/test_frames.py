@@ -14,8 +14,16 @@ from openai.types.chat import ChatCompletionChunk
 from policies.sessions import container_id
 from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply
-from tests.fakes.backend import Backend, Frames, Held, by_history, chunk, frames, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import (
+    Frames,
+    Held,
+    ScriptedBackend,
+    by_history,
+    chunk,
+    frames,
+    scripted_backend,
+)
+from tests.fakes.server import running_proxy
 
 COMMAND = "printf 'GIF89a;' > output/dot.gif"
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
@@ -41,7 +49,7 @@ Frame = dict[str, Any]
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[Backend]:
+async def backend() -> AsyncIterator[ScriptedBackend]:
     with anyio.fail_after(10):
         async with scripted_backend(by_history(SCRIPT)) as running:
             yield running
@@ -88,8 +96,10 @@ def outcome(run_id: str, url: str) -> Frame:
     return {"v": 1, "run_id": run_id, **ended, "files": [file]}
 
 
-async def test_the_frames_of_a_run_are_those_of_the_wire(backend: Backend, tmp_path: Path) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+async def test_the_frames_of_a_run_are_those_of_the_wire(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         answer = await ask(url)
         found = frames_in(answer.text)
     # What cannot be known beforehand.
@@ -129,17 +139,19 @@ async def test_the_frames_of_a_run_are_those_of_the_wire(backend: Backend, tmp_p
 
 
 async def test_no_thinking_follows_once_the_answer_has_begun(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     """A chat UI would put it back into the block above the answer."""
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         found = deltas(frames_in((await ask(url)).text))
     begun = next(number for number, delta in enumerate(found) if delta.get("content"))
     assert [delta for delta in found[begun:] if "reasoning" in delta] == []
 
 
-async def test_the_headers_say_what_it_is_and_which_run(backend: Backend, tmp_path: Path) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+async def test_the_headers_say_what_it_is_and_which_run(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         headers = (await ask(url)).headers
     run_id = headers["x-sandbox-run"]
     assert headers["content-type"].split(";")[0] == "text/event-stream"
@@ -149,9 +161,9 @@ async def test_the_headers_say_what_it_is_and_which_run(backend: Backend, tmp_pa
 
 
 async def test_every_frame_is_a_chunk_of_the_same_completion(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         answer = await ask(url, stream_options={"include_usage": True})
     found = frames_in(answer.text)
     chunks = [ChatCompletionChunk.model_validate(frame) for frame in found]
@@ -162,9 +174,9 @@ async def test_every_frame_is_a_chunk_of_the_same_completion(
 
 
 async def test_usage_comes_once_and_last_and_only_when_asked_for(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         asked = frames_in((await ask(url, stream_options={"include_usage": True})).text)
         declined = frames_in((await ask(url, stream_options={"include_usage": False})).text)
         without_call = frames_in((await ask(url)).text)
@@ -185,9 +197,9 @@ async def test_usage_comes_once_and_last_and_only_when_asked_for(
     ],
 )
 async def test_with_steps_off_only_the_models_own_thinking_shows(
-    asking: dict[str, Any], backend: Backend, tmp_path: Path
+    asking: dict[str, Any], backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         found = frames_in((await ask(url, **asking)).text)
     thinking = [delta for delta in deltas(found) if "reasoning" in delta]
     assert thinking == [thought("A dot.")]
@@ -196,9 +208,9 @@ async def test_with_steps_off_only_the_models_own_thinking_shows(
 
 
 async def test_steps_are_off_where_the_server_says_so_and_the_client_says_nothing(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path, steps="off") as url:
+    async with running_proxy(backend, "memory", tmp_path, steps="off") as url:
         silent = deltas(frames_in((await ask(url)).text))
         outspoken = deltas(frames_in((await ask(url, sandbox={"steps": "reasoning"})).text))
     assert [delta for delta in silent if "reasoning" in delta] == [thought("A dot.")]
@@ -209,7 +221,7 @@ async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("Done."), speak)]) as backend,
-        house(backend, "memory", tmp_path, keep_alive_s=0.02) as url,
+        running_proxy(backend, "memory", tmp_path, keep_alive_s=0.02) as url,
         httpx.AsyncClient() as client,
     ):
         with anyio.fail_after(10):
@@ -234,7 +246,7 @@ async def test_an_error_in_the_midst_is_one_frame_and_then_the_end(tmp_path: Pat
     script = [Frames(frames(chunk({"reasoning": "Let me see."}), broken, "[DONE]"))]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(10):
             answer = await ask(url, stream_options={"include_usage": True})
@@ -261,7 +273,7 @@ async def test_calls_of_the_clients_own_tools_come_in_pieces_before_the_end(
     script = [{"content": "I ask.", "message": {"role": "assistant", "tool_calls": [own]}}]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(10):
             tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 NAME = "transfer_to_second"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -88,7 +88,7 @@ async def test_who_takes_over_goes_on_under_instructions_of_its_own(
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             first = await http.post(path, json={"model": "fake-model", **begin})

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 CHAT, FILES = "/v1/chat/completions", "/v1/files"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hello."}]}'
@@ -104,7 +104,7 @@ KEPT_FORMS: Mapping[str, tuple[bytes, str]] = {
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         scripted_backend(lambda body: text_reply("Well.")) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         yield client

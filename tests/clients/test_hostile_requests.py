@@ -17,7 +17,7 @@ from proxy.models.scripted import text_reply
 from proxy.runs.manager import RunManager
 from proxy.store.runs import RunRepository
 from tests.fakes.backend import Held, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.proxy.agent.runs import USER
 
 CHAT = "/v1/chat/completions"
@@ -55,7 +55,7 @@ async def test_a_request_that_is_wrong_is_a_bad_request(
 ) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=20) as client,
     ):
         answer = await client.post(url + CHAT, content=body, headers=headers)
@@ -76,7 +76,7 @@ async def test_what_is_odd_and_harmless_is_answered(
     functions = [FUNCTION] if fields else None
     async with (
         scripted_backend([text_reply("Well.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=20) as client,
     ):
         body = body_of(**fields, functions=functions, stream="timeout" in str(headers))
@@ -90,7 +90,7 @@ async def test_what_is_odd_and_harmless_is_answered(
 async def test_a_number_that_is_none_is_told(query: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient() as client,
     ):
         assert (await client.get(f"{url}/v1/files?{query}")).status_code == 400
@@ -103,7 +103,7 @@ async def test_a_body_beyond_all_that_may_be_sent_is_not_read(tmp_path: Path) ->
 
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=20) as client,
     ):
         answer = await client.post(f"{url}/v1/containers", content=endless())
@@ -115,7 +115,7 @@ async def test_many_files_of_one_name_each_get_a_name(tmp_path: Path) -> None:
     message = {"role": "user", "content": [part] * 5000}
     async with (
         scripted_backend([text_reply("Well.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=20) as client,
     ):
         with anyio.fail_after(20):
@@ -127,7 +127,7 @@ async def test_many_files_of_one_name_each_get_a_name(tmp_path: Path) -> None:
 async def test_a_name_sets_no_type_of_its_own(name: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient() as client,
     ):
         sent = await client.post(
@@ -151,7 +151,7 @@ async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -
 
     async with (
         scripted_backend([Held(text_reply("Well."), release)]) as backend,
-        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
         httpx.AsyncClient(timeout=20) as client,
     ):
         asked, wrong = body_of(stream=True), body_of(stream=True, stream_options=[1])

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n"
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA\r\n"
@@ -67,7 +67,7 @@ class Wire:
 async def wired(state_dir: Path) -> AsyncIterator[Wire]:
     async with (
         scripted_backend(lambda _: text_reply("Hello you.")) as backend,
-        house(backend, "memory", state_dir) as url,
+        running_proxy(backend, "memory", state_dir) as url,
     ):
         address = httpx.URL(url)
         reader, writer = await asyncio.open_connection(address.host, address.port)

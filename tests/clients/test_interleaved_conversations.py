@@ -13,7 +13,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import Asking, ask, client
 from tests.fakes.backend import Held, Item, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import door_to, join, serve
+from tests.fakes.server import make_services, model_client, serve
 
 NAMED = {"X-Sandbox-Session": "mine"}
 WORDS = ("left", "right")
@@ -42,9 +42,9 @@ async def test_who_ends_last_leaves_the_files_for_the_next(first: str, tmp_path:
         return Held(done, may_end[word]) if word in may_end else done
 
     async with scripted_backend(play) as backend:
-        sandboxes, model = MemorySandboxes(), door_to(backend)
+        sandboxes, model = MemorySandboxes(), model_client(backend)
         with anyio.fail_after(20):
-            async with serve(join(model, sandboxes, tmp_path)) as url, client(url) as http:
+            async with serve(make_services(model, sandboxes, tmp_path)) as url, client(url) as http:
                 await ask(http, NAMED, messages=asked("begun"))
                 async with anyio.create_task_group() as ends:
                     groups = {word: Asking(http, ends) for word in WORDS}
@@ -74,10 +74,13 @@ async def test_each_choice_begins_with_the_newest_files_and_the_first_ones_go_on
         return bash(f"echo {body['messages'][1]['content']} >> file; cat file")
 
     async with scripted_backend(play) as backend:
-        sandboxes, model = MemorySandboxes(), door_to(backend)
+        sandboxes, model = MemorySandboxes(), model_client(backend)
         with anyio.fail_after(20):
             for words in [("1", "2"), ("3", "4")] if restart else [("1", "2", "3", "4")]:
-                async with serve(join(model, sandboxes, tmp_path)) as url, client(url) as http:
+                async with (
+                    serve(make_services(model, sandboxes, tmp_path)) as url,
+                    client(url) as http,
+                ):
                     for word in words:
                         count = 3 if word == "3" else 1
                         await ask(http, NAMED, messages=asked(word), n=count)

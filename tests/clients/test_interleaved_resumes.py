@@ -14,9 +14,9 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import PATH, client
-from tests.fakes.backend import Backend, Held, Item, scripted_backend
+from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import door_to, join, serve
+from tests.fakes.server import make_services, model_client, serve
 
 ASKED = {"role": "user", "content": "Begin."}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -26,12 +26,12 @@ WORDS = ("Rain.", "Sun.")
 
 @asynccontextmanager
 async def served(
-    backend: Backend, state_dir: Path, sandboxes: MemorySandboxes
+    backend: ScriptedBackend, state_dir: Path, sandboxes: MemorySandboxes
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server; when it ends, so has every sandbox."""
-    model = door_to(backend)
+    model = model_client(backend)
     with anyio.fail_after(20):
-        async with serve(join(model, sandboxes, state_dir)) as url, client(url) as http:
+        async with serve(make_services(model, sandboxes, state_dir)) as url, client(url) as http:
             yield http
         await model.aclose()
     assert sandboxes.opened == sandboxes.closed

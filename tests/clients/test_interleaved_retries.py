@@ -21,9 +21,9 @@ from proxy.store.records import StoredRun
 from proxy.store.runs import RunRepository
 from sandbox_runtime.ownership import Owner
 from tests.clients.chat import FIRST, SECOND, Asking, answer, ask, client, leave_after
-from tests.fakes.backend import Backend, Held, Item, scripted_backend
+from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import door_to, join, serve
+from tests.fakes.server import make_services, model_client, serve
 from tests.fakes.waiting import until
 
 KEY = {"Idempotency-Key": "order-1"}
@@ -62,7 +62,7 @@ class Scene:
 
     url: str
     http: httpx.AsyncClient
-    backend: Backend
+    backend: ScriptedBackend
     repository: HeldShelf
     release: asyncio.Event
     asking: Asking
@@ -103,14 +103,14 @@ async def scene(
     else:
         script = [STEP, Held(last, release, after_pieces=2 * (point == "amid the answer"))]
     async with scripted_backend([*script, *more]) as backend:
-        model, repository = door_to(backend), HeldShelf(state_dir)
+        model, repository = model_client(backend), HeldShelf(state_dir)
 
         def make_runs(
             agent: Agent, suspended_runs: SuspendedRunStore, _: RunRepository
         ) -> RunManager:
             return RunManager(agent, suspended_runs, repository, grace_s=3600)
 
-        services = join(model, sandboxes, state_dir, make_runs=make_runs)
+        services = make_services(model, sandboxes, state_dir, make_runs=make_runs)
         with anyio.fail_after(20):
             async with serve(services) as url, client(url) as http:
                 yield Scene(url, http, backend, repository, release, Asking(http, group))

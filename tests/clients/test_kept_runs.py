@@ -28,9 +28,9 @@ from tests.clients.chat import (
     leave_after,
     reasoning,
 )
-from tests.fakes.backend import Backend, Held, Refusal, scripted_backend
+from tests.fakes.backend import Held, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.server import ATTEMPTS, house
+from tests.fakes.server import ATTEMPTS, running_proxy
 from tests.fakes.waiting import until
 
 KEY = {"Idempotency-Key": "order-1"}
@@ -40,16 +40,19 @@ STEP = tool_reply(call("execute_bash", command="echo 42; echo data > output/data
 
 
 async def asked(
-    backend: Backend, state_dir: Path, headers: Mapping[str, str], **body: Any
+    backend: ScriptedBackend, state_dir: Path, headers: Mapping[str, str], **body: Any
 ) -> httpx.Response:
     """What a server of its own answers, which then ends."""
-    async with house(backend, "memory", state_dir, status_wait_s=60.0) as url, client(url) as http:
+    async with (
+        running_proxy(backend, "memory", state_dir, status_wait_s=60.0) as url,
+        client(url) as http,
+    ):
         return await ask(http, headers, **body)
 
 
-async def looked_up(backend: Backend, state_dir: Path, run_id: str) -> Any:
+async def looked_up(backend: ScriptedBackend, state_dir: Path, run_id: str) -> Any:
     """The same of `GET /v1/runs/{id}`."""
-    async with house(backend, "memory", state_dir) as url, client(url) as http:
+    async with running_proxy(backend, "memory", state_dir) as url, client(url) as http:
         return (await http.get(f"/v1/runs/{run_id}")).json()
 
 
@@ -80,7 +83,10 @@ async def test_a_result_that_is_too_old_is_made_anew(later_s: float, tmp_path: P
     async with scripted_backend([text_reply("one"), text_reply("two")]) as backend:
         for _ in range(2):
             files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
-            async with house(backend, "memory", tmp_path, files=files) as url, client(url) as http:
+            async with (
+                running_proxy(backend, "memory", tmp_path, files=files) as url,
+                client(url) as http,
+            ):
                 answers.append(answer(await ask(http, KEY)))
             clock.advance(later_s)
     assert answers == ["one", "one" if later_s < KEEP_S else "two"]
@@ -109,7 +115,7 @@ async def test_a_retry_of_an_sdk_gets_once_what_its_client_has_not_heard(
     script = [Held(text_reply("one"), release), text_reply("two")]
     async with scripted_backend(script) as backend:
         make_runs = partial(RunManager, grace_s=3600)
-        async with house(backend, "memory", tmp_path, make_runs=make_runs) as url:
+        async with running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url:
             with anyio.fail_after(20):
                 await leave_after(backend, 1, url, FIRST)
                 release.set()
@@ -148,7 +154,7 @@ async def test_a_run_that_ended_with_its_server_is_begun_anew(tmp_path: Path) ->
     script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
     headers = {**KEY, **DETACH}
     async with scripted_backend(script) as backend:
-        async with house(backend, "memory", tmp_path) as url:
+        async with running_proxy(backend, "memory", tmp_path) as url:
             with anyio.fail_after(20):
                 await leave_after(backend, 1, url, headers)
         assert answer(await asked(backend, tmp_path, headers)) == "42"
@@ -165,8 +171,8 @@ async def test_the_same_request_in_two_processes_is_one_run(
     script = [STEP, Held(text_reply("42"), release)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as one,
-        house(backend, "memory", tmp_path) as other,
+        running_proxy(backend, "memory", tmp_path) as one,
+        running_proxy(backend, "memory", tmp_path) as other,
         client(one) as here,
         client(other) as there,
     ):
@@ -190,8 +196,8 @@ async def test_the_same_request_in_two_processes_is_one_run(
 async def test_many_with_one_key_in_two_processes_are_one_run(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as one,
-        house(backend, "memory", tmp_path) as other,
+        running_proxy(backend, "memory", tmp_path) as one,
+        running_proxy(backend, "memory", tmp_path) as other,
         client(one) as here,
         client(other) as there,
     ):
@@ -212,8 +218,8 @@ async def test_of_two_processes_that_begin_one_response_none_is_left_at_work(
 ) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as one,
-        house(backend, "memory", tmp_path) as other,
+        running_proxy(backend, "memory", tmp_path) as one,
+        running_proxy(backend, "memory", tmp_path) as other,
         client(one) as here,
         client(other) as there,
     ):
@@ -239,8 +245,8 @@ async def test_who_waits_for_a_run_of_another_process_that_is_ended_may_ask_agai
     script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as one,
-        house(backend, "memory", tmp_path) as other,
+        running_proxy(backend, "memory", tmp_path) as one,
+        running_proxy(backend, "memory", tmp_path) as other,
         client(one) as here,
         client(other) as there,
     ):

@@ -30,7 +30,7 @@ from tests.clients.chat import (
 from tests.e2e.leftovers import gone, tasks
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
-from tests.fakes.server import AT_ONCE, EachKey, door_to, house, join, serve
+from tests.fakes.server import AT_ONCE, EachKey, make_services, model_client, running_proxy, serve
 
 NEVER = "Never said."
 KEY = {"Idempotency-Key": "order-1"}
@@ -58,7 +58,7 @@ async def test_a_run_ends_when_its_client_is_gone_for_good(
     make_runs = partial(RunManager, grace_s=grace_s)
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
-        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
     ):
         with anyio.fail_after(20):
             seen = await leave_after(backend, 1, url, headers, stream=stream)
@@ -89,8 +89,8 @@ class SlowToClose(MemorySandboxes):
 async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path: Path) -> None:
     script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
     async with scripted_backend(script) as backend:
-        sandboxes, model = SlowToClose(), door_to(backend)
-        services = join(
+        sandboxes, model = SlowToClose(), model_client(backend)
+        services = make_services(
             model, sandboxes, tmp_path, make_runs=partial(RunManager, grace_s=0), profiles=AT_ONCE
         )
         with anyio.fail_after(20):
@@ -112,7 +112,7 @@ async def test_a_run_that_two_hear_goes_on_for_the_one_who_stays(tmp_path: Path)
     make_runs = partial(RunManager, grace_s=0)
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
         client(url) as http,
         anyio.create_task_group() as group,
     ):
@@ -154,7 +154,7 @@ async def test_a_detached_run_goes_on_and_its_result_is_kept(
     step = tool_reply(call("execute_bash", command="echo 42"))
     async with (
         scripted_backend([step, Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path, **changes) as url,
+        running_proxy(backend, "memory", tmp_path, **changes) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -176,7 +176,7 @@ async def test_a_detached_run_goes_on_and_its_result_is_kept(
 async def test_a_detached_run_that_failed_says_how(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client(url) as http,
         http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=DETACH) as failed,
     ):
@@ -190,9 +190,9 @@ async def test_a_detached_run_that_failed_says_how(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path) -> None:
     async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
-        sandboxes, model = MemorySandboxes(), door_to(backend)
+        sandboxes, model = MemorySandboxes(), model_client(backend)
         async with (
-            serve(join(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
+            serve(make_services(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
             client(url) as http,
             anyio.create_task_group() as group,
         ):
@@ -221,7 +221,7 @@ async def test_who_cancels_a_run_that_is_kept_for_nobody_is_told_so(
     caplog.set_level("INFO")
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
         anyio.create_task_group() as group,
     ):
@@ -238,7 +238,7 @@ async def test_who_cancels_a_run_that_is_kept_for_nobody_is_told_so(
 async def test_whoever_waits_for_a_run_that_is_cancelled_is_told(tmp_path: Path) -> None:
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -259,7 +259,7 @@ async def test_a_run_is_nobody_else_s(method: str, tmp_path: Path) -> None:
     mine, yours = ({"Authorization": f"Bearer sk-{who}"} for who in ("mine", "yours"))
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path, keyring=EachKey()) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=EachKey()) as url,
         client(url) as http,
     ):
         path = f"/v1/runs/{(await ask(http, {**mine, **DETACH})).headers['x-sandbox-run']}"
@@ -270,7 +270,7 @@ async def test_a_run_is_nobody_else_s(method: str, tmp_path: Path) -> None:
 async def test_the_answer_of_a_run_that_was_heard_is_forgotten(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         run_id = (await ask(http, FIRST)).headers["x-sandbox-run"]
@@ -281,9 +281,9 @@ async def test_the_answer_of_a_run_that_was_heard_is_forgotten(tmp_path: Path) -
 async def test_a_detached_run_ends_with_the_server(tmp_path: Path) -> None:
     async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
         at_first = tasks()
-        sandboxes, model = MemorySandboxes(), door_to(backend)
+        sandboxes, model = MemorySandboxes(), model_client(backend)
         with anyio.fail_after(20):
-            async with serve(join(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url:
+            async with serve(make_services(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url:
                 seen = await leave_after(backend, 1, url, DETACH)
             await seen.gone.wait()
             await model.aclose()

@@ -15,8 +15,8 @@ from policies.workspace import OUTPUT_DIR
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.fakes.backend import Backend, by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import running_proxy
 
 MAKE = tool_reply(call("execute_bash", command="mkdir -p output/sub; echo 1 > output/sub/b.csv"))
 LINK = re.compile(r"http://[^)\s]+/content\?exp=\d+&sig=[0-9a-f]+")
@@ -33,7 +33,7 @@ async def answered(client: httpx.AsyncClient, body: dict[str, Any], **headers: s
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def sent(backend: Backend, number: int) -> str:
+def sent(backend: ScriptedBackend, number: int) -> str:
     """What the model was sent by one request."""
     return str(backend.requests[number].body["messages"])
 
@@ -43,7 +43,7 @@ async def test_a_relative_path_in_an_answer_opens(written: str, tmp_path: Path) 
     script = by_history([MAKE, text_reply(f"It is in {written}.")])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         answer = await answered(client, asked("Make it."))
@@ -61,7 +61,7 @@ async def test_a_signed_link_does_not_go_back_to_the_model(
     script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         first = asked("Make it.")
@@ -88,7 +88,7 @@ async def test_a_link_to_anothers_file_tells_nothing_of_it(tmp_path: Path) -> No
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=keyring) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         answer = await answered(client, asked("Make it."), authorization="Bearer sk-a")
@@ -110,7 +110,7 @@ async def test_a_produced_picture_can_be_sent_back_by_its_link(
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=keyring) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         answer = await answered(client, asked("Make it."), authorization="Bearer sk-a")
@@ -153,7 +153,7 @@ async def test_files_that_the_answer_does_not_name_can_be_listed_below_it(
     profiles = Profiles.only(Profile(artifacts=ArtifactLimits(list_files=setting)))
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, profiles=profiles) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
         httpx.AsyncClient(base_url=url, timeout=30, headers=headers) as client,
     ):
         body = asked("Make it.", stream=stream)
@@ -167,7 +167,7 @@ async def test_a_file_that_the_answer_names_is_not_listed_again(tmp_path: Path) 
     profiles = Profiles.only(Profile(artifacts=ArtifactLimits(list_files="always")))
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, profiles=profiles) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         answer = await answered(client, asked("Make it."))

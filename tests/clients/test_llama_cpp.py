@@ -13,9 +13,9 @@ from policies.context import estimate_tokens
 from policies.workspace import INPUT_DIR
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
-from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.llama_cpp import LlamaCpp
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 BASH = tool_reply(call("execute_bash", command="true"))
 SUBMIT = tool_reply(call("submit", answer="Forty-two."))
@@ -27,12 +27,12 @@ NUMBER = '{"n": 42}'
 @asynccontextmanager
 async def proxied(
     server: LlamaCpp, tmp_path: Path
-) -> AsyncIterator[tuple[Backend, openai.AsyncOpenAI]]:
+) -> AsyncIterator[tuple[ScriptedBackend, openai.AsyncOpenAI]]:
     async with (
         scripted_backend(
             server, style="llama.cpp", window=server.window, elsewhere=server.elsewhere
         ) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):

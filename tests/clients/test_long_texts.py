@@ -17,8 +17,8 @@ from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.fakes.backend import Backend, by_history, scripted_backend
-from tests.fakes.server import REAL_KINDS, Kind, house
+from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import REAL_KINDS, Kind, running_proxy
 
 SUBMIT = tool_reply(call("submit", answer="done"))
 BOOK = "".join(f"Line {number} of the book.\n" for number in range(3000))
@@ -68,7 +68,7 @@ async def ask(
     return answer.json()
 
 
-def heard(backend: Backend, number: int = -1) -> str:
+def heard(backend: ScriptedBackend, number: int = -1) -> str:
     """What the model was told in the user's name."""
     messages = backend.requests[number].body["messages"]
     return "".join(str(said["content"]) for said in messages if said["role"] == "user")
@@ -94,7 +94,7 @@ async def test_a_fact_in_four_documents_is_found_for_an_eighth_of_the_tokens(
     documents = library()
     told = [f"<document title='{name}'>\n{text}</document>\n" for name, text in documents.items()]
     text = "".join([*told, "What did Orlu pay?"])
-    async with scripted_backend(play) as backend, house(backend, kind, tmp_path) as url:
+    async with scripted_backend(play) as backend, running_proxy(backend, kind, tmp_path) as url:
         answers = [
             (await ask(url, {**asked(PATHS[0], text), "model": model}))["choices"][0]["message"]
             for model in ("fake-model:plain", "fake-model")
@@ -113,7 +113,10 @@ async def test_a_fact_in_four_documents_is_found_for_an_eighth_of_the_tokens(
 @pytest.mark.parametrize("path", PATHS)
 async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_path: Path) -> None:
     script = [tool_reply(call("execute_bash", command=f"cat {INPUT_DIR}/a.txt")), SUBMIT]
-    async with scripted_backend(script) as backend, house(backend, "memory", tmp_path) as url:
+    async with (
+        scripted_backend(script) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+    ):
         usage = (await ask(url, asked(path, SAID), path))["usage"]["sandbox"]
         short = (await ask(url, asked(path, "Hello."), path)).get("usage", {}).get("sandbox", {})
     each = estimate_tokens(SAID) - estimate_tokens(heard(backend, 0))
@@ -138,7 +141,7 @@ async def test_a_request_can_keep_its_text(
 ) -> None:
     async with (
         scripted_backend(lambda body: SUBMIT) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         kept = await ask(url, asked(path, SAID, sandbox=sandbox), path, headers)
         said = heard(backend)
@@ -156,7 +159,7 @@ async def test_a_request_can_keep_its_text(
 async def test_another_word_for_it_is_refused(
     headers: dict[str, str], sandbox: dict[str, Any], param: str, tmp_path: Path
 ) -> None:
-    async with scripted_backend([]) as backend, house(backend, "memory", tmp_path) as url:
+    async with scripted_backend([]) as backend, running_proxy(backend, "memory", tmp_path) as url:
         answer = await ask(url, asked(PATHS[0], SAID, sandbox=sandbox), headers=headers)
     assert answer["error"]["param"] == param
     assert backend.requests == []
@@ -175,7 +178,7 @@ async def test_a_model_without_a_computer_gets_all_of_the_text(
 ) -> None:
     async with (
         scripted_backend([text_reply("Nobody.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         await ask(url, {**asked(PATHS[0], SAID), **more})
     assert heard(backend) == SAID
@@ -192,7 +195,10 @@ async def test_what_is_not_said_by_the_user_stays(tmp_path: Path) -> None:
         {"role": "user", "content": "And now?"},
     ]
     body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": tool}]}
-    async with scripted_backend([SUBMIT]) as backend, house(backend, "memory", tmp_path) as url:
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+    ):
         await ask(url, body)
     sent = backend.requests[0].body
     assert sent["messages"][0]["content"].endswith(SAID)
@@ -209,7 +215,7 @@ async def test_a_conversation_that_grows_keeps_its_beginning_and_its_files(tmp_p
     look = tool_reply(call("execute_bash", command=heads))
     async with (
         scripted_backend(by_history([SUBMIT, look, SUBMIT])) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         await ask(url, {"model": "m", "messages": first})
         await ask(url, {"model": "m", "messages": second})
@@ -238,7 +244,7 @@ async def test_the_backends_tokenizer_decides_where_an_estimate_cannot(
     elsewhere = tokenizer(lambda: web.json_response({"count": tokens, "tokens": []}), said)
     async with (
         scripted_backend(lambda body: SUBMIT, elsewhere=elsewhere) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         await ask(url, asked(PATHS[0], "Hello."))
         await ask(url, asked(PATHS[0], SAID * 10))
@@ -266,7 +272,7 @@ async def test_where_the_backend_cannot_count_an_estimate_holds(
     over = Profile(inputs=InputLimits(offload_text_over_tokens=estimate_tokens(SAID) - 1))
     async with (
         scripted_backend(lambda body: SUBMIT, elsewhere=tokenizer(answer, said)) as backend,
-        house(backend, "memory", tmp_path, profiles=Profiles.only(over)) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(over)) as url,
     ):
         for _ in range(2):
             await ask(url, asked(PATHS[0], SAID))

@@ -14,7 +14,7 @@ from proxy.models.scripted import text_reply
 from proxy.store.store import Store
 from tests.clients.responses import MODEL, at, refused, told
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 
 @pytest.mark.parametrize("by", ["previous_response_id", "conversation", "item_reference"])
@@ -26,7 +26,7 @@ async def test_who_goes_on_by_a_name_does_so_without_a_file_that_was_deleted(
     with anyio.fail_after(30):
         async with (
             scripted_backend([text_reply("A table.")] * 3) as backend,
-            house(backend, "memory", tmp_path, files=files, inputs=inputs) as url,
+            running_proxy(backend, "memory", tmp_path, files=files, inputs=inputs) as url,
             at(url, "mine") as mine,
         ):
             file = await mine.files.create(file=("a.csv", b"a,b\n"), purpose="user_data")

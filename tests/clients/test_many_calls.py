@@ -9,7 +9,7 @@ from policies.prompts import CALLS_LEFT_OUT
 from proxy.agent.model import MAX_CALLS
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, by_history, chunk, frames, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 MANY = 100_000
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Look."}], "stream": True}
@@ -35,7 +35,7 @@ async def test_the_first_calls_of_a_turn_are_taken_and_one_note_tells_of_the_res
     script = by_history([streamed(MANY), text_reply("Done.")])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=120) as client,
     ):
         text = (await client.post("/v1/chat/completions", json=ASKED)).text
@@ -53,7 +53,7 @@ async def test_as_many_calls_as_there_may_be_bring_no_note(tmp_path: Path) -> No
     script = by_history([tool_reply(*calls), text_reply("Done.")])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=120) as client,
     ):
         await client.post("/v1/chat/completions", json=ASKED)

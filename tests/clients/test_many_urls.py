@@ -15,7 +15,7 @@ from proxy.models.scripted import text_reply
 from sandbox_runtime.egress.dialer import Resolve
 from tests.clients.test_files_in import PNG, SUBMIT, ask, heard, image_part, notes, user
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Reader, Writer
 
 MANY = MAX_FETCHES + 8
@@ -31,7 +31,7 @@ async def answer_to(
     fetcher = Fetcher(resolve=resolve or internet.resolve, connect=internet.connect)
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client,
     ):
         return await client.post("/chat/completions", json=plain(*urls))
@@ -90,7 +90,7 @@ async def test_who_leaves_during_a_lookup_ends_it(path: str, tmp_path: Path) -> 
     fetcher = Fetcher(resolve=resolve, connect=Internet().connect, connect_timeout_s=3600)
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
         with anyio.fail_after(20):
             async with httpx.AsyncClient(base_url=f"{url}/v1/", timeout=None) as client:
@@ -114,7 +114,7 @@ async def test_of_many_urls_the_newest_are_fetched(tmp_path: Path) -> None:
     async with (
         scripted_backend([SUBMIT]) as backend,
         internet.server(site),
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
         await ask(url, user(*parts))
     content = heard(backend)

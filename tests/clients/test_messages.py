@@ -14,7 +14,7 @@ from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.messages import ASKED, COMPUTER, PATH, asking, events, texts
 from tests.fakes.backend import Frames, Held, Refusal, chunk, frames, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 COMMAND = "printf 'GIF89a;' > output/dot.gif; echo made; echo oh >&2"
 USAGE = {
@@ -289,7 +289,7 @@ async def test_a_silent_stream_pings(tmp_path: Path) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("Done."), speak)]) as backend,
-        house(backend, "memory", tmp_path, keep_alive_s=0.02) as url,
+        running_proxy(backend, "memory", tmp_path, keep_alive_s=0.02) as url,
         httpx.AsyncClient() as client,
     ):
         with anyio.fail_after(10):
@@ -327,7 +327,7 @@ async def test_a_prolonged_answer_that_fails_is_an_error_in_the_same_words(tmp_p
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(Frames([]), speak), Refusal(400, "no such thing")]) as backend,
-        house(backend, "memory", tmp_path, nonstream_keep_alive_s=0.02) as url,
+        running_proxy(backend, "memory", tmp_path, nonstream_keep_alive_s=0.02) as url,
         httpx.AsyncClient() as client,
     ):
         with anyio.fail_after(10):

@@ -15,7 +15,7 @@ from aiohttp import web
 from proxy.models.scripted import ScriptedModel
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house, join, open_sandboxes, serve
+from tests.fakes.server import make_services, open_sandboxes, running_proxy, serve
 
 COUNT = f"{PATH}/count_tokens"
 COUNTED = {"model": "fake-model", "messages": ASKED["messages"]}
@@ -46,7 +46,7 @@ async def before(server: Server, state_dir: Path) -> AsyncIterator[httpx.AsyncCl
     with anyio.fail_after(20):
         async with (
             scripted_backend([], elsewhere=server.answer) as backend,
-            house(backend, "memory", state_dir) as url,
+            running_proxy(backend, "memory", state_dir) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as client,
         ):
             yield client
@@ -76,7 +76,7 @@ async def test_a_plain_models_stream_is_passed_on_as_it_comes(tmp_path: Path) ->
 
     async with (
         scripted_backend([], elsewhere=stream) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         with anyio.fail_after(10):
@@ -143,7 +143,7 @@ async def test_a_plain_models_tokens_are_the_backends_to_count(tmp_path: Path) -
 async def test_a_backend_that_is_no_server_counts_nothing(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with open_sandboxes("memory", tmp_path) as sandboxes:
-            services = join(ScriptedModel([]), sandboxes, tmp_path)
+            services = make_services(ScriptedModel([]), sandboxes, tmp_path)
             async with serve(services) as url, httpx.AsyncClient(base_url=url) as client:
                 response = await client.post(COUNT, content=json.dumps(COUNTED))
     assert response.status_code == 404

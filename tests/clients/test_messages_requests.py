@@ -12,11 +12,19 @@ import pytest
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.schemas.messages_response import accumulate_message
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import KINDS, Kind, door_to, house, join, one_key, serve
+from tests.fakes.server import (
+    KINDS,
+    Kind,
+    make_services,
+    model_client,
+    running_proxy,
+    serve,
+    single_key,
+)
 from tests.fakes.uploads import DirectoryUploads
 
 GIF = base64.b64encode(b"GIF89a;").decode()
@@ -61,7 +69,7 @@ async def test_an_upload_lies_in_the_sandbox(tmp_path: Path) -> None:
     uploads = DirectoryUploads(tmp_path)
     upload = {"type": "container_upload", "file_id": uploads.add("mine", "a.txt", b"forty-two")}
     async with asking(
-        script, tmp_path, inputs=Inputs(uploads=uploads), keyring=one_key("mine")
+        script, tmp_path, inputs=Inputs(uploads=uploads), keyring=single_key("mine")
     ) as client:
         key = {"x-api-key": "mine"}
         await client.message(key, messages=said(upload), tools=[COMPUTER])
@@ -91,7 +99,7 @@ async def test_a_tool_of_the_clients_is_called_between_ours_and_the_sandbox_wait
     with anyio.fail_after(60):
         async with (
             scripted_backend(script) as backend,
-            house(backend, kind, tmp_path) as url,
+            running_proxy(backend, kind, tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {**ASKED, "tools": [WARMTH]}
@@ -181,7 +189,7 @@ async def test_a_container_is_gone_on_with_by_its_name(kind: Kind, tmp_path: Pat
     with anyio.fail_after(60):
         async with (
             scripted_backend(script) as backend,
-            house(backend, kind, tmp_path) as url,
+            running_proxy(backend, kind, tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {**ASKED, "tools": [COMPUTER]}
@@ -258,7 +266,7 @@ async def test_one_call_that_takes_too_long_fails_in_time(tmp_path: Path) -> Non
 
 
 async def test_the_key_is_taken_where_anthropics_clients_send_it(tmp_path: Path) -> None:
-    async with asking(list(DONE), tmp_path, keyring=one_key("sk-ours")) as client:
+    async with asking(list(DONE), tmp_path, keyring=single_key("sk-ours")) as client:
         own = await client.ask({"x-api-key": "sk-ours"})
         bearer = await client.ask({"Authorization": "Bearer sk-ours"})
         refused = await client.error({"x-api-key": "sk-other"})
@@ -295,12 +303,12 @@ async def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients
 
 
 async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path: Path) -> None:
-    none = MemorySandboxes(failure=SandboxUnavailableError("none left", retry_after_s=1))
+    none = MemorySandboxes(failure=NoFreeSandboxError("none left", retry_after_s=1))
     script: list[Any] = [tool_reply(call("execute_bash", command="true"))]
     async with scripted_backend(script) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         async with (
-            serve(join(model, none, tmp_path)) as url,
+            serve(make_services(model, none, tmp_path)) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             response = await http.post(PATH, json=ASKED)

@@ -17,7 +17,7 @@ from proxy.keys import Key, Keyring
 from proxy.metrics import MAX_LABEL_CHARS, MAX_MODELS, Metrics
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
-from tests.fakes.server import Kind, house, one_key
+from tests.fakes.server import Kind, running_proxy, single_key
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,7 +64,7 @@ async def scraped(
     kind: Kind = changes.pop("kind", "memory")
     async with (
         scripted_backend(script) as backend,
-        house(backend, kind, tmp_path, **changes) as url,
+        running_proxy(backend, kind, tmp_path, **changes) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         for body in bodies:
@@ -80,7 +80,7 @@ async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
     ]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=20) as client,
     ):
 
@@ -198,7 +198,7 @@ async def test_a_model_whose_name_cannot_be_told_is_counted_under_other(
 ) -> None:
     async with (
         scripted_backend([text_reply("done")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         body = json.dumps({**ASKED, "model": model}).encode()
@@ -228,7 +228,7 @@ async def test_the_names_of_the_last_release_have_the_values_of_the_new(
 ) -> None:
     async with (
         scripted_backend(TURNS) as backend,
-        house(backend, "bubblewrap", tmp_path) as url,
+        running_proxy(backend, "bubblewrap", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20, headers={"accept": accept}) as client,
     ):
         await client.post("/v1/chat/completions", json=ASKED)
@@ -253,7 +253,7 @@ async def test_the_pool_is_counted(tmp_path: Path) -> None:
     script: list[Item] = [TURNS[0], Held(text_reply("done"), rest)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "bubblewrap", tmp_path) as url,
+        running_proxy(backend, "bubblewrap", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
@@ -273,7 +273,7 @@ async def test_the_pool_is_counted(tmp_path: Path) -> None:
 async def test_the_numbers_are_for_who_has_the_key(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, keyring=one_key("sk-ours")) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-ours")) as url,
         httpx.AsyncClient() as client,
     ):
         assert (await client.get(f"{url}/metrics")).status_code == 401
@@ -297,7 +297,7 @@ async def test_with_several_keys_only_the_operators_sees_them(
     headers = {"authorization": f"Bearer {sent}"}
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=keyring) as url,
         httpx.AsyncClient(base_url=url, headers=headers) as client,
     ):
         answer = await client.get("/metrics")

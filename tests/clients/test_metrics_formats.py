@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tests.clients.test_metrics import OPENMETRICS, TEXT, numbers
 from tests.fakes.backend import Handler, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 THEIRS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 2.0'
 PROMETHEUS_ACCEPTS = (
@@ -20,7 +20,7 @@ PROMETHEUS_ACCEPTS = (
 async def backends(handler: Handler, accept: str, tmp_path: Path) -> httpx.Response:
     async with (
         scripted_backend([], elsewhere=handler) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=20, headers={"accept": accept}) as client,
     ):
         return await client.get(f"{url}/metrics")

@@ -16,7 +16,7 @@ from proxy.schemas.messages_response import accumulate_message
 from tests.clients import chat, messages, responses
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.open_webui import OpenWebUI
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 NARRATION = "I look at the files first, for nothing else can tell what is in them. " * 4 + "Now."
 TOLD = tool_reply(call("execute_bash", command="echo one"), content=NARRATION)
@@ -39,7 +39,7 @@ async def frames(
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path, narration=narration) as url,
+            running_proxy(backend, "memory", tmp_path, narration=narration) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as client,
         ):
             response = await client.post(path, json={**body, "stream": True})
@@ -178,7 +178,7 @@ async def test_citation_is_right_after_narration_that_was_redacted(tmp_path: Pat
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path, profiles=REDACTED) as url,
+            running_proxy(backend, "memory", tmp_path, profiles=REDACTED) as url,
             chat.client(url) as client,
         ):
             response = await chat.ask(client, stream=True)

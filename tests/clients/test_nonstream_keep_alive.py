@@ -12,7 +12,7 @@ from proxy.models.scripted import text_reply
 from tests.clients.chat import ASKED, PATH, ask, client
 from tests.clients.errors import ASKED as MESSAGES
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 SOON = {"nonstream_keep_alive_s": 0.01}
 
@@ -30,7 +30,7 @@ async def test_the_answer_follows_the_blanks_and_the_sdk_reads_it(
 
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path, nonstream_keep_alive_s=keep_alive_s) as url,
+        running_proxy(backend, "memory", tmp_path, nonstream_keep_alive_s=keep_alive_s) as url,
         httpx.AsyncClient(event_hooks={"response": [its_head_is_here]}) as http,
     ):
         sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
@@ -49,7 +49,7 @@ async def test_blanks_go_on_until_the_answer_is_there(tmp_path: Path) -> None:
     release = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path, **SOON) as url,
+        running_proxy(backend, "memory", tmp_path, **SOON) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -78,7 +78,9 @@ async def test_an_error_has_its_status_only_where_no_blank_was_sent(
     script = [held, Refusal(400, "refused")] if waits else refuse
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, nonstream_keep_alive_s=0.01 if waits else 3600) as url,
+        running_proxy(
+            backend, "memory", tmp_path, nonstream_keep_alive_s=0.01 if waits else 3600
+        ) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -92,7 +94,7 @@ async def test_an_error_has_its_status_only_where_no_blank_was_sent(
 async def test_who_leaves_while_blanks_are_sent_ends_the_run(tmp_path: Path) -> None:
     async with (
         scripted_backend([Held(text_reply("Never said."), asyncio.Event())]) as backend,
-        house(backend, "memory", tmp_path, **SOON) as url,
+        running_proxy(backend, "memory", tmp_path, **SOON) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -104,7 +106,7 @@ async def test_who_leaves_while_blanks_are_sent_ends_the_run(tmp_path: Path) -> 
 async def test_an_answer_that_comes_soon_has_no_blanks(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path, nonstream_keep_alive_s=3600) as url,
+        running_proxy(backend, "memory", tmp_path, nonstream_keep_alive_s=3600) as url,
         client(url) as http,
     ):
         response = await ask(http)

@@ -9,14 +9,17 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, Item, Raw, frames, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 JSON = {"content-type": "application/json"}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
 
 
 async def ask(tmp_path: Path, script: list[Item], **body: Any) -> tuple[httpx.Response, list[Any]]:
-    async with scripted_backend(script) as backend, house(backend, "memory", tmp_path) as url:
+    async with (
+        scripted_backend(script) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+    ):
         async with httpx.AsyncClient(timeout=20) as client:
             response = await client.post(f"{url}/v1/chat/completions", json={**BODY, **body})
         return response, [request.body for request in backend.requests]
@@ -123,7 +126,7 @@ async def test_a_value_of_a_wrong_type_is_named(field: str, value: Any, tmp_path
 async def test_a_model_name_that_is_no_text_is_an_answer_all_the_same(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Yes.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient() as client,
     ):
         content = json.dumps({**BODY, "model": "\ud800"}).encode()

@@ -16,8 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from policies.sessions import container_id
 from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply
-from tests.fakes.backend import Backend, by_history, scripted_backend
-from tests.fakes.server import BACKEND_KEY, KINDS, Kind, house
+from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
+from tests.fakes.server import BACKEND_KEY, KINDS, Kind, running_proxy
 
 TABLE = b"n,square\n1,1\n2,4\n"
 DOT = b"GIF89a;"
@@ -59,7 +59,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[Backend]:
+async def backend() -> AsyncIterator[ScriptedBackend]:
     with anyio.fail_after(60):
         async with scripted_backend(WORK) as running:
             yield running
@@ -185,41 +185,45 @@ def check_usage(usage: Any) -> None:
 
 
 async def test_the_async_client_gets_answer_files_and_usage(
-    backend: Backend, kind: Kind, tmp_path: Path
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with house(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
         completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
         await check(outcome_of(completion), url)
         check_usage(completion.usage)
         assert (completion.object, completion.model) == ("chat.completion", "fake-model")
 
 
-async def test_the_sync_client_gets_the_same(backend: Backend, kind: Kind, tmp_path: Path) -> None:
+async def test_the_sync_client_gets_the_same(
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
+) -> None:
     def ask(url: str) -> ChatCompletion:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             return client.chat.completions.create(model="fake-model", messages=ASKED)
 
-    async with house(backend, kind, tmp_path) as url:
+    async with running_proxy(backend, kind, tmp_path) as url:
         completion = await anyio.to_thread.run_sync(ask, url)
         await check(outcome_of(completion), url)
         check_usage(completion.usage)
 
 
-async def test_the_sync_client_may_stream(backend: Backend, kind: Kind, tmp_path: Path) -> None:
+async def test_the_sync_client_may_stream(
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
+) -> None:
     def ask(url: str) -> list[ChatCompletionChunk]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             completions = client.chat.completions
             return list(completions.create(model="fake-model", messages=ASKED, stream=True))
 
-    async with house(backend, kind, tmp_path) as url:
+    async with running_proxy(backend, kind, tmp_path) as url:
         chunks = await anyio.to_thread.run_sync(ask, url)
         await check(outcome_of_chunks(chunks), url)
 
 
 async def test_a_stream_brings_the_same_and_no_usage_unasked(
-    backend: Backend, kind: Kind, tmp_path: Path
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with house(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
         stream = await client.chat.completions.create(
             model="fake-model", messages=ASKED, stream=True
         )
@@ -229,9 +233,9 @@ async def test_a_stream_brings_the_same_and_no_usage_unasked(
 
 
 async def test_a_stream_asked_for_usage_ends_in_it_once(
-    backend: Backend, kind: Kind, tmp_path: Path
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with house(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
         stream = await client.chat.completions.create(
             model="fake-model",
             messages=ASKED,
@@ -246,9 +250,9 @@ async def test_a_stream_asked_for_usage_ends_in_it_once(
 
 
 async def test_the_stream_helper_adds_the_chunks_up(
-    backend: Backend, kind: Kind, tmp_path: Path
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with house(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
         async with client.chat.completions.stream(model="fake-model", messages=ASKED) as stream:
             async for _ in stream:
                 pass
@@ -260,9 +264,9 @@ async def test_the_stream_helper_adds_the_chunks_up(
 
 
 async def test_a_raw_response_has_the_headers_and_the_same_body(
-    backend: Backend, kind: Kind, tmp_path: Path
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with house(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
         completions = client.chat.completions.with_raw_response
         response = await completions.create(model="fake-model", messages=ASKED)
         assert response.http_response.status_code == 200
@@ -274,9 +278,9 @@ async def test_a_raw_response_has_the_headers_and_the_same_body(
 
 
 async def test_a_streaming_response_is_read_line_by_line(
-    backend: Backend, kind: Kind, tmp_path: Path
+    backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with house(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
         completions = client.chat.completions.with_streaming_response
         asked = completions.create(model="fake-model", messages=ASKED, stream=True)
         async with asked as response:
@@ -291,7 +295,7 @@ async def test_a_streaming_response_is_read_line_by_line(
 
 
 async def test_what_the_client_sends_beside_reaches_the_backend(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     asked = {
         "model": "fake-model",
@@ -299,7 +303,7 @@ async def test_what_the_client_sends_beside_reaches_the_backend(
         "seed": 7,
         "extra_body": {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}},
     }
-    async with house(backend, "memory", tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, "memory", tmp_path) as url, client_of(url) as client:
         await client.chat.completions.create(messages=ASKED, **asked)
     assert len(backend.requests) == 2
     for request in backend.requests:
@@ -323,7 +327,7 @@ async def test_the_form_of_the_answer_holds_for_the_answer_alone(tmp_path: Path)
     form = {"type": "json_object"}
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         completion = await client.chat.completions.create(
@@ -336,9 +340,9 @@ async def test_the_form_of_the_answer_holds_for_the_answer_alone(tmp_path: Path)
 
 
 async def test_every_model_is_listed_and_found_also_as_plain(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, "memory", tmp_path) as url, client_of(url) as client:
         listed = [model async for model in client.models.list()]
         assert [model.id for model in listed] == ["fake-model", "fake-model:plain"]
         for model in listed:

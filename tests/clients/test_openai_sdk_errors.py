@@ -10,9 +10,9 @@ import pytest
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
-from tests.fakes.backend import Backend, Frames, Refusal, chunk, frames, scripted_backend
+from tests.fakes.backend import Frames, Refusal, ScriptedBackend, chunk, frames, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import ATTEMPTS, house, join, one_key, serve
+from tests.fakes.server import ATTEMPTS, make_services, running_proxy, serve, single_key
 
 # The request is wrong
 
@@ -53,7 +53,7 @@ async def test_a_bad_request_names_the_field(
 ) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client, **body)
@@ -66,7 +66,7 @@ async def test_a_bad_request_names_the_field(
 async def test_a_missing_field_is_named(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -79,7 +79,7 @@ async def test_a_missing_field_is_named(tmp_path: Path) -> None:
 async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(10), pytest.raises(openai.BadRequestError) as caught:
@@ -101,7 +101,7 @@ async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path)
 async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, keyring=one_key("sk-right")) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-right")) as url,
         client_of(url, "sk-wrong") as client,
     ):
         with anyio.fail_after(10), pytest.raises(openai.AuthenticationError) as caught:
@@ -118,7 +118,7 @@ async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: P
 async def test_the_right_key_opens(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
-        house(backend, "memory", tmp_path, keyring=one_key("sk-right")) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-right")) as url,
         client_of(url, "sk-right") as client,
     ):
         completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
@@ -128,7 +128,7 @@ async def test_the_right_key_opens(tmp_path: Path) -> None:
 async def test_an_unknown_route_and_an_unknown_model_are_not_found(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with pytest.raises(openai.NotFoundError) as no_route:
@@ -149,7 +149,7 @@ async def test_an_unknown_route_and_an_unknown_model_are_not_found(tmp_path: Pat
 async def test_a_wrong_method_is_not_allowed(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with pytest.raises(openai.APIStatusError) as caught:
@@ -169,7 +169,7 @@ async def test_a_backend_that_recovers_in_time_is_not_heard_of(tmp_path: Path) -
     script = [*[server_error()] * (ATTEMPTS - 1), text_reply("Here I am.")]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
@@ -179,7 +179,7 @@ async def test_a_backend_that_recovers_in_time_is_not_heard_of(tmp_path: Path) -
 async def test_a_backend_that_goes_on_failing_keeps_its_status(tmp_path: Path) -> None:
     async with (
         scripted_backend([server_error()] * 9) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client)
@@ -199,7 +199,7 @@ async def test_an_overloaded_backend_says_when_to_come_again(stream: bool, tmp_p
     too_many = Refusal(429, "too many requests", headers={"Retry-After": "120"})
     async with (
         scripted_backend([too_many]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client_of(url) as client,
     ):
         error = await refused(client, stream=stream)
@@ -220,7 +220,7 @@ async def test_a_run_that_failed_after_the_model_spoke_is_not_started_anew(
     script = [said, *[server_error()] * 9]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url).with_options(max_retries=2) as client,
     ):
         error = await refused(client)
@@ -234,7 +234,7 @@ async def test_the_sdk_does_not_repeat_what_the_proxy_has_repeated(
 ) -> None:
     async with (
         scripted_backend([server_error()] * 30) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client_of(url).with_options(max_retries=2) as client,
     ):
         error = await refused(client, stream=stream)
@@ -249,7 +249,7 @@ async def test_the_sdk_repeats_what_the_proxy_has_not_repeated(
     async with scripted_backend([server_error(), text_reply("Here I am.")]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
         async with (
-            serve(join(model, MemorySandboxes(), tmp_path, status_wait_s=60.0)) as url,
+            serve(make_services(model, MemorySandboxes(), tmp_path, status_wait_s=60.0)) as url,
             client_of(url).with_options(max_retries=2) as client,
         ):
             with anyio.fail_after(20):
@@ -264,7 +264,7 @@ async def test_a_request_the_backend_refuses_is_not_sent_again(tmp_path: Path) -
     no = Refusal(400, "temperature must be at most 1", code="invalid_value")
     async with (
         scripted_backend([no]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client, temperature=2)
@@ -275,9 +275,9 @@ async def test_a_request_the_backend_refuses_is_not_sent_again(tmp_path: Path) -
 
 
 async def test_an_unreachable_backend_is_a_bad_gateway(tmp_path: Path) -> None:
-    nowhere = Backend("vllm", "fake-model")
+    nowhere = ScriptedBackend("vllm", "fake-model")
     nowhere.base_url = "http://127.0.0.1:1/v1"
-    async with house(nowhere, "memory", tmp_path) as url, client_of(url) as client:
+    async with running_proxy(nowhere, "memory", tmp_path) as url, client_of(url) as client:
         error = await refused(client)
         plain = await refused(client, model="fake-model:plain")
         with pytest.raises(openai.InternalServerError) as listing:
@@ -293,7 +293,7 @@ async def test_a_conversation_too_long_for_the_model_is_the_clients_mistake(
     too_long = Refusal(400, "This model's maximum context length is 4096 tokens.")
     async with (
         scripted_backend([too_long, too_long]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client_of(url) as client,
     ):
         error = await refused(client, stream=stream)
@@ -312,7 +312,7 @@ async def test_a_backend_that_fails_in_the_midst_ends_the_stream_in_an_error(
     script = [Frames(frames(thought, broken, "[DONE]"))]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         body = {"model": "fake-model", "messages": ASKED}
@@ -328,7 +328,7 @@ async def test_a_backend_whose_connection_breaks_ends_the_stream_in_an_error(
     script = [Frames(frames(chunk({"reasoning": "Let me see."})), cut=True)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         body = {"model": "fake-model", "messages": ASKED}
@@ -377,7 +377,7 @@ async def test_a_message_that_the_backend_names_has_the_clients_own_index(
     refusal = Refusal(400, said, beside={"param": said})
     async with (
         scripted_backend([refusal]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client, messages=messages)
@@ -389,7 +389,7 @@ async def test_a_message_that_the_backend_names_has_the_clients_own_index(
 async def test_an_index_of_another_apis_translation_is_left_out(tmp_path: Path) -> None:
     async with (
         scripted_backend([Refusal(400, "messages[1].content is wrong")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with pytest.raises(openai.BadRequestError, match=r"messages\.content is wrong"):

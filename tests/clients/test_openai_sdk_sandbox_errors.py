@@ -10,19 +10,19 @@ import pytest
 
 from proxy.agent.tools import MAX_LOSSES
 from proxy.models.scripted import call, tool_reply
-from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import door_to, join, serve
+from tests.fakes.server import make_services, model_client, serve
 
 
 async def test_without_a_sandbox_the_service_is_unavailable(tmp_path: Path) -> None:
     script = [tool_reply(call("execute_bash", command="true"))] * 2
     async with scripted_backend(script) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         sandboxes = MemorySandboxes(SandboxStartError("no engine answers"))
-        services = join(model, sandboxes, tmp_path)
+        services = make_services(model, sandboxes, tmp_path)
         async with serve(services) as url, client_of(url) as client:
             error = await refused(client)
             body = {"model": "fake-model", "messages": ASKED}
@@ -43,10 +43,10 @@ async def test_sandboxes_that_are_lost_again_and_again_make_the_service_unavaila
     use = tool_reply(call("execute_bash", command="true"))
     replies = [use, *(reply for gate in again for reply in (Held(use, gate), use))]
     async with scripted_backend(replies) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         sandboxes = MemorySandboxes()
         async with (
-            serve(join(model, sandboxes, tmp_path)) as url,
+            serve(make_services(model, sandboxes, tmp_path)) as url,
             client_of(url) as client,
             anyio.create_task_group() as group,
         ):
@@ -64,12 +64,12 @@ async def test_sandboxes_that_are_lost_again_and_again_make_the_service_unavaila
 
 
 async def test_a_pool_that_is_full_says_when_to_come_again(tmp_path: Path) -> None:
-    full = SandboxUnavailableError("all sandboxes are lent", retry_after_s=12.2)
+    full = NoFreeSandboxError("all sandboxes are lent", retry_after_s=12.2)
     use = tool_reply(call("execute_bash", command="true"))
     async with scripted_backend([use]) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         async with (
-            serve(join(model, MemorySandboxes(failure=full), tmp_path)) as url,
+            serve(make_services(model, MemorySandboxes(failure=full), tmp_path)) as url,
             client_of(url) as client,
         ):
             error = await refused(client)
@@ -85,9 +85,9 @@ async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
 ) -> None:
     steps = tool_reply(call("execute_bash", command="true"))
     async with scripted_backend([steps]) as backend:
-        model = door_to(backend)
+        model = model_client(backend)
         broken: Any = object()  # a place for sandboxes that is none
-        services = join(model, broken, tmp_path)
+        services = make_services(model, broken, tmp_path)
         async with serve(services) as url, client_of(url) as client:
             if stream:
                 _, error = await failed_stream(client, {"model": "fake-model", "messages": ASKED})

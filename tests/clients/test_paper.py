@@ -18,9 +18,9 @@ from policies.profile import Profile
 from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.fakes.backend import Backend, Held, Item, Refusal, scripted_backend
+from tests.fakes.backend import Held, Item, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.paper import paper, unstreamed
-from tests.fakes.server import Kind, house
+from tests.fakes.server import Kind, running_proxy
 from tests.fakes.small_window import SmallWindow
 
 WORDS = ReferencePrompts(system="Work.", instance="<{problem_statement}>", no_call="\nC\n")
@@ -40,12 +40,12 @@ async def served(
     profile: Profile,
     window: int | None = None,
     kind: Kind = "memory",
-) -> AsyncIterator[tuple[Backend, httpx.AsyncClient]]:
+) -> AsyncIterator[tuple[ScriptedBackend, httpx.AsyncClient]]:
     """The proxy before a script, and a client of it."""
     with anyio.fail_after(60):
         async with (
             scripted_backend(script, window=window) as backend,
-            house(backend, kind, tmp_path, profiles=Profiles.only(profile)) as url,
+            running_proxy(backend, kind, tmp_path, profiles=Profiles.only(profile)) as url,
             httpx.AsyncClient(timeout=60, base_url=url) as client,
         ):
             yield backend, client
@@ -69,7 +69,7 @@ async def requests(tmp_path: Path, *replies: Item, **body: Any) -> list[dict[str
     """What the backend was sent for one request, which was answered with 42."""
     async with (
         scripted_backend(replies) as backend,
-        house(backend, "memory", tmp_path, profiles=Profiles.only(paper(WORDS))) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(paper(WORDS))) as url,
         httpx.AsyncClient(timeout=60) as client,
     ):
         with anyio.fail_after(60):
@@ -196,7 +196,7 @@ async def test_a_streaming_client_gets_the_same_history_and_the_answer(tmp_path:
     whole = await requests(tmp_path / "whole", *replies)
     async with (
         scripted_backend(replies) as backend,
-        house(
+        running_proxy(
             backend, "memory", tmp_path / "streamed", profiles=Profiles.only(paper(WORDS))
         ) as url,
         httpx.AsyncClient(timeout=60) as client,
@@ -217,7 +217,7 @@ async def test_a_call_of_the_clients_tool_is_handed_over_and_its_answer_ends_in_
     mixed = tool_reply(call("lookup"), call("submit"))
     async with (
         scripted_backend([mixed, DONE]) as backend,
-        house(backend, "memory", tmp_path, profiles=Profiles.only(paper(WORDS))) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(paper(WORDS))) as url,
         httpx.AsyncClient(timeout=60, base_url=url) as client,
     ):
         asked = {"model": "m", "messages": [USER], "tools": [LOOKUP]}

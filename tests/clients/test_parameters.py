@@ -11,7 +11,7 @@ from openai import LengthFinishReasonError
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of
 from tests.fakes.backend import Frames, Item, chunk, frames, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 BASH = tool_reply(call("execute_bash", command="true"))
 SUBMIT = tool_reply(call("submit", answer="Forty-two."))
@@ -52,7 +52,7 @@ async def asked(script: list[Item], tmp_path: Path, **fields: Any) -> tuple[Any,
     """The completion, and the requests that the backend was sent for it."""
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):
@@ -118,7 +118,7 @@ async def test_a_parsed_answer_is_the_clients_own_class(tmp_path: Path) -> None:
     script = [SUBMIT, text_reply("It is 42."), text_reply(f"```json\n{NUMBER}\n```")]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):
@@ -136,7 +136,7 @@ async def test_an_answer_that_never_fits_is_not_taken_for_one_that_does(tmp_path
     script = [SUBMIT, text_reply("It is 42."), text_reply('{"n": "42!"}')]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30), pytest.raises(LengthFinishReasonError) as caught:
@@ -155,7 +155,7 @@ async def test_a_checked_answer_is_streamed_in_its_pieces(tmp_path: Path) -> Non
     answer = Frames(frames(*(chunk({"content": piece}) for piece in pieces), chunk({}, "stop")))
     async with (
         scripted_backend([SUBMIT, text_reply("It is 42."), answer]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):
@@ -174,7 +174,7 @@ async def test_a_refusal_reaches_the_client_as_one(stream: bool, tmp_path: Path)
     refusal = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
     async with (
         scripted_backend([refusal]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         body: dict[str, Any] = {"model": "fake-model", "messages": ASKED, "response_format": Number}
@@ -197,7 +197,7 @@ async def test_a_function_is_called_and_answered_as_ever(tmp_path: Path) -> None
     fields = {"functions": [FUNCTION], "function_call": {"name": "lookup"}}
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):
@@ -222,7 +222,7 @@ async def test_a_function_is_called_and_answered_as_ever(tmp_path: Path) -> None
 async def test_a_function_call_is_streamed_as_ever(tmp_path: Path) -> None:
     async with (
         scripted_backend([tool_reply(call("lookup", key="x"))]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         with anyio.fail_after(30):

@@ -19,7 +19,14 @@ from proxy.app import create_app
 from proxy.inputs import Inputs
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import Handler, scripted_backend
-from tests.fakes.server import BACKEND_KEY, house, join, one_key, open_sandboxes, serve
+from tests.fakes.server import (
+    BACKEND_KEY,
+    make_services,
+    open_sandboxes,
+    running_proxy,
+    serve,
+    single_key,
+)
 
 ODD_JSON = b'{ "input":"\\u00e9",\n"big" : 123456789012345678901234567890, "input": 1.0e0 }\r\n'
 ANSWER = b'{"odd" :  [1 ,]}\n\xff\x00'
@@ -49,7 +56,7 @@ async def before(
     async with scripted_backend([], elsewhere=handler) as backend:
         backend.base_url = backend.base_url.removesuffix("/v1") + prefix + "/v1"
         async with (
-            house(backend, "memory", tmp_path, **changes) as url,
+            running_proxy(backend, "memory", tmp_path, **changes) as url,
             httpx.AsyncClient(base_url=url, timeout=20) as client,
         ):
             yield client
@@ -120,7 +127,7 @@ async def test_the_backend_sees_its_own_key_and_nothing_of_the_clients_account(
         "x-sandbox-session": "s",
         "x-tag": "seen",
     }
-    async with before(backend.record, tmp_path, keyring=one_key("sk-ours")) as client:
+    async with before(backend.record, tmp_path, keyring=single_key("sk-ours")) as client:
         answer = await client.get("/version", headers=sent)
     headers = backend.seen[0].headers
     assert headers["authorization"] == f"Bearer {BACKEND_KEY}"
@@ -134,7 +141,7 @@ async def test_the_backend_sees_its_own_key_and_nothing_of_the_clients_account(
 @pytest.mark.parametrize("path", ["/version", "/v1/embeddings", "/sleep", "/v1/responses"])
 async def test_without_the_key_nothing_is_passed_on(path: str, tmp_path: Path) -> None:
     backend = Recorder()
-    async with before(backend.record, tmp_path, keyring=one_key("sk-ours")) as client:
+    async with before(backend.record, tmp_path, keyring=single_key("sk-ours")) as client:
         answer = await client.post(path, headers={"authorization": "Bearer sk-wrong"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert backend.seen == []
@@ -334,7 +341,7 @@ async def test_a_websocket_is_refused_in_words_under_a_server_that_has_them(
         return {"type": "websocket.connect"}
 
     async with open_sandboxes("memory", tmp_path) as sandboxes:
-        app = create_app(join(ScriptedModel([]), sandboxes, tmp_path))
+        app = create_app(make_services(ScriptedModel([]), sandboxes, tmp_path))
         await app(scope, receive, send)
     start, body = sent
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 400)
@@ -344,7 +351,7 @@ async def test_a_websocket_is_refused_in_words_under_a_server_that_has_them(
 async def test_a_backend_that_is_no_server_has_no_other_paths(tmp_path: Path) -> None:
     async with (
         open_sandboxes("memory", tmp_path) as sandboxes,
-        serve(join(ScriptedModel([]), sandboxes, tmp_path)) as url,
+        serve(make_services(ScriptedModel([]), sandboxes, tmp_path)) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         answer = await client.post("/v1/embeddings", json={"model": "script"})

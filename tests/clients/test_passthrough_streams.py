@@ -15,7 +15,7 @@ from aiohttp import web
 
 from proxy.models.openai_http import OpenAIHTTPModel
 from tests.fakes.backend import Handler, scripted_backend
-from tests.fakes.server import house, join, open_sandboxes, serve
+from tests.fakes.server import make_services, open_sandboxes, running_proxy, serve
 
 MIB = b"x" * (1 << 20)
 
@@ -24,7 +24,7 @@ MIB = b"x" * (1 << 20)
 async def before(handler: Handler, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         scripted_backend([], elsewhere=handler) as backend,
-        house(backend, "memory", tmp_path, passthrough="all") as url,
+        running_proxy(backend, "memory", tmp_path, passthrough="all") as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield client
@@ -187,7 +187,7 @@ async def test_a_backend_that_cannot_be_reached_is_a_bad_gateway(tmp_path: Path)
     async with (
         aclosing(OpenAIHTTPModel("http://127.0.0.1:1/v1", api_key=None, timeout_s=5)) as model,
         open_sandboxes("memory", tmp_path) as sandboxes,
-        serve(join(model, sandboxes, tmp_path, passthrough="all")) as url,
+        serve(make_services(model, sandboxes, tmp_path, passthrough="all")) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         answers: list[Any] = [

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.keys import Key, Keyring
 from tests.clients.test_passthrough import Recorder, before
-from tests.fakes.server import EachKey, one_key
+from tests.fakes.server import EachKey, single_key
 
 KEPT = [
     *("batches", "threads", "assistants", "vector_stores", "fine_tuning/jobs", "uploads", "evals"),
@@ -104,7 +104,7 @@ async def test_a_request_cannot_name_what_the_backend_keeps_for_another(
 async def test_who_has_the_only_key_can_name_what_the_backend_keeps(tmp_path: Path) -> None:
     backend = Recorder(b'{"id": "resp_1", "object": "response"}', 200)
     body = {"model": "fake-model:plain", **OF_ANOTHER["an item"]}
-    async with before(backend.record, tmp_path, keyring=one_key("sk-a")) as client:
+    async with before(backend.record, tmp_path, keyring=single_key("sk-a")) as client:
         headers = {"authorization": "Bearer sk-a"}
         answer = await client.post("/v1/responses", json=body, headers=headers)
     assert (answer.status_code, len(backend.seen)) == (200, 1)

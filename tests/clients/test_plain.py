@@ -12,7 +12,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, Held, Item, Raw, Refusal, chunk, frames, scripted_backend
-from tests.fakes.server import BACKEND_KEY, house
+from tests.fakes.server import BACKEND_KEY, running_proxy
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
 BODY = {
@@ -63,7 +63,7 @@ async def test_the_answer_is_the_backends_own_byte_for_byte(
     body = {**BODY, "stream": stream}
     async with scripted_backend(lambda _: answer) as backend:
         direct = await post(backend.base_url, {**body, "model": "fake-model"})
-        async with house(backend, "memory", tmp_path) as url:
+        async with running_proxy(backend, "memory", tmp_path) as url:
             relayed = await post(f"{url}/v1", body)
     first, second = (request.body for request in backend.requests)
     # The fake numbers its answers, in one place of each.
@@ -78,7 +78,7 @@ async def test_the_answer_is_the_backends_own_byte_for_byte(
 async def test_the_backend_sees_its_own_key_and_the_clients_other_headers(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         await post(f"{url}/v1", BODY)
     headers = backend.requests[0].headers
@@ -91,7 +91,7 @@ async def test_pieces_come_as_the_backend_sends_them(tmp_path: Path) -> None:
     script = [Held(Frames(frames(chunk({"content": "Hel"}), chunk({"content": "lo"}))), rest, 1)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         with anyio.fail_after(10):
@@ -108,7 +108,7 @@ async def test_pieces_come_as_the_backend_sends_them(tmp_path: Path) -> None:
 async def test_a_request_that_forbids_tools_goes_straight_too(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         body = {"model": "fake-model", "messages": HELLO, "tool_choice": "none"}
         answer = json.loads((await post(f"{url}/v1", body)).content)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.keys import Key, Keyring
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 KEYRING = Keyring([("sk-mine", Key("mine")), ("sk-yours", Key("yours"))])
 MINE, YOURS = ({"authorization": f"Bearer sk-{whose}"} for whose in ("mine", "yours"))
@@ -49,7 +49,7 @@ async def test_a_plain_responses_id_works_for_its_client(stream: bool, tmp_path:
     own = Backend()
     async with (
         scripted_backend([], elsewhere=own.answer) as backend,
-        house(backend, "memory", tmp_path, keyring=KEYRING) as url,
+        running_proxy(backend, "memory", tmp_path, keyring=KEYRING) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
     ):
         asked = {**PLAIN, "stream": stream}
@@ -79,7 +79,7 @@ async def test_a_response_that_is_not_to_be_stored_has_no_id_here(tmp_path: Path
     own = Backend()
     async with (
         scripted_backend([], elsewhere=own.answer) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
     ):
         await http.post("/responses", json={**PLAIN, "store": False})
@@ -92,7 +92,7 @@ async def test_a_plain_responses_id_works_after_a_restart(tmp_path: Path) -> Non
     async with scripted_backend([], elsewhere=Backend().answer) as backend:
         for first in (True, False):
             async with (
-                house(backend, "memory", tmp_path) as url,
+                running_proxy(backend, "memory", tmp_path) as url,
                 httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
             ):
                 if first:
@@ -113,7 +113,7 @@ async def test_an_id_of_a_proxy_before_the_backend_is_noted_too(tmp_path: Path) 
 
     async with (
         scripted_backend([], elsewhere=respond) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
     ):
         await http.post("/responses", json=PLAIN)

@@ -15,8 +15,8 @@ from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import build_profiles
 from tests.clients.chat import ASKED, ask, client
-from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
 
 TREE: dict[str, Any] = {
     "models": {
@@ -43,11 +43,11 @@ STEPS = tool_reply(call("execute_bash", command="true"))
 @asynccontextmanager
 async def served(
     state_dir: Path, *replies: Any, **more: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Backend]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
     config: Config = parse(TREE, "c.yaml")
     async with (
         scripted_backend(list(replies), **more) as backend,
-        house(
+        running_proxy(
             backend,
             "memory",
             state_dir,

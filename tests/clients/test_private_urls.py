@@ -14,7 +14,7 @@ from proxy.fetch import Fetcher
 from proxy.inputs import Inputs
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.sandbox_runtime.egress.internet import Internet
 
 SPELLINGS = [
@@ -76,7 +76,7 @@ async def status(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
     body = {"model": "fake-model:plain", **APIS[path](url)}
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as base,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as base,
         httpx.AsyncClient(base_url=f"{base}/v1/", timeout=30) as client,
     ):
         answer = await client.post(path, json=body)
@@ -120,7 +120,7 @@ async def test_no_spelling_of_plain_passes_a_private_address_on(
 
     async with (
         scripted_backend([], elsewhere=take) as backend,
-        house(backend, "memory", tmp_path) as base,
+        running_proxy(backend, "memory", tmp_path) as base,
         httpx.AsyncClient(base_url=f"{base}/v1/", headers=JSON_TYPE, timeout=30) as client,
     ):
         answer = await client.post(path, content=written(body))
@@ -235,7 +235,7 @@ async def test_an_address_in_a_text_is_no_url_to_fetch(
     body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": [part]}]}
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
-        house(backend, "memory", tmp_path) as base,
+        running_proxy(backend, "memory", tmp_path) as base,
         httpx.AsyncClient(base_url=base, timeout=30) as client,
     ):
         answer = await client.post("/v1/chat/completions", json=body)
@@ -257,7 +257,7 @@ async def passed_on(
 
     async with (
         scripted_backend([], elsewhere=take) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as base,
+        running_proxy(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as base,
         httpx.AsyncClient(base_url=base, timeout=30) as client,
     ):
         answer = await client.post("/pooling", content=content, headers=headers)
@@ -328,7 +328,7 @@ async def test_a_private_url_in_the_models_own_message_does_not_reach_the_backen
     said = [{"role": "assistant", "content": [part]}, {"role": "user", "content": "What is it?"}]
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
-        house(backend, "memory", tmp_path) as base,
+        running_proxy(backend, "memory", tmp_path) as base,
         httpx.AsyncClient(base_url=base, timeout=30) as client,
     ):
         body = {"model": "fake-model", "messages": said}

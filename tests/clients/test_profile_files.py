@@ -20,7 +20,7 @@ from proxy.store.store import Store
 from tests.clients.chat import ask, client
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
 
 TREE: dict[str, Any] = {
@@ -43,7 +43,7 @@ LINKED = {"type": "image_url", "image_url": {"url": "http://allowed.example/p.pn
 async def served(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         scripted_backend(by_history([tool_reply(PICTURE, SUBMIT)])) as backend,
-        house(
+        running_proxy(
             backend,
             "memory",
             state_dir,

@@ -30,7 +30,7 @@ from tests.clients.chat import (
 from tests.clients.errors import ASKED as MESSAGES
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import ATTEMPTS, EachKey, door_to, house, join, serve
+from tests.fakes.server import ATTEMPTS, EachKey, make_services, model_client, running_proxy, serve
 from tests.fakes.waiting import until
 
 PATIENT = partial(RunManager, grace_s=3600)
@@ -51,7 +51,7 @@ async def test_an_sdk_that_gives_up_twice_and_asks_again_has_one_run(tmp_path: P
 
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path, make_runs=PATIENT) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=PATIENT) as url,
         httpx.AsyncClient(event_hooks={"request": [let_the_last_one_wait]}) as http,
     ):
         sdk = openai.AsyncOpenAI(
@@ -78,7 +78,7 @@ async def test_a_run_that_ended_meanwhile_is_not_run_again(
     release = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path, make_runs=PATIENT) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=PATIENT) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -96,7 +96,7 @@ async def test_a_retry_joins_a_run_whose_client_is_not_known_to_have_left(
     release = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -118,7 +118,7 @@ async def test_equal_requests_are_two_runs(tmp_path: Path) -> None:
     script = [Held(text_reply("one"), release), Held(text_reply("two"), release)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -136,7 +136,7 @@ async def test_each_of_two_equal_requests_gets_its_own_run_back(tmp_path: Path) 
     script = [Held(text_reply("one"), release), Held(text_reply("two"), release)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, make_runs=PATIENT) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=PATIENT) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -157,7 +157,7 @@ async def test_a_retry_of_what_failed_does_not_join_its_twin(tmp_path: Path) -> 
     script = [Held(text_reply("one"), release), *failing, text_reply("two")]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -174,7 +174,7 @@ async def test_a_retry_of_what_failed_does_not_join_its_twin(tmp_path: Path) -> 
 async def test_an_answer_that_was_heard_is_not_given_to_somebody_else(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("one"), text_reply("two")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         assert answer(await ask(http, FIRST)) == "one"
@@ -189,7 +189,7 @@ async def test_another_key_s_run_is_nobody_else_s(headers: dict[str, str], tmp_p
     yours = {**headers, "Authorization": "Bearer sk-yours"}
     async with (
         scripted_backend([Held(text_reply("mine"), release), text_reply("yours")]) as backend,
-        house(backend, "memory", tmp_path, make_runs=PATIENT, keyring=EachKey()) as url,
+        running_proxy(backend, "memory", tmp_path, make_runs=PATIENT, keyring=EachKey()) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -210,7 +210,7 @@ async def test_the_same_key_joins_the_run_streamed_or_not(
     step = tool_reply(call("execute_bash", command="echo 42"))
     async with (
         scripted_backend([step, Held(text_reply("42"), release)]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):
@@ -236,8 +236,8 @@ async def test_the_same_key_joins_the_run_streamed_or_not(
 
 async def test_many_at_once_with_one_key_are_one_run(tmp_path: Path) -> None:
     async with scripted_backend([text_reply("42")]) as backend:
-        sandboxes, model = MemorySandboxes(), door_to(backend)
-        async with serve(join(model, sandboxes, tmp_path)) as url, client(url) as http:
+        sandboxes, model = MemorySandboxes(), model_client(backend)
+        async with serve(make_services(model, sandboxes, tmp_path)) as url, client(url) as http:
             with anyio.fail_after(20):
                 async with anyio.create_task_group() as group:
                     asking = Asking(http, group)
@@ -252,7 +252,7 @@ async def test_many_at_once_with_one_key_are_one_run(tmp_path: Path) -> None:
 async def test_a_result_is_given_again_for_a_while(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         first, second = await ask(http, KEY), await ask(http, KEY)
@@ -265,7 +265,7 @@ async def test_a_result_is_given_again_for_a_while(tmp_path: Path) -> None:
 async def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
     async with (
         scripted_backend([*[Refusal(500)] * ATTEMPTS, text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         assert (await ask(http, KEY)).status_code == 500
@@ -275,7 +275,7 @@ async def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
 async def test_a_key_stands_for_one_request(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk,
     ):
         for temperature in (0.1, 0.2):
@@ -315,7 +315,7 @@ async def test_who_joins_in_the_midst_of_a_call_gets_all_of_it(tmp_path: Path) -
     release = asyncio.Event()
     async with (
         scripted_backend([Held(reply, release, after_pieces=6)]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):

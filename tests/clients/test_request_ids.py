@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.models.scripted import text_reply
 from tests.clients.errors import ASKED
 from tests.fakes.backend import Refusal, scripted_backend
-from tests.fakes.server import house, one_key
+from tests.fakes.server import running_proxy, single_key
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "fake-model", "messages": ASKED}
@@ -28,11 +28,11 @@ async def ask(
     tmp_path: Path, method: str, path: str, headers: dict[str, str] | None = None, **asked: Any
 ) -> httpx.Response:
     """The answer of a server whose backend answers whatever it is asked."""
-    keyring = one_key("sk-right")
+    keyring = single_key("sk-right")
     headers = {"authorization": "Bearer sk-right", **(headers or {})}
     async with (
         scripted_backend(lambda _: text_reply("42"), elsewhere=here) as backend,
-        house(backend, "memory", tmp_path, keyring=keyring, passthrough="all") as url,
+        running_proxy(backend, "memory", tmp_path, keyring=keyring, passthrough="all") as url,
         httpx.AsyncClient(base_url=url, headers=headers) as client,
     ):
         with anyio.fail_after(20):
@@ -85,7 +85,7 @@ async def test_the_request_id_of_a_failed_run_is_the_one_in_the_log(
     caplog.set_level("INFO")
     async with (
         scripted_backend([Refusal(400, "no")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         with anyio.fail_after(20):

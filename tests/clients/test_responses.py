@@ -17,8 +17,8 @@ from policies.egress import Egress
 from policies.isolation import Isolation
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.fakes.backend import Backend, Handler, Held, Item, Refusal, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import Handler, Held, Item, Refusal, ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
 from tests.fakes.uploads import DirectoryUploads
 
 BODY = {"model": "fake-model", "input": "Hello."}
@@ -37,10 +37,10 @@ async def before(
     isolation: Isolation = Isolation(),
     elsewhere: Handler | None = None,
     **changes: Any,
-) -> AsyncIterator[tuple[httpx.AsyncClient, Backend]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
     async with (
         scripted_backend(script, elsewhere=elsewhere) as backend,
-        house(backend, "memory", tmp_path, isolation, **changes) as url,
+        running_proxy(backend, "memory", tmp_path, isolation, **changes) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client,
     ):
         with anyio.fail_after(60):

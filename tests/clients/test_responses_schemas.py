@@ -10,7 +10,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, Item, Raw, Refusal, chunk, frames, scripted_backend
-from tests.fakes.server import ATTEMPTS, house
+from tests.fakes.server import ATTEMPTS, running_proxy
 from tests.openapi.description import check, described
 
 pytestmark = described
@@ -103,7 +103,7 @@ FAILURES: dict[str, list[Item]] = {
 async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=30) as client,
     ):
         with anyio.fail_after(30):

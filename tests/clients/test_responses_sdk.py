@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.fakes.backend import Backend, Item, scripted_backend
-from tests.fakes.server import KINDS, Kind, house
+from tests.fakes.backend import Item, ScriptedBackend, scripted_backend
+from tests.fakes.server import KINDS, Kind, running_proxy
 
 SHELL: Any = {"type": "shell", "environment": {"type": "container_auto"}}
 LOOKUP: Any = {
@@ -33,10 +33,10 @@ SUBMIT = tool_reply(call("submit", answer="It is in /testbed/output/sum.txt."))
 @asynccontextmanager
 async def asking(
     script: list[Item], tmp_path: Path, kind: Kind = "memory", **changes: Any
-) -> AsyncIterator[tuple[openai.AsyncOpenAI, Backend]]:
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedBackend]]:
     async with (
         scripted_backend(script) as backend,
-        house(backend, kind, tmp_path, **changes) as url,
+        running_proxy(backend, kind, tmp_path, **changes) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         with anyio.fail_after(60):

@@ -17,7 +17,7 @@ from proxy.store.store import Store
 from tests.clients.chat import ask, client
 from tests.fakes.backend import Held, Item, scripted_backend
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.server import EachKey, house
+from tests.fakes.server import EachKey, running_proxy
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 STEP = {**tool_reply(call("execute_bash", command="echo 42")), "usage": USAGE}
@@ -32,7 +32,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-knowing = partial(house, kind="memory", keyring=EachKey())
+knowing = partial(running_proxy, kind="memory", keyring=EachKey())
 """A server that knows each key."""
 
 
@@ -67,7 +67,7 @@ async def test_a_run_whose_answer_was_heard_tells_how_it_ended(
 async def test_each_choices_run_is_told_of(tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER] * 3) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         choices = (await ask(http, n=3)).json()["choices"]
@@ -87,7 +87,7 @@ async def test_a_run_that_came_to_no_answer_is_told_of(
 ) -> None:
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         body = {"model": "fake-model", "messages": MESSAGES, "stream": True}
@@ -112,9 +112,15 @@ async def test_a_run_is_told_of_for_a_day(later_s: int, tmp_path: Path) -> None:
         return FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
 
     async with scripted_backend([ANSWER]) as backend:
-        async with house(backend, "memory", tmp_path, files=files()) as url, client(url) as http:
+        async with (
+            running_proxy(backend, "memory", tmp_path, files=files()) as url,
+            client(url) as http,
+        ):
             run_id = (await ask(http)).headers["x-sandbox-run"]
         clock.advance(later_s)
-        async with house(backend, "memory", tmp_path, files=files()) as url, client(url) as http:
+        async with (
+            running_proxy(backend, "memory", tmp_path, files=files()) as url,
+            client(url) as http,
+        ):
             found = await looked_up(http, run_id)
     assert found.status_code == (200 if later_s < SUMMARY_KEEP_S else 404)

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, Item, Raw, Refusal, chunk, frames, scripted_backend
-from tests.fakes.server import ATTEMPTS, house
+from tests.fakes.server import ATTEMPTS, running_proxy
 from tests.openapi.description import check, described
 
 pytestmark = described
@@ -54,7 +54,7 @@ FAILURES: dict[str, tuple[list[Item], dict[str, Any], int]] = {
 async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(timeout=30) as client,
     ):
         with anyio.fail_after(30):
@@ -147,7 +147,7 @@ async def test_an_error_of_any_route_is_one(
 ) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient() as client,
     ):
         answer = await client.request(method, url + path, content=content)
@@ -168,7 +168,7 @@ async def test_a_method_that_is_none_is_told_all_that_are(
 ) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient() as client,
     ):
         answer = await client.patch(url + path)

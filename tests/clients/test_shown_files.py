@@ -14,7 +14,7 @@ from proxy.inputs import MAX_ALL_SHOWN_BYTES, Inputs
 from proxy.models.scripted import text_reply
 from tests.clients.test_files_in import data_url, heard, image_part, user
 from tests.fakes.backend import Held, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.fakes.uploads import DirectoryUploads
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
 
@@ -53,8 +53,8 @@ async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_b
     async with (
         scripted_backend([Held(text_reply("Seen."), released)]) as backend,
         internet.server(site),
-        house(backend, "memory", tmp_path / "a", inputs=inputs, body_memory=memory) as url,
-        house(backend, "memory", tmp_path / "b", inputs=inputs, body_memory=small) as full,
+        running_proxy(backend, "memory", tmp_path / "a", inputs=inputs, body_memory=memory) as url,
+        running_proxy(backend, "memory", tmp_path / "b", inputs=inputs, body_memory=small) as full,
         httpx.AsyncClient(timeout=30) as client,
         anyio.create_task_group() as group,
     ):

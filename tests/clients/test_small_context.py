@@ -15,7 +15,7 @@ from policies.isolation import Isolation, Level
 from policies.prompts import SUMMARY_REQUEST
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import REAL_KINDS, Kind, house
+from tests.fakes.server import REAL_KINDS, Kind, running_proxy
 from tests.fakes.small_window import Refuse, SmallWindow, tokens, vllm, wordless
 from tests.proxy.agent.runs import valid
 
@@ -71,7 +71,7 @@ async def proxied(
     with anyio.fail_after(120):
         async with (
             scripted_backend(play, window=listed) as backend,
-            house(backend, kind, tmp_path, Isolation(level=level)) as url,
+            running_proxy(backend, kind, tmp_path, Isolation(level=level)) as url,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             yield client

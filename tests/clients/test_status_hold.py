@@ -13,7 +13,7 @@ import pytest
 from proxy.models.scripted import text_reply
 from tests.clients.errors import ASKED
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
-from tests.fakes.server import ATTEMPTS, house
+from tests.fakes.server import ATTEMPTS, running_proxy
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -62,7 +62,7 @@ async def test_the_sdk_raises_what_it_raises_at_the_backend_itself(
 ) -> None:
     async with (
         scripted_backend(lambda _: refusal) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
     ):
         create: Any = sdk.chat.completions.create if path == CHAT else sdk.responses.create
@@ -84,7 +84,7 @@ async def test_a_stream_fails_as_an_answer_in_one_piece_does(
 ) -> None:
     async with (
         scripted_backend(lambda _: refusal) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
         httpx.AsyncClient(base_url=url) as http,
     ):
         with anyio.fail_after(20):
@@ -103,7 +103,7 @@ async def test_the_head_comes_with_the_backends_before_any_piece(path: str, tmp_
     script = [Held(text_reply("It is a fish."), release, after_pieces=1)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
@@ -124,7 +124,7 @@ async def test_a_backend_that_says_nothing_is_waited_for_with_status_200(
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(BUSY, speak), text_reply("42")]) as backend,
-        house(
+        running_proxy(
             backend, "memory", tmp_path, status_wait_s=0.05, status_hold_s=0.1, keep_alive_s=0.02
         ) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
@@ -153,7 +153,7 @@ async def test_the_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
     answers = iter([BUSY, Held(BUSY, fail), *[BUSY] * ATTEMPTS])
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=0.5) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=0.5) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
         anyio.create_task_group() as group,
     ):
@@ -179,7 +179,7 @@ async def test_the_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
 async def test_an_attempt_that_could_not_give_the_status_is_not_made(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY] * ATTEMPTS) as backend,
-        house(backend, "memory", tmp_path, status_hold_s=1.9) as url,
+        running_proxy(backend, "memory", tmp_path, status_hold_s=1.9) as url,
         httpx.AsyncClient(base_url=url) as http,
     ):
         with anyio.fail_after(20):
@@ -191,7 +191,7 @@ async def test_an_attempt_that_could_not_give_the_status_is_not_made(tmp_path: P
 async def test_an_answer_in_one_piece_is_tried_for_however_long_that_takes(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY, text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path, status_hold_s=0.0) as url,
+        running_proxy(backend, "memory", tmp_path, status_hold_s=0.0) as url,
         httpx.AsyncClient(base_url=url) as http,
     ):
         with anyio.fail_after(20):
@@ -202,7 +202,7 @@ async def test_an_answer_in_one_piece_is_tried_for_however_long_that_takes(tmp_p
 async def test_the_status_is_held_no_longer_than_that(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY, never()]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=4.0) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=4.0) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
@@ -214,7 +214,9 @@ async def test_the_status_is_held_no_longer_than_that(tmp_path: Path) -> None:
 async def test_the_status_comes_before_the_client_hangs_up(tmp_path: Path) -> None:
     async with (
         scripted_backend([never()]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S) as url,
+        running_proxy(
+            backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
+        ) as url,
         httpx.AsyncClient(base_url=url, timeout=2) as http,
         asking(http, x_stainless_read_timeout="2") as answer,
     ):
@@ -227,7 +229,9 @@ async def test_a_client_that_leaves_before_the_status_ends_its_run(
 ) -> None:
     async with (
         scripted_backend([never()]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S) as url,
+        running_proxy(
+            backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
+        ) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
         anyio.create_task_group() as group,
     ):
@@ -243,7 +247,9 @@ async def test_a_client_that_joins_an_accepted_run_has_its_status_at_once(tmp_pa
     script = [Held(text_reply("The answer is 42."), asyncio.Event(), after_pieces=1)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S) as url,
+        running_proxy(
+            backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
+        ) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
@@ -260,7 +266,9 @@ async def test_a_client_that_joins_a_failing_run_has_the_backends_status(tmp_pat
     fail = asyncio.Event()
     async with (
         scripted_backend([Held(Refusal(404, "no such model"), fail)]) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S) as url,
+        running_proxy(
+            backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
+        ) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         found: list[int] = []
@@ -283,7 +291,7 @@ async def test_of_several_choices_the_first_that_is_refused_gives_the_status(
 ) -> None:
     async with (
         scripted_backend(lambda _: Refusal(404, "no such model")) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
+        running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
@@ -294,7 +302,9 @@ async def test_of_several_choices_the_first_that_is_refused_gives_the_status(
 async def test_a_deadline_that_passes_before_the_status_is_a_504(tmp_path: Path) -> None:
     async with (
         scripted_backend(lambda _: never()) as backend,
-        house(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S) as url,
+        running_proxy(
+            backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
+        ) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):

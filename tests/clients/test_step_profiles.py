@@ -13,11 +13,11 @@ from openai.types.chat import ChatCompletionChunk
 
 from policies.steps import STEPS_MODES
 from proxy.models.scripted import call, text_reply, tool_reply
-from sandbox_runtime.errors import SandboxUnavailableError
-from tests.fakes.backend import Backend, by_history, scripted_backend
+from sandbox_runtime.errors import NoFreeSandboxError
+from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.open_webui import OpenWebUI
-from tests.fakes.server import door_to, house, join, serve
+from tests.fakes.server import make_services, model_client, running_proxy, serve
 
 COMMAND = "printf 'a\\nb\\n'; printf 'n\\n1\\n' > output/t.csv"
 SCRIPT = [
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[Backend]:
+async def backend() -> AsyncIterator[ScriptedBackend]:
     with anyio.fail_after(20):
         async with scripted_backend(by_history(SCRIPT)) as running:
             yield running
@@ -72,9 +72,9 @@ def read_by_open_webui(text: str) -> OpenWebUI:
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_the_sdk_streams_the_same_answer_under_each_profile(
-    profile: str, backend: Backend, tmp_path: Path
+    profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, "memory", tmp_path) as url, client_of(url) as client:
         stream = await client.chat.completions.create(
             model="fake-model",
             messages=ASKED,
@@ -93,11 +93,11 @@ async def test_the_sdk_streams_the_same_answer_under_each_profile(
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_the_sdks_stream_helper_takes_every_profile(
-    profile: str, backend: Backend, tmp_path: Path
+    profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     asked: Json = {"model": "fake-model", "messages": ASKED}
     async with (
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client_of(url) as client,
         client.chat.completions.stream(
             **asked, extra_body={"sandbox": {"steps": profile}}
@@ -111,9 +111,9 @@ async def test_the_sdks_stream_helper_takes_every_profile(
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
 async def test_no_profile_breaks_a_rule_of_the_wire(
-    profile: str, backend: Backend, tmp_path: Path
+    profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         answer = await ask(url, {"X-Sandbox-Steps": profile}, stream=True)
     frames = [frame for name, frame in events_in(answer.text) if name == ""]
     chunks = [ChatCompletionChunk.model_validate(frame) for frame in frames]
@@ -134,10 +134,10 @@ async def test_no_profile_breaks_a_rule_of_the_wire(
 async def test_a_run_that_finds_no_sandbox_fails_alike_under_each_profile(
     profile: str, tmp_path: Path
 ) -> None:
-    places = MemorySandboxes(failure=SandboxUnavailableError("all are lent", retry_after_s=1.0))
+    places = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
     async with scripted_backend(by_history(SCRIPT)) as backend:
-        model = door_to(backend)
-        async with serve(join(model, places, tmp_path)) as url, client_of(url) as client:
+        model = model_client(backend)
+        async with serve(make_services(model, places, tmp_path)) as url, client_of(url) as client:
             stream = await client.chat.completions.create(
                 model="fake-model",
                 messages=ASKED,
@@ -170,10 +170,10 @@ async def test_the_body_comes_before_the_header_and_that_before_the_server(
     header: dict[str, str],
     body: Json,
     shown: str,
-    backend: Backend,
+    backend: ScriptedBackend,
     tmp_path: Path,
 ) -> None:
-    async with house(backend, "memory", tmp_path, steps=setting) as url:
+    async with running_proxy(backend, "memory", tmp_path, steps=setting) as url:
         completion = (await ask(url, header, **body)).json()
     thinking = completion["choices"][0]["message"]["reasoning"]
     found = [name for name in ("items", "events") if name in completion["sandbox"]]
@@ -184,9 +184,9 @@ async def test_the_body_comes_before_the_header_and_that_before_the_server(
 
 @pytest.mark.parametrize("asked", ["auto", "all", 1, ["items"], {"items": True}])
 async def test_no_other_profile_can_be_asked_for(
-    asked: Any, backend: Backend, tmp_path: Path
+    asked: Any, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         refused = await ask(url, sandbox={"steps": asked})
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (
@@ -200,8 +200,10 @@ async def test_no_other_profile_can_be_asked_for(
 # Whole answers
 
 
-async def test_a_whole_answer_has_its_steps_as_items(backend: Backend, tmp_path: Path) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+async def test_a_whole_answer_has_its_steps_as_items(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         shown = (await ask(url, OPEN_WEBUI)).json()["sandbox"]
     run = shown["run_id"]
     call_id = f"step_{run}_1"
@@ -225,9 +227,9 @@ async def test_a_whole_answer_has_its_steps_as_items(backend: Backend, tmp_path:
 
 
 async def test_a_whole_answer_has_the_events_that_a_streamed_one_has_but_for_output(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         whole = (await ask(url, sandbox={"steps": "events"})).json()["sandbox"]["events"]
         streamed = await ask(url, sandbox={"steps": "events"}, stream=True)
     kinds = [
@@ -251,8 +253,8 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
     command = "mkfifo gate; echo begun; cat gate; echo ended"
     script = [tool_reply(call("execute_bash", command=command)), text_reply("Done.")]
     async with scripted_backend(by_history(script)) as backend:
-        model = door_to(backend)
-        async with serve(join(model, places, tmp_path)) as url, client_of(url) as client:
+        model = model_client(backend)
+        async with serve(make_services(model, places, tmp_path)) as url, client_of(url) as client:
             with anyio.fail_after(10):
                 begin = f"````console\n$ {command}\n"
                 thinking = ""
@@ -273,9 +275,9 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
 
 
 async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
     assert reader.shown == [
         "reasoning: Two letters.",
@@ -296,10 +298,10 @@ async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself
 
 
 async def test_open_webui_is_left_no_card_to_run_where_a_run_fails(tmp_path: Path) -> None:
-    places = MemorySandboxes(failure=SandboxUnavailableError("all are lent", retry_after_s=1.0))
+    places = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
     async with scripted_backend(by_history(SCRIPT)) as backend:
-        model = door_to(backend)
-        async with serve(join(model, places, tmp_path)) as url:
+        model = model_client(backend)
+        async with serve(make_services(model, places, tmp_path)) as url:
             with anyio.fail_after(10):
                 reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
         await model.aclose()
@@ -309,9 +311,9 @@ async def test_open_webui_is_left_no_card_to_run_where_a_run_fails(tmp_path: Pat
 
 
 async def test_what_open_webui_sends_back_of_our_cards_does_not_reach_the_model(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
         cards = reader.messages
         await ask(url, OPEN_WEBUI, messages=[*ASKED, *cards, *ASKED], stream=True)
@@ -334,7 +336,7 @@ async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_run_that_ma
     calls_it = {"message": {"role": "assistant", "content": None, "tool_calls": [own]}}
     async with (
         scripted_backend([SCRIPT[0], calls_it, text_reply("Rain.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(10):
             text = (await ask(url, OPEN_WEBUI, stream=True, tools=tools)).text
@@ -355,9 +357,9 @@ async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_run_that_ma
 
 
 async def test_what_a_chat_sends_back_of_our_thinking_does_not_reach_the_model(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         said = (await ask(url)).json()["choices"][0]["message"]
         assert "$ printf" in said["reasoning_content"]
         back = {key: said[key] for key in ("role", "content", "reasoning_content")}
@@ -367,9 +369,9 @@ async def test_what_a_chat_sends_back_of_our_thinking_does_not_reach_the_model(
 
 
 async def test_a_model_asked_plainly_is_sent_every_message_as_it_came(
-    backend: Backend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     back = [{"role": "assistant", "content": "Hm.", "reasoning": "$ ls\n[exit 0, 0.1 s, 1 line]"}]
-    async with house(backend, "memory", tmp_path) as url:
+    async with running_proxy(backend, "memory", tmp_path) as url:
         await ask(url, model="fake-model:plain", messages=[*ASKED, *back, *ASKED])
     assert backend.requests[0].body["messages"] == [*ASKED, *back, *ASKED]

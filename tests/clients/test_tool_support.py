@@ -20,9 +20,9 @@ from proxy.profiles import Profiles
 from proxy.store.store import Store
 from tests.clients.chat import answer, ask, client
 from tests.fakes.backend import Item, Refusal, scripted_backend
-from tests.fakes.engine import NO_PARSER, Engine
+from tests.fakes.engine import NO_PARSER, FakeEngine
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.server import AT_ONCE, EachKey, house
+from tests.fakes.server import AT_ONCE, EachKey, running_proxy
 
 PROBE = ToolSettings("probe")
 ROUTE, DETAIL = "x-sandbox-route", "x-sandbox-route-detail"
@@ -46,7 +46,7 @@ class House:
 
 @asynccontextmanager
 async def served(
-    engine: Engine,
+    engine: FakeEngine,
     state_dir: Path,
     settings: ToolSettings = PROBE,
     *,
@@ -64,7 +64,7 @@ async def served(
 
     async with (
         scripted_backend(reply or engine.reply, elsewhere=engine.elsewhere, model=model) as backend,
-        house(backend, "memory", state_dir, make_verdicts=make_verdicts, **changes) as url,
+        running_proxy(backend, "memory", state_dir, make_verdicts=make_verdicts, **changes) as url,
         client(url) as http,
     ):
         await made[0].load()
@@ -80,7 +80,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_model_whose_template_ignores_tools_is_answered_plain(
     tokenizes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(template="ignores tools", tokenizes=tokenizes)
+    engine = FakeEngine(template="ignores tools", tokenizes=tokenizes)
     async with served(engine, tmp_path) as there:
         told = await there.known()
         await ask(there.http)
@@ -95,7 +95,7 @@ async def test_a_model_whose_template_ignores_tools_is_answered_plain(
 async def test_a_model_whose_server_refuses_tools_is_answered_plain(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(refusal=NO_PARSER)
+    engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as there:
         told = await there.known()
         await ask(there.http)
@@ -109,7 +109,7 @@ async def test_a_model_whose_server_refuses_tools_is_answered_plain(
 async def test_a_model_that_is_told_of_tools_keeps_its_computer(
     tokenizes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(tokenizes=tokenizes)
+    engine = FakeEngine(tokenizes=tokenizes)
     async with served(engine, tmp_path) as there:
         told = await there.known()
         await there.verdicts.wait_idle()
@@ -123,12 +123,14 @@ async def test_a_model_that_is_told_of_tools_keeps_its_computer(
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(Engine(template="ignores tools", counts=False, tokenizes="no"), id="no usage"),
-        pytest.param(Engine(template="ignores tools", version=None), id="a hosted provider"),
+        pytest.param(
+            FakeEngine(template="ignores tools", counts=False, tokenizes="no"), id="no usage"
+        ),
+        pytest.param(FakeEngine(template="ignores tools", version=None), id="a hosted provider"),
     ],
 )
 async def test_a_model_of_which_nothing_is_known_keeps_its_computer(
-    engine: Engine, tmp_path: Path
+    engine: FakeEngine, tmp_path: Path
 ) -> None:
     async with served(engine, tmp_path, is_local=False) as there:
         told = await there.known()
@@ -138,7 +140,7 @@ async def test_a_model_of_which_nothing_is_known_keeps_its_computer(
 
 
 async def test_a_model_that_the_backend_does_not_list_is_not_probed(tmp_path: Path) -> None:
-    engine = Engine(template="ignores tools")
+    engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, model="another") as there:
         told = await there.known()
     assert told.json()["sandbox"]["route"] == "auto"
@@ -146,7 +148,7 @@ async def test_a_model_that_the_backend_does_not_list_is_not_probed(tmp_path: Pa
 
 
 async def test_a_verdict_is_known_again_after_a_restart(tmp_path: Path) -> None:
-    engine = Engine(refusal=NO_PARSER)
+    engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as there:
         await there.known()
     engine.asked.clear()
@@ -157,7 +159,7 @@ async def test_a_verdict_is_known_again_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_good_verdict_holds_for_a_version_of_the_engine(tmp_path: Path) -> None:
-    engine = Engine()
+    engine = FakeEngine()
     async with served(engine, tmp_path) as there:
         await there.known()
         probed = len(engine.probes)
@@ -171,7 +173,7 @@ async def test_a_good_verdict_holds_for_a_version_of_the_engine(tmp_path: Path) 
 
 
 async def test_a_good_verdict_holds_for_a_day_where_no_version_is_known(tmp_path: Path) -> None:
-    engine = Engine(version=None)
+    engine = FakeEngine(version=None)
     async with served(engine, tmp_path) as there:
         await there.known()
         probed = len(engine.probes)
@@ -184,7 +186,7 @@ async def test_a_good_verdict_holds_for_a_day_where_no_version_is_known(tmp_path
 
 
 async def test_an_operator_who_does_what_the_verdict_says_is_believed(tmp_path: Path) -> None:
-    engine = Engine(refusal=NO_PARSER)
+    engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as there:
         assert (await there.known()).headers[ROUTE] == "tools_refused"
         engine.refusal = None
@@ -194,7 +196,7 @@ async def test_an_operator_who_does_what_the_verdict_says_is_believed(tmp_path: 
 
 
 async def test_one_odd_refusal_does_not_decide_for_everybody(tmp_path: Path) -> None:
-    engine = Engine()
+    engine = FakeEngine()
     async with served(engine, tmp_path) as there:
         await there.known()
         engine.refusal = NO_PARSER
@@ -206,7 +208,7 @@ async def test_one_odd_refusal_does_not_decide_for_everybody(tmp_path: Path) -> 
 
 
 async def test_a_refusal_decides_where_nobody_can_probe(tmp_path: Path) -> None:
-    engine = Engine(refusal="fake-model does not support tools", version=None)
+    engine = FakeEngine(refusal="fake-model does not support tools", version=None)
     async with served(engine, tmp_path, is_local=False) as there:
         told = await there.known()
         assert told.headers[ROUTE] == "tools_refused"
@@ -222,7 +224,7 @@ async def test_a_refusal_that_a_client_has_provoked_decides_nothing(
     is_local: bool, tmp_path: Path
 ) -> None:
     """The backend's error has words of its own and some of the client's."""
-    engine = Engine(version="1.0" if is_local else None, counts=is_local)
+    engine = FakeEngine(version="1.0" if is_local else None, counts=is_local)
 
     def reply(body: dict[str, Any]) -> Item:
         answer = engine.reply(body)
@@ -238,7 +240,7 @@ async def test_a_refusal_that_a_client_has_provoked_decides_nothing(
 
 
 async def test_always_finds_nothing_out(tmp_path: Path) -> None:
-    engine = Engine(template="ignores tools")
+    engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, ToolSettings("always")) as there:
         told = await there.known()
         engine.refusal = NO_PARSER
@@ -250,7 +252,7 @@ async def test_always_finds_nothing_out(tmp_path: Path) -> None:
 
 
 async def test_a_setting_by_model_goes_before_the_backends(tmp_path: Path) -> None:
-    engine = Engine()
+    engine = FakeEngine()
     settings = ToolSettings("always", [("small*", "never"), ("*", "always")])
     async with served(engine, tmp_path, settings) as there:
         small, large = [await ask(there.http, model=name) for name in ("small-1", "large")]
@@ -259,7 +261,7 @@ async def test_a_setting_by_model_goes_before_the_backends(tmp_path: Path) -> No
 
 
 async def test_who_must_have_a_computer_hears_why_there_is_none(tmp_path: Path) -> None:
-    engine = Engine(template="ignores tools")
+    engine = FakeEngine(template="ignores tools")
     always = Profiles.only(Profile(enabled="always", isolation=Isolation()))
     async with served(engine, tmp_path) as there:
         words = (await there.known()).headers[DETAIL]
@@ -275,7 +277,7 @@ async def test_who_must_have_a_computer_hears_why_there_is_none(tmp_path: Path) 
 
 
 async def test_a_refusal_is_an_error_too_where_a_computer_is_a_must(tmp_path: Path) -> None:
-    engine = Engine(refusal=NO_PARSER)
+    engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path, profiles=AT_ONCE) as there:
         first = await ask(there.http)
         known = await there.known()
@@ -285,7 +287,7 @@ async def test_a_refusal_is_an_error_too_where_a_computer_is_a_must(tmp_path: Pa
 
 
 async def test_a_request_refused_for_its_tools_is_sent_again_plain_at_once(tmp_path: Path) -> None:
-    engine = Engine(refusal=NO_PARSER)
+    engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as there:
         told = await ask(there.http)
     assert (told.status_code, answer(told)) == (200, "Hello.")
@@ -296,7 +298,7 @@ async def test_a_request_refused_for_its_tools_is_sent_again_plain_at_once(tmp_p
 
 
 async def test_a_model_that_fails_at_tools_is_answered_plain_for_that_key(tmp_path: Path) -> None:
-    engine = Engine(call=tool_reply(call("no_such_tool", command="ls")))
+    engine = FakeEngine(call=tool_reply(call("no_such_tool", command="ls")))
     ours, theirs = ({"authorization": f"Bearer {key}"} for key in ("ours", "theirs"))
     async with served(engine, tmp_path, keyring=EachKey()) as there:
         await ask(there.http, ours)
@@ -310,7 +312,7 @@ async def test_a_model_that_fails_at_tools_is_answered_plain_for_that_key(tmp_pa
 
 
 async def test_the_other_dialects_are_answered_plain_too(tmp_path: Path) -> None:
-    engine = Engine(template="ignores tools")
+    engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path) as there:
         await there.known()
         async with openai.AsyncOpenAI(base_url=f"{there.http.base_url}/v1", api_key="none") as sdk:

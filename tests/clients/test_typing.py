@@ -17,7 +17,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients import chat, messages, responses
 from tests.fakes.backend import Held, Item, by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 ESSAY = "Sandboxes are older than models, and older than computers. " * 6 + "So it is."
 NARRATION = "I look at the files first, for nothing else can tell what is in them. " * 4 + "Now."
@@ -126,7 +126,7 @@ async def test_prose_shows_while_the_backend_holds_the_rest(
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
         ):
             shown = await api.stream(url, see)
     assert shown == (f"{NARRATION}\n\n{ESSAY}" if TOLD in before else ESSAY)
@@ -140,7 +140,7 @@ async def test_narration_stays_in_a_stream_and_is_no_part_of_a_whole_answer(
     with anyio.fail_after(40):
         async with (
             scripted_backend(by_history([TOLD, last])) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
         ):
             streamed = await api.stream(url, ignore)
             whole = await api.whole(url)
@@ -154,7 +154,7 @@ async def test_strict_separation_streams_the_answer_alone(tmp_path: Path, api: A
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path, narration="reasoning") as url,
+            running_proxy(backend, "memory", tmp_path, narration="reasoning") as url,
         ):
             assert await api.stream(url, ignore) == "There are 42."
             assert await api.whole(url) == "There are 42."
@@ -168,7 +168,7 @@ async def test_answer_handed_in_that_was_streamed_is_not_sent_again(
     with anyio.fail_after(40):
         async with (
             scripted_backend(by_history([BASH, handed_in])) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
         ):
             streamed = await api.stream(url, ignore)
     assert streamed.split() == ESSAY.split()
@@ -185,7 +185,7 @@ async def test_who_joins_a_run_late_sees_what_the_first_one_saw(tmp_path: Path, 
     script: list[Item] = [TOLD, Held(SUBMIT, joined)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
 
         async def first() -> None:
@@ -221,7 +221,7 @@ async def test_secret_shows_neither_in_live_narration_nor_in_the_answer(
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path, profiles=REDACTED) as url,
+            running_proxy(backend, "memory", tmp_path, profiles=REDACTED) as url,
         ):
             streamed = await api.stream(url, ignore)
             whole = await api.whole(url)

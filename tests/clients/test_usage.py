@@ -9,7 +9,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 ASK = {"role": "user", "content": "Hello."}
 BODIES: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ async def counted(
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, "memory", tmp_path) as url,
+            running_proxy(backend, "memory", tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None, headers=headers) as http,
         ):
             asked = {"model": "fake-model", **BODIES[path], **body}
@@ -80,7 +80,7 @@ async def test_a_coding_agent_is_told_how_full_the_context_is(
 async def test_another_word_for_it_is_refused(by: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         headers = {by: "odd"} if by == "X-Sandbox-Usage" else {}

@@ -9,8 +9,8 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import client
-from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
 from tests.policies.recorded_requests import Recorded, natural_prompts, recorded_requests
 
 CHAT = "/v1/chat/completions"
@@ -21,10 +21,12 @@ NATURAL = natural_prompts()[:17]
 
 
 @asynccontextmanager
-async def served(state_dir: Path, count: int) -> AsyncIterator[tuple[httpx.AsyncClient, Backend]]:
+async def served(
+    state_dir: Path, count: int
+) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
     async with (
         scripted_backend([text_reply("It is done.")] * count) as backend,
-        house(backend, "memory", state_dir) as url,
+        running_proxy(backend, "memory", state_dir) as url,
         client(url) as http,
     ):
         yield http, backend
@@ -75,7 +77,7 @@ async def test_few_tokens_are_a_runs_too(field: str, limit: int, tmp_path: Path)
     body = {"model": "m", "messages": [{"role": "user", "content": "Is 91 prime?"}], field: limit}
     async with (
         scripted_backend([*steps, text_reply("No.")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         response = await http.post(CHAT, json=body)

@@ -22,8 +22,8 @@ from proxy.runs.manager import RunManager
 from proxy.store.runs import RunRepository
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation, Tool
-from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.backend import ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
 
 KEEP_ALIVE_S = 0.8
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
@@ -33,7 +33,7 @@ REPLIES = [tool_reply(call("execute_bash", command="make")), text_reply("Done.")
 class SlowBash:
     """Its command ends when an unused connection would have been closed, twice over."""
 
-    def __init__(self, bash: Tool, backend: Backend) -> None:
+    def __init__(self, bash: Tool, backend: ScriptedBackend) -> None:
         self.name = bash.name
         self.schema = bash.schema
         self._backend = backend
@@ -43,7 +43,7 @@ class SlowBash:
         return Observation("slow")
 
 
-async def answered(backend: Backend, model: Model, state_dir: Path) -> str:
+async def answered(backend: ScriptedBackend, model: Model, state_dir: Path) -> str:
     """What a run says whose one command is slow."""
 
     def make_runs(
@@ -60,14 +60,14 @@ async def answered(backend: Backend, model: Model, state_dir: Path) -> str:
     with anyio.fail_after(30):
         async with (
             aclosing(model),
-            house(backend, "memory", state_dir, make_runs=make_runs) as url,
+            running_proxy(backend, "memory", state_dir, make_runs=make_runs) as url,
             httpx.AsyncClient(timeout=None) as client,
         ):
             response = await client.post(f"{url}/v1/chat/completions", json=BODY)
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def model_of(backend: Backend) -> Model:
+def model_of(backend: ScriptedBackend) -> Model:
     return RetryingModel(
         OpenAIHTTPModel(backend.base_url, api_key="sk-1", timeout_s=20, keep_alive_s=KEEP_ALIVE_S),
         attempts=1,

@@ -13,7 +13,7 @@ from proxy.keys import Keyring
 from proxy.models.scripted import text_reply
 from tests.clients.chat import ask
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house, one_key
+from tests.fakes.server import running_proxy, single_key
 
 CHAT = "/v1/chat/completions"
 FAR = "https://app.example"
@@ -29,10 +29,10 @@ async def open_to_all(_: web.Request) -> web.Response:
 async def served(
     state_dir: Path, key: str | None, **parts: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    keyring = one_key(key) if key else Keyring()
+    keyring = single_key(key) if key else Keyring()
     async with (
         scripted_backend(lambda body: text_reply("Well."), elsewhere=open_to_all) as backend,
-        house(backend, "memory", state_dir, keyring=keyring, **parts) as url,
+        running_proxy(backend, "memory", state_dir, keyring=keyring, **parts) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield client

@@ -16,8 +16,8 @@ from proxy.audit.audit import AuditLogs
 from proxy.profiles import Profiles
 from proxy.runs.manager import RunManager
 from tests.clients.chat import ask, client
-from tests.fakes.backend import Backend
-from tests.fakes.server import Kind, house
+from tests.fakes.backend import ScriptedBackend
+from tests.fakes.server import Kind, running_proxy
 
 PATIENCE_S = 30
 AUDITED = AuditSettings(enabled=True)
@@ -30,7 +30,7 @@ def ruled(*rules: Rule) -> Profile:
 
 @asynccontextmanager
 async def watched(
-    backend: Backend,
+    backend: ScriptedBackend,
     home: Path,
     profile: Profile,
     kind: Kind = "memory",
@@ -40,20 +40,24 @@ async def watched(
     audit_logs = AuditLogs(home / "audit", keep_days=90, key=key)
     make_runs: Any = partial(RunManager, audit_logs=audit_logs)
     async with (
-        house(backend, kind, home, profiles=Profiles.only(profile), make_runs=make_runs) as url,
+        running_proxy(
+            backend, kind, home, profiles=Profiles.only(profile), make_runs=make_runs
+        ) as url,
         client(url) as http,
     ):
         yield http
 
 
-async def answered(backend: Backend, home: Path, profile: Profile, **body: Any) -> httpx.Response:
+async def answered(
+    backend: ScriptedBackend, home: Path, profile: Profile, **body: Any
+) -> httpx.Response:
     """The whole response to one request."""
     with anyio.fail_after(PATIENCE_S):
         async with watched(backend, home, profile) as http:
             return await ask(http, **body)
 
 
-def observations(backend: Backend) -> Sequence[str]:
+def observations(backend: ScriptedBackend) -> Sequence[str]:
     """What the model was told of its calls."""
     messages: list[Mapping[str, Any]] = backend.requests[-1].body["messages"]
     return [str(message["content"]) for message in messages if message["role"] == "tool"]

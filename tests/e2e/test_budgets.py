@@ -15,8 +15,8 @@ from policies.limits import Limits
 from policies.profile import Profile
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.server import REAL_KINDS, Kind, house
+from tests.fakes.backend import ScriptedBackend, scripted_backend
+from tests.fakes.server import REAL_KINDS, Kind, running_proxy
 
 BURN = "python3 -c 'sum(range(3_000_000))'"
 KIB = 1 << 10
@@ -33,7 +33,7 @@ async def blob(_: web.Request) -> web.Response:
 
 async def answered(
     kind: Kind, state_dir: Path, command: str, limits: Limits, per_day: DailyBudget
-) -> tuple[Any, Backend]:
+) -> tuple[Any, ScriptedBackend]:
     """What comes of a model that does the same over and over; `{url}` is a server's."""
 
     def script(body: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ async def answered(
         )
         with anyio.fail_after(120):
             async with (
-                house(backend, kind, state_dir, profiles=Profiles.only(profile)) as url,
+                running_proxy(backend, kind, state_dir, profiles=Profiles.only(profile)) as url,
                 httpx.AsyncClient(base_url=url, timeout=None) as http,
             ):
                 body = {"model": "m", "messages": [{"role": "user", "content": "Go on."}]}

@@ -17,7 +17,7 @@ from proxy.models.scripted import call, tool_reply
 from tests.clients.errors import ASKED, client_of, refused
 from tests.e2e.proxy_process import ROOT, configured, environment, run, serving
 from tests.fakes.backend import scripted_backend
-from tests.fakes.engine import NO_PARSER, Engine
+from tests.fakes.engine import NO_PARSER, FakeEngine
 
 NOWHERE = "http://127.0.0.1:1/v1"
 
@@ -314,14 +314,18 @@ async def test_an_engine_that_was_named_is_never_replaced(
 @pytest.mark.parametrize(
     ("engine", "ok", "words"),
     [
-        (Engine(), True, "ok    tools of fake-model: supported"),
-        (Engine(template="ignores tools"), False, "--chat-template-file FILE"),
-        (Engine(refusal=NO_PARSER), False, "--enable-auto-tool-choice --tool-call-parser PARSER"),
+        (FakeEngine(), True, "ok    tools of fake-model: supported"),
+        (FakeEngine(template="ignores tools"), False, "--chat-template-file FILE"),
+        (
+            FakeEngine(refusal=NO_PARSER),
+            False,
+            "--enable-auto-tool-choice --tool-call-parser PARSER",
+        ),
     ],
     ids=["told", "ignored", "refused"],
 )
 async def test_the_doctor_says_of_each_model_whether_it_uses_tools(
-    engine: Engine, ok: bool, words: str, tmp_path: Path
+    engine: FakeEngine, ok: bool, words: str, tmp_path: Path
 ) -> None:
     async with scripted_backend(engine.reply, elsewhere=engine.elsewhere) as backend:
         where = ("--sandbox", "bubblewrap", "--backend-url", backend.base_url)

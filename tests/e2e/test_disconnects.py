@@ -20,7 +20,15 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.e2e.leftovers import Engine, cgroups_of, descendants, gone, open_files, running, tasks
 from tests.fakes.backend import Frames, Held, Item, chunk, frames, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import REAL_KINDS, Kind, door_to, house, join, open_sandboxes, serve
+from tests.fakes.server import (
+    REAL_KINDS,
+    Kind,
+    make_services,
+    model_client,
+    open_sandboxes,
+    running_proxy,
+    serve,
+)
 from tests.fakes.waiting import until
 
 MESSAGES = [{"role": "user", "content": "Work."}]
@@ -150,11 +158,11 @@ async def test_clients_that_leave_at_random_moments_leave_nothing_behind(
     marker = f"8{os.getpid()}{count}"
     with anyio.fail_after(120):
         async with scripted_backend(whims(1, marker)) as backend:
-            model = door_to(backend)
+            model = model_client(backend)
             at_first = open_files()
             async with (
                 open_sandboxes(kind, tmp_path) as sandboxes,
-                serve(join(model, sandboxes, tmp_path)) as url,
+                serve(make_services(model, sandboxes, tmp_path)) as url,
             ):
                 files, at_work = open_files() + KEPT[kind], tasks() + WATCHER
                 crowd = Crowd(url, seed=2)
@@ -186,7 +194,7 @@ async def test_who_leaves_during_a_command_ends_it_and_its_sandbox(
     command = f"trap '' TERM INT; sleep {marker}"
     async with (
         scripted_backend([tool_reply(call("execute_bash", command=command))]) as backend,
-        house(backend, kind, tmp_path) as url,
+        running_proxy(backend, kind, tmp_path) as url,
     ):
         with anyio.fail_after(30):
             client = await connect(url)
@@ -207,7 +215,7 @@ async def test_who_leaves_while_the_model_thinks_ends_its_thinking(
     script = [Held(text_reply("Never said."), asyncio.Event())]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(5):
             client = await connect(url)
@@ -225,7 +233,7 @@ async def test_who_leaves_while_the_model_speaks_ends_its_speech(
     script = [Held(Frames(frames(thought, "[DONE]")), asyncio.Event(), after_pieces=1)]
     async with (
         scripted_backend(script) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(5):
             client = await connect(url)
@@ -238,8 +246,8 @@ async def test_who_leaves_while_the_model_speaks_ends_its_speech(
 async def test_who_leaves_before_the_request_is_whole_starts_nothing(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
         sandboxes = MemorySandboxes()
-        model = door_to(backend)
-        async with serve(join(model, sandboxes, tmp_path)) as url:
+        model = model_client(backend)
+        async with serve(make_services(model, sandboxes, tmp_path)) as url:
             with anyio.fail_after(5):
                 client = await connect(url)
                 client.send(request(stream=True), but_the_last=10)

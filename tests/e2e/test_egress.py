@@ -13,7 +13,7 @@ from policies.isolation import Isolation
 from proxy.models.scripted import call, tool_reply
 from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import Kind, house
+from tests.fakes.server import Kind, running_proxy
 
 PATIENCE_S = 240.0
 
@@ -31,7 +31,7 @@ async def observations(kind: Kind, egress: Egress, state_dir: Path, *commands: s
     ]
     async with scripted_backend(replies) as backend:
         async with (
-            house(backend, kind, state_dir, Isolation(network=egress)) as url,
+            running_proxy(backend, kind, state_dir, Isolation(network=egress)) as url,
             httpx.AsyncClient(timeout=PATIENCE_S) as client,
         ):
             with anyio.fail_after(PATIENCE_S):

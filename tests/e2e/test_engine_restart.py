@@ -15,7 +15,7 @@ from sandbox_runtime.pool.pool import Pool
 from tests.e2e.leftovers import Engine
 from tests.e2e.own_engine import own_engine
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import door_to, join, serve
+from tests.fakes.server import make_services, model_client, serve
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
@@ -35,9 +35,12 @@ async def test_an_engine_that_restarts_costs_running_commands_and_no_more(
     ):
         docker = DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host=own.url)
         pool = Pool(docker, PoolSettings(min_ready=2), [])
-        model = door_to(backend)
+        model = model_client(backend)
         answers: list[httpx.Response] = []
-        async with serve(join(model, pool, tmp_path)) as url, httpx.AsyncClient() as client:
+        async with (
+            serve(make_services(model, pool, tmp_path)) as url,
+            httpx.AsyncClient() as client,
+        ):
 
             async def ask() -> None:
                 body = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}

@@ -14,7 +14,7 @@ from proxy.profiles import Profiles
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 WORDS = ReferencePrompts(
     system="Work.", instance="<problem>{problem_statement}</problem>", no_call="\nC\n"
@@ -104,7 +104,7 @@ async def test_the_models_server_sees_what_the_reference_would_have_sent(tmp_pat
     replies = [reply for reply, _ in STEPS] + [tool_reply(call("submit"))]
     async with (
         scripted_backend(replies) as backend,
-        house(backend, "bubblewrap", tmp_path, profiles=Profiles.only(PROFILE)) as url,
+        running_proxy(backend, "bubblewrap", tmp_path, profiles=Profiles.only(PROFILE)) as url,
         httpx.AsyncClient(timeout=60) as client,
     ):
         with anyio.fail_after(60):
@@ -166,7 +166,7 @@ async def test_a_model_that_never_calls_is_told_so_at_each_turn_and_not_asked_in
     replies = [text_reply("It is 42."), {"message": {"role": "assistant", "content": ""}}]
     async with (
         scripted_backend(replies * 50) as backend,
-        house(backend, "memory", tmp_path, profiles=Profiles.only(PROFILE)) as url,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(PROFILE)) as url,
         httpx.AsyncClient(timeout=60) as client,
     ):
         with anyio.fail_after(60):

@@ -21,7 +21,7 @@ from proxy.profiles import build_profiles, shipped
 from proxy.runs.manager import RunManager
 from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import Kind, house
+from tests.fakes.server import Kind, running_proxy
 
 PATIENCE_S = 120.0
 OPEN = {"isolation": {"network": {"mode": "open"}}}
@@ -63,7 +63,7 @@ async def asked(
     make_runs: Any = partial(RunManager, audit_logs=audit_logs)
     async with (
         scripted_backend([*steps, tool_reply(call("submit", answer="Done."))]) as backend,
-        house(
+        running_proxy(
             backend,
             kind,
             home,

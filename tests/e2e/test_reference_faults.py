@@ -13,7 +13,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Item, scripted_backend
-from tests.fakes.server import REAL_KINDS, Kind, house
+from tests.fakes.server import REAL_KINDS, Kind, running_proxy
 
 MESSAGES = [{"role": "user", "content": "Work."}]
 DONE = tool_reply(call("submit", answer="done"))
@@ -61,7 +61,10 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 async def run(kind: Kind, tmp_path: Path, *replies: Item, **body: Any) -> Outcome:
-    async with scripted_backend(list(replies)) as backend, house(backend, kind, tmp_path) as url:
+    async with (
+        scripted_backend(list(replies)) as backend,
+        running_proxy(backend, kind, tmp_path) as url,
+    ):
         async with httpx.AsyncClient(timeout=60) as client:
             with anyio.fail_after(60):
                 request = {"model": "m", "messages": MESSAGES, **body}

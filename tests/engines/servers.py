@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import httpx
 
-from bench.servers import Server, free_port, running
+from bench.servers import BenchServer, free_port, running
 from tests.engines.engine import REQUEST_TIMEOUT_S, Engine, Launch, Tools
 from tests.engines.llama_cpp import LLAMA_CPP
 from tests.engines.vllm import VLLM
@@ -42,7 +42,7 @@ class Counted:
 class ModelServer:
     """A running model server."""
 
-    process: Server
+    process: BenchServer
     tools: Tools
 
     @property
@@ -111,7 +111,7 @@ async def model_server(
 
 
 @asynccontextmanager
-async def proxy(url: str, **more: Mapping[str, Any]) -> AsyncIterator[Server]:
+async def proxy(url: str, **more: Mapping[str, Any]) -> AsyncIterator[BenchServer]:
     """`serve` in front of the backend at `url`, with sandboxes of bubblewrap; `more` goes into its
     config.yaml."""
     port = free_port()

@@ -1,4 +1,4 @@
-"""A backend that behaves: a real HTTP server that speaks chat completions and plays a script.
+"""A scripted backend: a real HTTP server for chat completions.
 
     async with scripted_backend([tool_reply(call("submit")), text_reply("done")]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key="sk-test", timeout_s=5)
@@ -31,7 +31,7 @@ Style = Literal["vllm", "sglang", "llama.cpp"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """An HTTP error, its body in the style of the backend."""
+    """An HTTP error with a body in the style of the backend."""
 
     status: int
     message: str = "refused"
@@ -39,12 +39,12 @@ class Refusal:
     code: str | int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the error."""
+    """Additional fields of the error."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """An HTTP answer as it stands, text/plain unless `headers` have a content-type."""
+    """A literal HTTP response, text/plain unless `headers` have a content-type."""
 
     status: int
     body: bytes
@@ -53,16 +53,16 @@ class Raw:
 
 @dataclass(frozen=True)
 class Frames:
-    """Server-sent events byte for byte, each piece written by itself."""
+    """Literal server-sent events; each piece is one write."""
 
     pieces: Sequence[bytes]
     cut: bool = False
-    """Whether the connection is then torn down, without the end that HTTP asks for."""
+    """True if the connection is closed afterwards without the end that HTTP requires."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A reply that waits: before anything is sent, or after its first `after_pieces` pieces."""
+    """A reply that waits for `until`, before it begins or after its first `after_pieces` pieces."""
 
     reply: Mapping[str, Any] | Frames | Refusal
     until: asyncio.Event
@@ -74,27 +74,27 @@ Item = Mapping[str, Any] | Refusal | Raw | Frames | Held
 
 @dataclass
 class SeenRequest:
-    """One request as it arrived, and what became of it."""
+    """One received request and its outcome."""
 
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: dict[str, Any]
     peer: tuple[str, int]
     """The client's end of the connection."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the client left before the answer was complete."""
+    """Set when the client disconnected before the response was complete."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the answer was written to its end."""
+    """Set when the response is complete."""
 
 
-class Backend:
-    """The running server, as a test sees it."""
+class ScriptedBackend:
+    """The running server."""
 
     def __init__(self, style: Style, model: str) -> None:
         self.base_url = ""
-        """With /v1, as SDKs are given it."""
+        """The base URL for SDKs, with /v1."""
         self.requests: list[SeenRequest] = []
-        """The chat completions asked for so far."""
+        """The chat completion requests so far."""
         self.probes: list[tuple[str, int]] = []
         """The client's end of the connection, for each HEAD request for the models."""
         self.listings: list[Mapping[str, str]] = []
@@ -104,24 +104,24 @@ class Backend:
         self._arrival = asyncio.Condition()
 
     async def arrived(self, count: int) -> SeenRequest:
-        """Wait for the request number `count` (from 1) and give it."""
+        """Wait for request number `count` (from 1) and return it."""
         async with self._arrival:
             await self._arrival.wait_for(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
     async def probed(self, count: int) -> None:
-        """Wait until there were so many HEAD requests for the models."""
+        """Wait until `count` HEAD requests for the models have arrived."""
         async with self._arrival:
             await self._arrival.wait_for(lambda: len(self.probes) >= count)
 
     async def note_probe(self, peer: tuple[str, int]) -> None:
-        """Take a HEAD request in."""
+        """Record a HEAD request."""
         async with self._arrival:
             self.probes.append(peer)
             self._arrival.notify_all()
 
     async def note(self, seen: SeenRequest) -> int:
-        """Take a request in; gives its number from 0."""
+        """Record a request; return its number from 0."""
         async with self._arrival:
             self.requests.append(seen)
             self._arrival.notify_all()
@@ -137,11 +137,11 @@ async def scripted_backend(
     window: int | None = 1_000_000,
     elsewhere: "Handler | None" = None,
     let_in: "LetIn | None" = None,
-) -> AsyncIterator[Backend]:
+) -> AsyncIterator[ScriptedBackend]:
     """Serve a script on a free port of this loop. A function instead of a list chooses each item by
     the request's body (see `by_history`). `window` is what it lists. `elsewhere` answers on all
     other paths. `let_in` looks at every request first, and may refuse it."""
-    backend = Backend(style, model)
+    backend = ScriptedBackend(style, model)
     middlewares = [] if let_in is None else [_middleware(let_in)]
     app = web.Application(client_max_size=64 * 2**20, middlewares=middlewares)
     app.router.add_post("/v1/chat/completions", _chat_handler(backend, script))
@@ -162,7 +162,7 @@ async def scripted_backend(
 
 
 def by_history(replies: Sequence[Item]) -> Callable[[dict[str, Any]], Item]:
-    """Choose by the number of assistant messages, for several conversations at once."""
+    """Choose the reply by the number of assistant messages, for concurrent conversations."""
 
     def choose(body: dict[str, Any]) -> Item:
         return _nth(replies, sum(said["role"] == "assistant" for said in body["messages"]))
@@ -183,7 +183,7 @@ def _middleware(let_in: LetIn) -> Any:
 
 
 def _chat_handler(
-    backend: Backend, script: Sequence[Item] | Callable[[dict[str, Any]], Item]
+    backend: ScriptedBackend, script: Sequence[Item] | Callable[[dict[str, Any]], Item]
 ) -> Handler:
     async def chat(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
@@ -205,17 +205,17 @@ def _chat_handler(
     return chat
 
 
-def _models_handler(backend: Backend, window: int | None) -> Handler:
+def _models_handler(backend: ScriptedBackend, window: int | None) -> Handler:
     async def models(request: web.Request) -> web.Response:
         if request.method == "HEAD":
             assert request.transport is not None
             await backend.note_probe(request.transport.get_extra_info("peername"))
         backend.listings.append(_lower(request.headers))
         entry = {"id": backend.model, "object": "model", "created": 0, "owned_by": backend.style}
-        told: dict[str, Any] = {"max_model_len": window}
+        window_fields: dict[str, Any] = {"max_model_len": window}
         if backend.style == "llama.cpp":
-            told = {"meta": {"n_ctx": window, "n_ctx_train": 1_000_000}}
-        size = {} if window is None else told
+            window_fields = {"meta": {"n_ctx": window, "n_ctx_train": 1_000_000}}
+        size = {} if window is None else window_fields
         return web.json_response({"object": "list", "data": [{**entry, **size}]})
 
     return models
@@ -226,10 +226,10 @@ def _nth(script: Sequence[Item], number: int) -> Item:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(
-        self, request: web.Request, backend: Backend, body: Mapping[str, Any], number: int
+        self, request: web.Request, backend: ScriptedBackend, body: Mapping[str, Any], number: int
     ) -> None:
         self._request = request
         self._backend = backend
@@ -316,7 +316,7 @@ def _refusal(item: Refusal, style: Style) -> web.Response:
 
 
 def frames(*values: Any) -> list[bytes]:
-    """Values as server-sent events; a str stands for itself, such as "[DONE]"."""
+    """Encode values as server-sent events; a str is sent as it is, such as "[DONE]"."""
     texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
     return [b"data: " + text.encode() + b"\n\n" for text in texts]
 
@@ -324,7 +324,7 @@ def frames(*values: Any) -> list[bytes]:
 def chunk(
     delta: Mapping[str, Any], finish_reason: str | None = None, **choice: Any
 ) -> dict[str, Any]:
-    """One streamed chunk of a chat completion."""
+    """Return one streamed chunk of a chat completion."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",

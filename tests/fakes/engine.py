@@ -17,32 +17,32 @@ from tests.fakes.backend import Item, Refusal
 
 NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 TOOL_TOKENS = 60
-"""How much longer each tool makes a prompt."""
+"""Number of tokens that each tool adds to a prompt."""
 
 
 @dataclass
-class Engine:
-    """What it is can be changed at any time, as if it were started anew."""
+class FakeEngine:
+    """An inference engine. Its fields may be changed at any time, as if it were restarted."""
 
     template: Literal["passes tools on", "ignores tools"] = "passes tools on"
     refusal: str | None = None
-    """What it says to every request with tools."""
+    """The error message for every request with tools; None: they are accepted."""
     version: str | None = "1.0"
     tokenizes: Literal["with tools", "without tools", "no"] = "with tools"
-    """Whether it has vLLM's /tokenize, and whether that looks at the tools."""
+    """Support of vLLM's /tokenize: with the tools of a request, without them, or none."""
     counts: bool = True
     """Whether it reports usage."""
     answer: str = "Hello."
     call: Mapping[str, Any] | None = None
     """Its reply to a client's request with tools, instead."""
     paths: list[str] = field(default_factory=list)
-    """Those asked for, but chat completions."""
+    """The requested paths, without chat completions."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     """The bodies of chat completions, probes included."""
 
     @property
     def probes(self) -> list[dict[str, Any]]:
-        """The requests of which nobody reads the answer."""
+        """The bodies of the probe requests."""
         return [body for body in self.asked if body.get("max_tokens") == 1]
 
     @property
@@ -62,7 +62,7 @@ class Engine:
         return {**reply, **({"usage": usage} if self.counts else {})}
 
     async def elsewhere(self, request: web.Request) -> web.Response:
-        """What the engine says on its other paths."""
+        """Answer requests for other paths."""
         self.paths.append(request.path)
         if request.path == "/version" and self.version is not None:
             return web.json_response({"version": self.version})

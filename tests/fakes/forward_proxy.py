@@ -1,4 +1,4 @@
-"""A forward proxy that leads every request to one server, whatever host it names, and records it.
+"""A forward proxy that sends every request to one server, whatever host it names, and records it.
 
 async with forward_proxy(backend_port) as proxy:
     ...  # with HTTP_PROXY=proxy.url
@@ -18,9 +18,9 @@ class ForwardProxy:
     def __init__(self, port: int, refusal: bytes) -> None:
         self.url = ""
         self.asked: list[str] = []
-        """Method and target of each request, as they were written."""
+        """Method and target of each request, as received."""
         self.authorizations: list[str] = []
-        """What each had as Proxy-Authorization."""
+        """The Proxy-Authorization headers of the requests."""
         self._port = port
         self._refusal = refusal
 

@@ -1,18 +1,18 @@
-"""A command of the fake, from its start until its end has been told."""
+"""A command of the fake sandbox, from its start until its result was returned."""
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
 
 from sandbox_runtime.sandbox import ExecResult, OnOutput, OutputCap, StreamName
-from tests.fakes.memory_files import File, Files, Reader
-from tests.fakes.memory_machine import REAL_SECOND, Io, Process, settle
-from tests.fakes.memory_output import Captured, Reading
+from tests.fakes.memory_files import FakeFile, Files, Reader
+from tests.fakes.memory_machine import REAL_SECOND, FakeProcess, Io, settle
+from tests.fakes.memory_output import Captured, FakeReading
 from tests.fakes.memory_terminal import Terminal
 
 
-class Output:
-    """Where a command writes."""
+class FakeOutput:
+    """An output stream of a command."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self._take = take
@@ -25,54 +25,54 @@ class Output:
 
 
 class RunningCommand:
-    """A process and what it prints, heard in one reading after the other."""
+    """A process and its output, in one reading after the other."""
 
     def __init__(
-        self, id: str, process: Process, stdin: Reader, cap: OutputCap, files: Files
+        self, id: str, process: FakeProcess, stdin: Reader, cap: OutputCap, files: Files
     ) -> None:
         self.process = process
         self.is_job = False
-        """Whether somebody was told that it goes on."""
+        """True if a result has reported the command as a running job."""
         self._id = id
         self._cap = cap
         self._keep_room = cap.max_kept_bytes
         self._files = files
         self._count = 0
-        """Of the readings that have ended."""
-        self._reading = Reading(cap)
-        self._told: Reading | None = None
-        """The one before, until the next is asked for."""
+        """Number of the readings that have ended."""
+        self._reading = FakeReading(cap)
+        self._last_reading: FakeReading | None = None
+        """The reading before, until the next is requested."""
         self._terminal = stdin if isinstance(stdin, Terminal) else None
         stdout, stderr = (
-            Output(partial(self._take, "stdout")),
-            Output(partial(self._take, "stderr")),
+            FakeOutput(partial(self._take, "stdout")),
+            FakeOutput(partial(self._take, "stderr")),
         )
         self.io = Io(stdin, stdout, stderr)
 
     def _take(self, name: StreamName, data: bytes) -> None:
-        if not self.process.has_ended:  # what it left in the background is not heard
+        if not self.process.has_ended:  # drop the output of its background processes
             self._reading.take(name, data)
             self.process.stir()
 
-    def go_on(self, typed: bytes, *, end_of_input: bool) -> None:
-        """Begin the next reading: the last one has arrived. Types, if there is a terminal."""
-        self._told = None
+    def begin_reading(self, typed: bytes, *, end_of_input: bool) -> None:
+        """Begin the next reading: the last one has arrived. Writes input if there is a terminal."""
+        self._last_reading = None
         if self._terminal and typed:
             self._terminal.type(typed)
         if self._terminal and end_of_input:
             self._terminal.type_end()
 
-    async def hear(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
-        """Listen from the reading's start to its end. Raises what the command could not do."""
-        reading = self._told or self._reading
-        heard = 0
+    async def deliver_reading(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
+        """Deliver a reading from its start; return its result. Raises UnsupportedShellError."""
+        reading = self._last_reading or self._reading
+        delivered = 0
         self.process.attend()
         try:
-            while heard < len(reading.pieces) or not reading.result:
-                if heard < len(reading.pieces):
+            while delivered < len(reading.pieces) or not reading.result:
+                if delivered < len(reading.pieces):
                     if on_output:
-                        await on_output(*reading.pieces[heard])
-                    heard += 1
+                        await on_output(*reading.pieces[delivered])
+                    delivered += 1
                 elif self.process.has_ended:
                     self._end_reading(exit_code=self.process.exit_code)
                 else:
@@ -82,7 +82,7 @@ class RunningCommand:
         return reading.result
 
     async def _run(self, wait_s: float) -> None:
-        """Let it run; end the reading if it cannot."""
+        """Let the command run; end the reading if it waits for input or for too long."""
         self.process.stirred.clear()
         await settle()
         if self.process.stirred.is_set():
@@ -100,10 +100,10 @@ class RunningCommand:
                 self._pause(waiting=False)
 
     def _pause(self, *, waiting: bool) -> None:
-        """It goes on, and what it prints from now on belongs to the next reading."""
+        """End the reading of a running command. Later output belongs to the next reading."""
         self._end_reading(exit_code=0, running=True, waiting=waiting)
         self.is_job = True
-        self._told, self._reading = self._reading, Reading(self._cap)
+        self._last_reading, self._reading = self._reading, FakeReading(self._cap)
 
     def _end_reading(self, *, exit_code: int, running: bool = False, waiting: bool = False) -> None:
         stdout, stderr = self._reading.stdout, self._reading.stderr
@@ -127,7 +127,7 @@ class RunningCommand:
         )
 
     def _keep(self, name: StreamName, captured: Captured) -> str:
-        """Where a stream is kept that was cut."""
+        """Keep the full output of a truncated stream; return its path, or "" if it is not kept."""
         if not (captured.truncated and captured.whole and self._keep_room):
             return ""
         del captured.whole[self._keep_room :]
@@ -137,5 +137,5 @@ class RunningCommand:
             self._files.make_directories(path.rpartition("/")[0])
         except OSError:
             return ""
-        self._files.add(path, File(captured.whole))
+        self._files.add(path, FakeFile(captured.whole))
         return path

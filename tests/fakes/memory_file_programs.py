@@ -1,9 +1,9 @@
-"""What a fake shell has to look at files and to make them, with the options our tests use."""
+"""The fake shell's programs for files, with the options that tests use."""
 
 import errno
 import re
 
-from tests.fakes.memory_files import Device, Directory, Fifo, File, Link, Node
+from tests.fakes.memory_files import Device, Directory, FakeFile, Fifo, Link, Node
 from tests.fakes.memory_machine import Io
 from tests.fakes.memory_shell import Program, Shell
 from tests.fakes.shell_syntax import UnsupportedShellError
@@ -53,7 +53,7 @@ async def _rm(shell: Shell, arguments: list[str], io: Io) -> int:
 async def _touch(shell: Shell, arguments: list[str], io: Io) -> int:
     for name in arguments:
         if shell.files.find(shell.path(name)) is None:
-            shell.files.add(shell.path(name), File())
+            shell.files.add(shell.path(name), FakeFile())
     return 0
 
 
@@ -93,7 +93,7 @@ def _make(shell: Shell, name: str, node: Node) -> int:
 async def _chmod(shell: Shell, arguments: list[str], io: Io) -> int:
     for name in arguments[1:]:
         node = shell.files.find(shell.path(name))
-        if not isinstance(node, File):
+        if not isinstance(node, FakeFile):
             raise refuse("chmod", arguments)
         node.mode = node.mode | 0o111 if arguments[0] == "+x" else int(arguments[0], 8)
     return 0
@@ -124,9 +124,9 @@ def _is(shell: Shell, operator: str, operand: str) -> bool:
     if operator in kinds:
         return isinstance(node, kinds[operator])
     if operator in ("-f", "-s", "-x"):
-        wanted = {"-f": True, "-s": isinstance(node, File) and bool(node.data)}
-        executable = isinstance(node, File) and bool(node.mode & 0o111)
-        return isinstance(node, File) and wanted.get(operator, executable)
+        wanted = {"-f": True, "-s": isinstance(node, FakeFile) and bool(node.data)}
+        executable = isinstance(node, FakeFile) and bool(node.mode & 0o111)
+        return isinstance(node, FakeFile) and wanted.get(operator, executable)
     if operator != "-e":
         raise refuse("test", [operator, operand])
     return node is not None

@@ -1,4 +1,4 @@
-"""A tree of files in memory, and what can be read from and written to."""
+"""A tree of files in memory, with readers and writers."""
 
 import asyncio
 import errno
@@ -13,19 +13,19 @@ MAX_LINKS = 40
 
 class Reader(Protocol):
     async def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end."""
+        """Return at most `size` bytes; b"" at the end."""
 
     def close(self) -> None: ...
 
 
-class Writer(Protocol):
+class ByteWriter(Protocol):
     async def write(self, data: bytes) -> None: ...
 
     def close(self) -> None: ...
 
 
 @dataclass
-class File:
+class FakeFile:
     data: bytearray = field(default_factory=bytearray)
     mode: int = 0o644
 
@@ -45,7 +45,7 @@ class Device:
 
 
 class Pipe:
-    """Bytes from one end to the other."""
+    """A pipe."""
 
     def __init__(self) -> None:
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
@@ -75,7 +75,7 @@ class Pipe:
 
 
 Stir = Callable[[], None]
-"""Told of each movement, so that who stands still can be told from who is busy."""
+"""Called for each action, which distinguishes busy processes from blocked ones."""
 
 
 class PipeReader:
@@ -127,7 +127,7 @@ class Fifo:
 
 
 class Bytes:
-    """Something to read that is already there."""
+    """A reader of existing data."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -162,7 +162,7 @@ class Discard:
 
 
 class FileWriter:
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: FakeFile) -> None:
         self._file = file
 
     async def write(self, data: bytes) -> None:
@@ -172,17 +172,17 @@ class FileWriter:
         pass
 
 
-Node = File | Directory | Link | Fifo | Device
+Node = FakeFile | Directory | Link | Fifo | Device
 
 
 class Files:
-    """Every node by its path; paths in `nodes` hold no link, no dot and no slash at their end."""
+    """All nodes by path. Paths in `nodes` contain no link, no dot and no trailing slash."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {"/": Directory()}
 
     def locate(self, path: str, *, follow: bool = True) -> str:
-        """Where a path leads once its links are followed (`follow`: the last one too)."""
+        """Return the path with links resolved; with `follow`, the last component too."""
         todo = path.split("/")[::-1]
         here = ""
         links = 0
@@ -206,7 +206,7 @@ class Files:
         return self.nodes.get(self.locate(path, follow=follow))
 
     def add(self, path: str, node: Node, *, follow: bool = True) -> None:
-        """Put a node in its directory, in place of what was there. Raises OSError."""
+        """Add or replace a node. Raises OSError."""
         place = self.locate(path, follow=follow)
         parent = self.nodes.get(posixpath.dirname(place))
         if parent is None:
@@ -216,7 +216,7 @@ class Files:
         self.nodes[place] = node
 
     def make_directories(self, path: str) -> None:
-        """Raises OSError if something else has the path of one."""
+        """Create a directory and its parents. Raises OSError if another node has such a path."""
         place = self.locate(path)
         if place == "/":
             return
@@ -225,7 +225,7 @@ class Files:
             raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
 
     def below(self, path: str) -> list[str]:
-        """Paths of all that lies below a directory, relative to it and sorted."""
+        """Return the sorted relative paths of all nodes below a directory."""
         prefix = self.locate(path).rstrip("/") + "/"
         return sorted(
             place.removeprefix(prefix)
@@ -240,11 +240,11 @@ class Files:
         del self.nodes[place]
 
     async def reader(self, path: str, stir: Stir) -> Reader:
-        """Open for reading. Raises OSError."""
+        """Open a file for reading. Raises OSError."""
         node = self.find(path)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        if isinstance(node, File):
+        if isinstance(node, FakeFile):
             return Bytes(bytes(node.data))
         if isinstance(node, Device):
             return DeviceReader(node)
@@ -252,13 +252,13 @@ class Files:
             return PipeReader(await node.open("reader"), stir)
         raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
 
-    async def writer(self, path: str, stir: Stir, *, append: bool) -> Writer:
-        """Open for writing, making the file if need be. Raises OSError."""
+    async def writer(self, path: str, stir: Stir, *, append: bool) -> ByteWriter:
+        """Open a file for writing; create it if it is missing. Raises OSError."""
         node = self.find(path)
         if node is None:
-            node = File()
+            node = FakeFile()
             self.add(path, node)
-        if isinstance(node, File):
+        if isinstance(node, FakeFile):
             if not append:
                 node.data = bytearray()
             return FileWriter(node)

@@ -1,8 +1,8 @@
-"""The machine in memory that the fake shells run on: processes and a time of its own.
+"""The machine of the fake shells: processes and a simulated clock.
 
-Its time passes only where a command that somebody listens to sleeps, takes a step or stands still:
-a sleep is over at once, and standing still takes `REAL_SECOND` for each second. What nobody listens
-to takes its steps at once and sleeps until others have let the time pass.
+Simulated time passes only while a command that a caller waits for sleeps, takes a step or is
+blocked: a sleep ends at once, and a blocked command takes `REAL_SECOND` for each second. A command
+without a caller takes its steps at once and sleeps until others have let time pass.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from tests.fakes.memory_files import Files, Reader, Writer
+from tests.fakes.memory_files import ByteWriter, Files, Reader
 from tests.fakes.shell_syntax import Command, UnsupportedShellError
 
 REAL_SECOND = 0.01
@@ -37,21 +37,21 @@ async def settle() -> None:
 
 @dataclass(eq=False)
 class Alarm:
-    """Something to do when the time has come."""
+    """A callback at a simulated time."""
 
     at_s: float
     ring: Callable[[], None]
 
 
 class Machine:
-    """What the shells of one sandbox share."""
+    """The state that all shells of one sandbox share."""
 
     def __init__(self) -> None:
         self.files = Files()
-        self.living: dict[int, Process | None] = {}
-        """By pid; a child shell has a pid but no Process of its own."""
+        self.living: dict[int, FakeProcess | None] = {}
+        """By pid; None for a child shell, which has no process of its own."""
         self.fault: BaseException | None = None
-        """What could not be done while nobody listened, so that it is not lost."""
+        """An error of a background command, kept for the next caller."""
         self.now_s = 0.0
         self._pids = 1
         self._alarms: list[Alarm] = []
@@ -66,12 +66,12 @@ class Machine:
         return alarm
 
     def cancel(self, alarm: Alarm) -> None:
-        """Safe to call when it has rung."""
+        """Cancel the alarm. Safe to call after it has run."""
         if alarm in self._alarms:
             self._alarms.remove(alarm)
 
     async def pass_time(self, seconds: float, stir: Callable[[], None]) -> None:
-        """Let time pass, waking sleepers on the way; `stir` hears of each."""
+        """Let time pass and wake the sleepers that are due; call `stir` for each."""
         end_s = self.now_s + seconds
         while due := [alarm for alarm in self._alarms if alarm.at_s <= end_s]:
             first = min(due, key=lambda alarm: alarm.at_s)
@@ -83,8 +83,8 @@ class Machine:
         self.now_s = max(self.now_s, end_s)
 
 
-class Process:
-    """A running command or background job, and how it was ended."""
+class FakeProcess:
+    """A running command or background job."""
 
     def __init__(self, machine: Machine, timeout_s: float = math.inf) -> None:
         self.machine = machine
@@ -92,17 +92,17 @@ class Process:
         self.used_s = 0.0
         self.timed_out = False
         self.signal = 0
-        self.jobs: list[Process] = []
+        self.jobs: list[FakeProcess] = []
         self.stirred = asyncio.Event()
-        """Set by whatever it does."""
+        """Set by each action of the process."""
         self.stir = self.stirred.set
         self._timeout_s = timeout_s
-        self._is_heard = False
-        self._unheard_since_s = machine.now_s
+        self._has_caller = False
+        self._unattended_since_s = machine.now_s
         self._dozing: set[asyncio.Event] = set()
         self._deadline: Alarm | None = None
 
-    # Its life
+    # Start and end
 
     def start(self, work: Coroutine[Any, Any, int]) -> None:
         self._task = asyncio.create_task(work)
@@ -111,8 +111,8 @@ class Process:
 
     def _ended(self, task: asyncio.Task[int]) -> None:
         del self.machine.living[self.pid]
-        if not self._is_heard:
-            self._count_unheard()
+        if not self._has_caller:
+            self._add_unattended_time()
             if not task.cancelled():
                 self.machine.fault = self.machine.fault or task.exception()
         self.stir()
@@ -123,17 +123,17 @@ class Process:
 
     @property
     def exit_code(self) -> int:
-        """Once it has ended. Raises what it could not do."""
+        """Return the exit code after the end. Raises UnsupportedShellError."""
         return 128 + self.signal if self.signal else self._task.result()
 
     def end(self, signal: int) -> None:
-        """Kill it."""
+        """Kill the process."""
         if not self._task.done():
             self.signal = signal
             self._task.cancel()
 
     def end_session(self, signal: int) -> None:
-        """Kill it and the background jobs it has started, unless they were left behind."""
+        """Kill the process and its background jobs, unless they have outlived it."""
         if not self._task.done():
             for process in (self, *self.jobs):
                 process.end(signal)
@@ -143,37 +143,37 @@ class Process:
         await asyncio.Future()
         raise AssertionError
 
-    # Its time
+    # Time
 
     @property
     def left_s(self) -> float:
         return self._timeout_s - self.used_s
 
     def attend(self) -> None:
-        """Somebody listens: from now on time passes as it needs it."""
-        self._is_heard = True
+        """A caller waits: from now on time passes as the process needs it."""
+        self._has_caller = True
         if not self.has_ended:
-            self._count_unheard()
+            self._add_unattended_time()
         for sleeper in self._dozing:
             sleeper.set()
 
     def leave(self) -> None:
-        """Nobody listens any more; its deadline holds all the same."""
-        self._is_heard = False
-        self._unheard_since_s = self.machine.now_s
+        """No caller waits any more; the deadline still holds."""
+        self._has_caller = False
+        self._unattended_since_s = self.machine.now_s
         if not self.has_ended and self.left_s < math.inf:
             self._deadline = self.machine.set_alarm(self.left_s, self._expire)
 
-    def _count_unheard(self) -> None:
-        self.used_s += self.machine.now_s - self._unheard_since_s
+    def _add_unattended_time(self) -> None:
+        self.used_s += self.machine.now_s - self._unattended_since_s
         if self._deadline:
             self.machine.cancel(self._deadline)
 
     async def spend(self, seconds: float) -> None:
-        """Take so much time; does not return if that is more than is left."""
+        """Use up time; does not return if the deadline comes first."""
         self.stir()
         await asyncio.sleep(0)
-        while not self._is_heard:
+        while not self._has_caller:
             if seconds <= STEP_S:
                 return
             seconds -= await self._doze(seconds)
@@ -182,7 +182,7 @@ class Process:
             await asyncio.Future()
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass for it and all others; ends it if that is more than is left."""
+        """Let time pass for all processes; end this one if its deadline comes first."""
         left_s = self.left_s
         self.used_s += min(seconds, left_s)
         await self.machine.pass_time(min(seconds, left_s), self.stir)
@@ -190,7 +190,7 @@ class Process:
             self._expire()
 
     async def _doze(self, seconds: float) -> float:
-        """Sleep for as long as nobody listens; returns how long that was."""
+        """Sleep while no caller waits; return the duration in seconds."""
         began_s = self.machine.now_s
         awake = asyncio.Event()
         self._dozing.add(awake)
@@ -209,26 +209,26 @@ class Process:
 
 
 @dataclass
-class State:
-    """What one command leaves to the next."""
+class FakeShellState:
+    """The shell state that one command passes to the next."""
 
     cwd: str
     variables: dict[str, str | list[str]]
     exported: set[str]
     functions: dict[str, Command] = field(default_factory=dict)
 
-    def copy(self) -> "State":
+    def copy(self) -> "FakeShellState":
         variables = {k: v if isinstance(v, str) else [*v] for k, v in self.variables.items()}
-        return State(self.cwd, variables, set(self.exported), dict(self.functions))
+        return FakeShellState(self.cwd, variables, set(self.exported), dict(self.functions))
 
 
 @dataclass(frozen=True)
 class Io:
     stdin: Reader
-    stdout: Writer
-    stderr: Writer
+    stdout: ByteWriter
+    stderr: ByteWriter
 
-    def with_output(self, fd: int, writer: Writer) -> "Io":
+    def with_output(self, fd: int, writer: ByteWriter) -> "Io":
         if fd not in (1, 2):
             raise UnsupportedShellError(f"file descriptor {fd}")
         return replace(self, stdout=writer) if fd == 1 else replace(self, stderr=writer)
@@ -241,7 +241,7 @@ class Io:
 
 
 class Collected:
-    """Output that becomes a word."""
+    """Collects output that becomes a word."""
 
     def __init__(self) -> None:
         self.data = b""

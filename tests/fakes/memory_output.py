@@ -1,4 +1,4 @@
-"""What a command of the fake prints, told in readings."""
+"""The output of a fake command, in readings."""
 
 import codecs
 import re
@@ -10,12 +10,12 @@ _CUT_CHARACTER = re.compile(rb"^[\x80-\xbf]{1,3}")
 
 
 class Captured:
-    """One output stream of a reading: its head as it comes, its tail, and how much there was."""
+    """One output stream of a reading: its head, its tail and its counts."""
 
     def __init__(self, cap: OutputCap) -> None:
         self.bytes = 0
         self.whole = bytearray()
-        """As much of it as may be kept."""
+        """The output to keep, up to the limit."""
         self._max_kept_bytes = cap.max_kept_bytes if cap.keep_in else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._newlines = 0
@@ -27,7 +27,7 @@ class Captured:
         self._tail = bytearray()
 
     def feed(self, data: bytes) -> str:
-        """Take output in; returns the part of it that still belongs to the head."""
+        """Add output; return the part that belongs to the head."""
         self.bytes += len(data)
         self._newlines += data.count(b"\n")
         self.whole += data[: self._max_kept_bytes - len(self.whole)]
@@ -77,16 +77,16 @@ class Captured:
         return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 
 
-class Reading:
-    """The output from one question to the next, kept so that it can be told again."""
+class FakeReading:
+    """One reading, kept until the next is requested."""
 
     def __init__(self, cap: OutputCap) -> None:
         self.pieces: list[tuple[StreamName, str]] = []
-        """What is heard of it while it comes."""
+        """The streamed pieces of output."""
         self.stdout = Captured(cap)
         self.stderr = Captured(cap)
         self.result: ExecResult | None = None
-        """How it ended."""
+        """The result, once the reading has ended."""
 
     def take(self, name: StreamName, data: bytes) -> None:
         text = (self.stdout if name == "stdout" else self.stderr).feed(data)

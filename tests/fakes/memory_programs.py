@@ -1,11 +1,11 @@
-"""The builtins and programs a fake shell has, with the options our tests use."""
+"""The builtins and programs of the fake shell, with the options that tests use."""
 
 import errno
 import posixpath
 import re
 
 from tests.fakes.memory_file_programs import FILE_PROGRAMS, options, refuse
-from tests.fakes.memory_files import Directory, File
+from tests.fakes.memory_files import Directory, FakeFile
 from tests.fakes.memory_machine import ExitShell, Io, ReturnFromFunction
 from tests.fakes.memory_shell import Program, Shell
 
@@ -142,7 +142,7 @@ async def _sh(shell: Shell, arguments: list[str], io: Io) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise refuse("sh", arguments)
     node = shell.files.find(shell.path(arguments[0]))
-    if not isinstance(node, File):
+    if not isinstance(node, FakeFile):
         await io.complain(f"sh: {arguments[0]}: cannot open")
         return 127
     return await shell.run_child(node.data.decode(), arguments[1:], io)

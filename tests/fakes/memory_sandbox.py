@@ -1,4 +1,4 @@
-"""A sandbox without a computer: files and a small bash in memory, for fast and exact tests.
+"""A fake sandbox: files and a small bash in memory, for fast and deterministic tests.
 
 It passes the same conformance suite as the real ones. `sleep` takes no time, and a command that
 would sleep beyond its timeout is timed out at once; a command that must last until it is killed can
@@ -19,8 +19,8 @@ from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileSizeLimitError,
     FileTimeoutError,
-    FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
     PathExistsError,
@@ -31,7 +31,7 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.sandbox import (
     LIST_TIMEOUT_S,
     TRANSFER_TIMEOUT_S,
-    Entry,
+    DirectoryEntry,
     EntryKind,
     ExecResult,
     HashLimits,
@@ -42,8 +42,8 @@ from sandbox_runtime.sandbox import (
     Sink,
 )
 from tests.fakes.memory_command import RunningCommand
-from tests.fakes.memory_files import Bytes, Device, Directory, File, Files
-from tests.fakes.memory_machine import INTERRUPTED, KILLED, Machine, Process, State
+from tests.fakes.memory_files import Bytes, Device, Directory, FakeFile, Files
+from tests.fakes.memory_machine import INTERRUPTED, KILLED, FakeProcess, FakeShellState, Machine
 from tests.fakes.memory_programs import PROGRAMS
 from tests.fakes.memory_shell import Shell
 from tests.fakes.memory_snapshot import pack, unpack
@@ -71,7 +71,7 @@ class MemorySandbox:
         self._files.add("/dev/zero", Device("zero"))
         for path, data in (files or {}).items():
             self._files.make_directories(path.rpartition("/")[0] or "/")
-            self._files.add(path, File(bytearray(data)))
+            self._files.add(path, FakeFile(bytearray(data)))
 
     @property
     def id(self) -> str:
@@ -106,13 +106,13 @@ class MemorySandbox:
             state = self._state.copy() if is_shared else _first_state()
             state.variables |= dict(env or {})
             state.exported |= set(env or {})
-            process = Process(self._machine, timeout_s)
+            process = FakeProcess(self._machine, timeout_s)
             reader = Terminal() if stdin is None else Bytes(stdin)
             started = self._commands[id] = RunningCommand(id, process, reader, cap, self._files)
             keeps_state = is_shared and not cwd and not env
             shell = Shell(process, state, PROGRAMS)
             process.start(self._run(started, shell, command, cwd, keeps_state=keeps_state))
-        return await self._hear(id, math.inf if wait_s is None else wait_s, on_output)
+        return await self._deliver_reading(id, math.inf if wait_s is None else wait_s, on_output)
 
     async def _run(
         self,
@@ -127,7 +127,7 @@ class MemorySandbox:
         if cwd is not None and await shell.call(["cd", cwd], command.io) != 0:
             return 1
         exit_code = await shell.run_script(script, command.io)
-        # What ran beside later commands is not to take their state back.
+        # A job must not replace the state of commands that ended after its start.
         if keeps_state and not (command.is_job and self._state is not before):
             self._state = shell.state
         return exit_code
@@ -141,8 +141,8 @@ class MemorySandbox:
         end_of_input: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        self._job(job_id).go_on(typed, end_of_input=end_of_input)
-        return await self._hear(job_id, wait_s, on_output)
+        self._job(job_id).begin_reading(typed, end_of_input=end_of_input)
+        return await self._deliver_reading(job_id, wait_s, on_output)
 
     async def stop(self, job_id: str) -> None:
         self._job(job_id).process.end_session(INTERRUPTED)
@@ -154,12 +154,14 @@ class MemorySandbox:
             raise JobMissingError(f"there is no job {job_id!r}")
         return command
 
-    async def _hear(self, id: str, wait_s: float, on_output: OnOutput | None) -> ExecResult:
-        """Who stops listening before the end kills the command."""
+    async def _deliver_reading(
+        self, id: str, wait_s: float, on_output: OnOutput | None
+    ) -> ExecResult:
+        """Return the result of a reading. A caller that is cancelled kills the command."""
         command = self._commands[id]
         result: ExecResult | None = None
         try:
-            result = await command.hear(wait_s, on_output)
+            result = await command.deliver_reading(wait_s, on_output)
         finally:
             if result is None:
                 command.process.end_session(KILLED)
@@ -194,7 +196,7 @@ class MemorySandbox:
             self._files.make_directories(place.rpartition("/")[0] or "/")
         except OSError as error:
             raise SandboxFileError(f"{path}: {error.strerror}") from error
-        self._files.nodes[place] = File(data, old.mode if isinstance(old, File) else 0o644)
+        self._files.nodes[place] = FakeFile(data, old.mode if isinstance(old, FakeFile) else 0o644)
         return len(data)
 
     async def get(
@@ -204,10 +206,10 @@ class MemorySandbox:
         node = self._files.find(path, follow=False)
         if node is None:
             raise FileMissingError(f"{path} does not exist")
-        if not isinstance(node, File):
+        if not isinstance(node, FakeFile):
             raise NotARegularFileError(f"{path} is not a regular file")
         if len(node.data) > max_bytes:
-            raise FileTooLargeError(f"{path} has {len(node.data)} bytes")
+            raise FileSizeLimitError(f"{path} has {len(node.data)} bytes")
         data = bytes(node.data)
         async with _in_time(timeout_s):
             for start in range(0, len(data), _PIECE_BYTES):
@@ -237,22 +239,22 @@ class MemorySandbox:
         entries = tuple(self._entry(path, name, hashes) for name in names[:max_entries])
         return Listing(entries, truncated=len(names) > max_entries)
 
-    def _entry(self, path: str, name: str, hashes: HashLimits | None) -> Entry:
+    def _entry(self, path: str, name: str, hashes: HashLimits | None) -> DirectoryEntry:
         node = self._files.find(f"{path}/{name}", follow=False)
         kind: EntryKind = "directory" if isinstance(node, Directory) else "other"
-        if isinstance(node, File):
+        if isinstance(node, FakeFile):
             is_hashed = hashes and hashes.timeout_s > 0
             if not hashes or not is_hashed or len(node.data) > hashes.max_file_bytes:
-                return Entry(name, "file", len(node.data))
+                return DirectoryEntry(name, "file", len(node.data))
             digest = hashlib.sha256(node.data).hexdigest()
-            return Entry(name, "file", len(node.data), digest)
-        return Entry(name, kind, 0)
+            return DirectoryEntry(name, "file", len(node.data), digest)
+        return DirectoryEntry(name, kind, 0)
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         self._check_alive()
         packed = pack(self._files, WORKING_DIR)
         if len(packed) > max_bytes:
-            raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
+            raise FileSizeLimitError(f"the workspace is larger than {max_bytes} bytes")
         for start in range(0, len(packed), _PIECE_BYTES):
             await sink(packed[start : start + _PIECE_BYTES])
         return len(packed)
@@ -280,7 +282,7 @@ class MemorySandbox:
 
 
 class MemoryLease:
-    """A claim to a MemorySandbox, or to the reason why there is none."""
+    """A lease of a MemorySandbox, or of the error that its start raises."""
 
     def __init__(
         self,
@@ -299,7 +301,7 @@ class MemoryLease:
 
 
 class MemorySandboxes:
-    """A Sandboxes that records what it leases, or fails with `failure`."""
+    """Leases fake sandboxes and records them, or fails with `failure`."""
 
     def __init__(self, failure: SandboxError | None = None) -> None:
         self.leased: list[MemorySandbox] = []
@@ -320,7 +322,7 @@ class MemorySandboxes:
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[MemoryLease]:
-        """No program inside opens connections, so there are no decisions to hear of."""
+        """Lease a sandbox. Its programs open no connections, so `on_decision` is never called."""
         if self._failure is not None:
             yield MemoryLease(self._failure)
             return
@@ -340,16 +342,16 @@ class MemorySandboxes:
 
 @asynccontextmanager
 async def _in_time(timeout_s: float) -> AsyncIterator[None]:
-    """Raises FileTimeoutError where the block, or waiting for nothing before it, takes longer."""
+    """Raise FileTimeoutError if the block takes longer than the timeout."""
     try:
-        async with asyncio.timeout(timeout_s) as patience:
+        async with asyncio.timeout(timeout_s) as timeout:
             await asyncio.sleep(0)
             yield
     except TimeoutError as error:
-        if not patience.expired():
+        if not timeout.expired():
             raise
         raise FileTimeoutError(f"given up after {timeout_s:g} s") from error
 
 
-def _first_state() -> State:
-    return State(WORKING_DIR, dict(_ENVIRONMENT), set(_ENVIRONMENT))
+def _first_state() -> FakeShellState:
+    return FakeShellState(WORKING_DIR, dict(_ENVIRONMENT), set(_ENVIRONMENT))

@@ -10,22 +10,22 @@ from dataclasses import replace
 
 from tests.fakes.memory_files import (
     Bytes,
+    ByteWriter,
     Discard,
-    File,
+    FakeFile,
     Pipe,
     PipeReader,
     PipeWriter,
     Reader,
-    Writer,
 )
 from tests.fakes.memory_machine import (
     STEP_S,
     Collected,
     ExitShell,
+    FakeProcess,
+    FakeShellState,
     Io,
-    Process,
     ReturnFromFunction,
-    State,
 )
 from tests.fakes.shell_syntax import (
     ASSIGNMENT,
@@ -65,7 +65,9 @@ Program = Callable[["Shell", list[str], Io], Awaitable[int]]
 class Shell:
     """One shell process."""
 
-    def __init__(self, process: Process, state: State, programs: dict[str, Program]) -> None:
+    def __init__(
+        self, process: FakeProcess, state: FakeShellState, programs: dict[str, Program]
+    ) -> None:
         self.process = process
         self.machine = process.machine
         self.files = process.machine.files
@@ -77,7 +79,7 @@ class Shell:
         self.status = 0
         self._substituted = 0
         self._job = ""
-        self._stderr: Writer = Discard()
+        self._stderr: ByteWriter = Discard()
 
     def fork(self) -> "Shell":
         child = copy.copy(self)
@@ -88,7 +90,7 @@ class Shell:
         return posixpath.join(self.state.cwd, path)
 
     async def run_script(self, script: str, io: Io) -> int:
-        """Run a script to its end, as a process does."""
+        """Run a script to its end; return its exit code."""
         self._stderr = io.stderr
         try:
             tree = parse(script)
@@ -149,7 +151,7 @@ class Shell:
 
     @contextmanager
     def _failing_allowed(self, allowed: bool) -> Iterator[None]:
-        """`set -e` minds no failure in a condition, nor anywhere inside it."""
+        """If `allowed`, `set -e` ignores failures in the block, as in a condition."""
         before = self._may_fail
         self._may_fail = before or allowed
         try:
@@ -167,7 +169,7 @@ class Shell:
         return self.status
 
     def _start_job(self, tree: AndOr, io: Io) -> None:
-        job = Process(self.machine)
+        job = FakeProcess(self.machine)
         child = self.fork()
         child.process = job
         self.process.jobs.append(job)
@@ -182,7 +184,7 @@ class Shell:
                 self.status = await self._pipeline(pipeline, io, last=number == len(tree.rest))
 
     async def _pipeline(self, tree: Pipeline, io: Io, *, last: bool) -> int:
-        """`last` in a list of && and ||: only there `set -e` minds a failure."""
+        """Run one pipeline; `set -e` applies only to the `last` one of a list of && and ||."""
         with self._failing_allowed(tree.negated or not last):
             if len(tree.parts) == 1:
                 status = await self.run(tree.parts[0], io)
@@ -224,7 +226,7 @@ class Shell:
     async def _redirected(
         self, redirects: tuple[Redirect, ...], io: Io, body: Callable[[Io], Awaitable[int]]
     ) -> int:
-        opened: list[Reader | Writer] = []
+        opened: list[Reader | ByteWriter] = []
         try:
             for redirect in redirects:
                 io = await self._redirect(redirect, io, opened)
@@ -238,7 +240,7 @@ class Shell:
             for end in opened:
                 end.close()
 
-    async def _redirect(self, redirect: Redirect, io: Io, opened: list[Reader | Writer]) -> Io:
+    async def _redirect(self, redirect: Redirect, io: Io, opened: list[Reader | ByteWriter]) -> Io:
         if redirect.operator == "<<":
             literal = redirect.literal
             text = redirect.target if literal else await self._interpolated(redirect.target)
@@ -296,7 +298,7 @@ class Shell:
                 await io.complain(f"{name}: {error.filename}: {error.strerror}")
                 return 1
         node = self.files.find(self.path(name)) if "/" in name else None
-        if isinstance(node, File) and node.mode & 0o111:
+        if isinstance(node, FakeFile) and node.mode & 0o111:
             return await self.run_child(node.data.decode(), arguments, io)
         problem = "Permission denied" if node else "command not found"
         await io.complain(f"bash: {name}: {problem}")
@@ -315,7 +317,9 @@ class Shell:
         """Run a script in a new shell, which gets the exported variables only."""
         exported = self.state.exported
         variables = {k: v for k, v in self.state.variables.items() if k in exported}
-        child = Shell(self.process, State(self.state.cwd, variables, {*exported}), self.programs)
+        child = Shell(
+            self.process, FakeShellState(self.state.cwd, variables, {*exported}), self.programs
+        )
         child.arguments = arguments
         child.pid = self.machine.new_pid()
         self.machine.living[child.pid] = None
@@ -328,7 +332,7 @@ class Shell:
         return [field for word in words for field in await self.expand(word)]
 
     async def expand(self, word: str, *, split: bool = True) -> list[str]:
-        """A word as the fields it stands for."""
+        """Return the fields that a word expands to."""
         fields: list[str] = []
         current: str | None = None
         for piece in PIECE.finditer(word):
@@ -342,7 +346,7 @@ class Shell:
         return fields if current is None else [*fields, current]
 
     async def _piece(self, piece: re.Match[str], split: bool) -> tuple[list[str], bool]:
-        """What one piece of a word stands for, and whether empty parts of it vanish."""
+        """Return the expansion of one piece of a word, and True if its empty parts are dropped."""
         if (literal := piece["literal"]) is not None:
             if literal not in ("[", "]") and _PATTERN.search(literal):
                 raise UnsupportedShellError(f"pattern {literal!r}")

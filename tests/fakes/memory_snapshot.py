@@ -1,19 +1,19 @@
-"""A directory of the fake as tar, and back."""
+"""Packs and unpacks a directory of the fake as tar."""
 
 import io
 import tarfile
 
 from sandbox_runtime.errors import SandboxFileError
-from tests.fakes.memory_files import Directory, Fifo, File, Files, Link, Node
+from tests.fakes.memory_files import Directory, FakeFile, Fifo, Files, Link, Node
 
 SHARED = "shared"
-"""Not of the workspace: real sandboxes mount it, and leave it out."""
+"""Left out of snapshots, because real sandboxes mount it."""
 END_BYTES = 2 * tarfile.BLOCKSIZE
-"""As many zeros end an archive, at least."""
+"""Minimum number of zero bytes at the end of an archive."""
 
 
 def pack(files: Files, directory: str) -> bytes:
-    """All below a directory, as tar."""
+    """Return the content of a directory as tar."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name in files.below(directory):
@@ -27,7 +27,7 @@ def pack(files: Files, directory: str) -> bytes:
 def _member(name: str, node: Node) -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(f"./{name}")
     match node:
-        case File():
+        case FakeFile():
             member.size, member.mode = len(node.data), node.mode
             return member, bytes(node.data)
         case Directory():
@@ -42,14 +42,14 @@ def _member(name: str, node: Node) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def unpack(files: Files, directory: str, packed: bytes) -> None:
-    """Put what was packed below a directory, unless it is malformed. Raises SandboxFileError."""
+    """Unpack an archive into a directory. Raises SandboxFileError if it is malformed."""
     try:
         with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
             nodes = [(_path(member), _node(archive, member)) for member in archive]
             end = packed[archive.offset :]
     except tarfile.TarError as error:
         raise SandboxFileError(f"unpacking the workspace failed: {error}") from error
-    # tarfile takes anything that is no member for the end.
+    # tarfile treats any invalid member as the end.
     if len(end) < END_BYTES or any(end):
         raise SandboxFileError("unpacking the workspace failed: the archive is not whole")
     for path, node in nodes:
@@ -72,7 +72,7 @@ def _node(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Node:
     content = archive.extractfile(member) if member.isreg() else None
     if content is None:
         raise SandboxFileError(f"unpacking the workspace failed: {member.name!r} is a device")
-    return File(bytearray(content.read()), member.mode)
+    return FakeFile(bytearray(content.read()), member.mode)
 
 
 def _put(files: Files, path: str, node: Node) -> None:

@@ -8,12 +8,12 @@ from sandbox_runtime.sandbox import Sink
 
 
 class MemorySnapshots:
-    """Keeps all that it is given."""
+    """A snapshot store without limits."""
 
     def __init__(self) -> None:
         self.kept: dict[Session, dict[str, bytes]] = {}
         self.made: list[SessionState] = []
-        """Each snapshot, in order."""
+        """The saved states, in order."""
 
     async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         pieces: list[bytes] = []

@@ -1,23 +1,23 @@
-"""A terminal in memory: lines somebody types, and whether a program waits for them."""
+"""A terminal in memory, which shows whether a program waits for input."""
 
 import asyncio
 from collections import deque
 
 
 class Terminal:
-    """A standard input that somebody types into. Nothing of it is shown, and no key is a signal."""
+    """A line-buffered standard input without echo and without signals."""
 
     def __init__(self) -> None:
         self._line = b""
-        """What is typed of a line so far."""
+        """The incomplete last line of the input."""
         self._typed: deque[bytes] = deque()
-        """What a program gets at each read; b"" is the end of input, for one read."""
+        """The data of each read by a program; b"" is the end of input, for one read."""
         self._change = asyncio.Event()
         self._readers = 0
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a program stands still until somebody types."""
+        """True if a program waits for input."""
         return self._readers > 0 and not self._typed
 
     def type(self, data: bytes) -> None:
@@ -26,7 +26,7 @@ class Terminal:
         self._change.set()
 
     def type_end(self) -> None:
-        """The end of input, or of a line that is begun."""
+        """End the input, or submit an incomplete line."""
         self._typed.append(self._line)
         self._line = b""
         self._change.set()

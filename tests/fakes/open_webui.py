@@ -1,4 +1,4 @@
-"""A reader of streams that does with each frame what Open WebUI 0.12 was seen to do.
+"""A stream reader that treats each frame as Open WebUI 0.12 does.
 
 Its items are in the order in which they would be shown. It numbers them itself, believes the
 `output_index` of who sends items, and runs every call that has no result.
@@ -10,12 +10,12 @@ Json = dict[str, Any]
 
 
 class OpenWebUI:
-    """One message of the assistant, as it grows."""
+    """One message of the assistant, while it is streamed."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
         self.statuses: list[tuple[str, bool]] = []
-        """What its status line said, and whether that was the end."""
+        """The text of each status line, and True if the status was final."""
         self.files: list[Json] = []
         self.error: Json | None = None
 
@@ -64,12 +64,12 @@ class OpenWebUI:
 
     @property
     def shown(self) -> list[str]:
-        """Every item in a word or two."""
+        """A short description of each item."""
         return [_in_short(item) for item in self.items]
 
     @property
     def to_run(self) -> list[str]:
-        """The calls it would now try to run itself."""
+        """The names of the calls that the client would run itself."""
         done = {item.get("call_id") for item in self.items if _is(item, "output")}
         return [
             item["name"] for item in self.items if _is(item, "") and item["call_id"] not in done
@@ -77,7 +77,7 @@ class OpenWebUI:
 
     @property
     def messages(self) -> list[Json]:
-        """What it sends of this message with the next question."""
+        """The messages that represent this one in the next request."""
         said: list[Json] = []
         calls: list[Json] = []
         for item in self.items:

@@ -1,4 +1,4 @@
-"""The profile of the paper as it is shipped, for tests of its manner."""
+"""The shipped profile of the paper, for tests of its agent style."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,19 +9,19 @@ from proxy.profiles import overlaid, shipped
 
 
 def paper(words: ReferencePrompts = ReferencePrompts()) -> Profile:
-    """With these words."""
+    """Return the profile with these prompts."""
     return overlaid(
         Profile(agent=AgentSettings(prompts=words)), {**shipped()["paper"], "name": "paper"}
     )
 
 
 def undescribed(schema: Any) -> Any:
-    """A schema without its words, in the same order."""
+    """Return a schema without descriptions, in the same order."""
     if isinstance(schema, dict):
         return {key: undescribed(value) for key, value in schema.items() if key != "description"}
     return schema
 
 
 def unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without what says that it is streamed: the reference has each turn in one piece."""
+    """Return a request without its streaming fields: the reference does not stream."""
     return {key: value for key, value in body.items() if key not in ("stream", "stream_options")}

@@ -1,4 +1,4 @@
-"""What came of a run, for tests of what is told of it."""
+"""Results of runs, for tests of their encoding."""
 
 from policies.limits import StopReason
 from proxy.agent.result import Result, RunStats
@@ -55,7 +55,7 @@ SPENT_TOLD = {
         "computation": {"turns": 1, "permille": 500},
     },
 }
-"""The same as `usage.sandbox` tells it."""
+"""SPENT as it appears in `usage.sandbox`."""
 SUBMITTED = Result(
     run_id="r1",
     container_id="cntr_1",

@@ -1,8 +1,8 @@
-"""The house on a real socket, for clients that know nothing of its inside.
+"""The proxy on a real socket, for tests that use it as a client does.
 
 async with (
     scripted_backend([...]) as backend,
-    house(backend, "bubblewrap", tmp_path) as url,
+    running_proxy(backend, "bubblewrap", tmp_path) as url,
     openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
 ):
     ...
@@ -55,7 +55,7 @@ from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandboxes
 from sandbox_runtime.tools import make_tools
-from tests.fakes.backend import Backend as ScriptedBackend
+from tests.fakes.backend import ScriptedBackend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
@@ -71,14 +71,14 @@ MAX_CONNECTIONS = 1000
 
 
 AT_ONCE = Profiles.only(Profile(enabled="always"))
-"""Each request has a computer from its start."""
+"""A profile whose runs have a sandbox from their start."""
 
 
 @asynccontextmanager
 async def serve(
     services: Services, connections: ConnectionRegistry | None = None
 ) -> AsyncIterator[str]:
-    """A server on a free port of this loop; gives its address, without /v1."""
+    """Serve the API on a free port of this loop; yield its address, without /v1."""
     try:
         async with serve_app(create_app(services), connections) as url:
             yield url
@@ -94,8 +94,8 @@ async def serve(
 async def serve_app(
     app: ASGIApp, connections: ConnectionRegistry | None = None
 ) -> AsyncIterator[str]:
-    """The same for any application."""
-    # It listens before the server runs, so the first client need not wait for that.
+    """Serve any application; yield its address."""
+    # Listen before the server runs, so that the first client need not wait for it.
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     settings = uvicorn.Config(
@@ -114,7 +114,7 @@ async def serve_app(
 
 
 @asynccontextmanager
-async def house(
+async def running_proxy(
     backend: ScriptedBackend,
     kind: Kind,
     state_dir: Path,
@@ -122,15 +122,15 @@ async def house(
     connections: ConnectionRegistry | None = None,
     **changes: Any,
 ) -> AsyncIterator[str]:
-    """Yield the URL of a whole server before a scripted backend.
+    """Yield the URL of a complete proxy in front of a scripted backend.
 
     `changes` are fields of Services, and `make_runs`, `make_verdicts` and `metrics` in place of the
     usual ones. Unless they say otherwise, the backend's models count as able to use tools.
     """
-    model = door_to(backend)
+    model = model_client(backend)
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
-            services = join(model, sandboxes, state_dir, isolation, **changes)
+            services = make_services(model, sandboxes, state_dir, isolation, **changes)
             async with serve(services, connections) as url:
                 yield url
     finally:
@@ -138,7 +138,7 @@ async def house(
 
 
 class EachKey(Keyring):
-    """Lets everyone in, each key as a client of its own, and those without one as another."""
+    """Accepts every key as a client of its own, and requests without a key as another client."""
 
     def __init__(self) -> None:
         super().__init__(is_closed=True)
@@ -147,18 +147,18 @@ class EachKey(Keyring):
         return Key(sent or ANYONE)
 
 
-def one_key(secret: str) -> Keyring:
-    """What lets in who sends it."""
+def single_key(secret: str) -> Keyring:
+    """Return a keyring with one key."""
     return Keyring([(secret, Key("ours"))])
 
 
-def door_to(backend: ScriptedBackend) -> Model:
-    """The backend as __main__ reaches it, but asked again at once when it fails."""
+def model_client(backend: ScriptedBackend) -> Model:
+    """Return the client of the backend as __main__ builds it, but with retries without delay."""
     model = OpenAIHTTPModel(backend.base_url, api_key=BACKEND_KEY, timeout_s=20)
     return RetryingModel(model, attempts=ATTEMPTS, base_delay_s=0)
 
 
-def join(
+def make_services(
     model: Model,
     sandboxes: Sandboxes,
     state_dir: Path,
@@ -168,7 +168,7 @@ def join(
     metrics: Metrics | None = None,
     **changes: Any,
 ) -> Services:
-    """The parts in their places."""
+    """Build the services of a proxy; `changes` replace fields of Services."""
     files = changes.pop("files", None) or FileStore(Store(state_dir), limits=ArtifactLimits())
     store = files.store
     workspaces = Workspaces(sandboxes, store.workspaces, keep_s=KEEP_S, max_kept=MAX_KEPT)
@@ -193,7 +193,7 @@ def join(
 
 @asynccontextmanager
 async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes]:
-    """Sandboxes of the named kind; when it returns the last one has ended."""
+    """Yield sandboxes of the named kind. All have ended when the block returns."""
     if kind == "memory":
         yield MemorySandboxes()
         return
@@ -209,7 +209,7 @@ async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes
 
 
 def open_backend(kind: Kind, state_dir: Path) -> Backend:
-    """A real place for sandboxes; without an engine the test is skipped, or fails if told to."""
+    """Return a real backend. Skips the test without an engine, or fails with REQUIRE_DOCKER."""
     if kind == "bubblewrap":
         return BubblewrapBackend(state_dir=state_dir)
     try:

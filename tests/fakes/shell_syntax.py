@@ -1,4 +1,4 @@
-"""The bash that MemorySandbox understands, as a tree. What it does not know it refuses loudly."""
+"""Parses the subset of bash that MemorySandbox supports. Other syntax is refused."""
 
 import re
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ _CLOSERS = frozenset({"}", "do", "done", "then", "elif", "else", "fi"})
 
 
 class ShellSyntaxError(Exception):
-    """Bash would refuse this script too."""
+    """The script is invalid in bash too."""
 
 
 class UnsupportedShellError(Exception):
-    """Bash could do this, the fake cannot: extend the fake or write the test otherwise."""
+    """The fake does not support this part of bash: extend the fake or change the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Redirect:
     target: str
     """A word; for a heredoc its text."""
     literal: bool = False
-    """Whether a heredoc's text is taken as it is."""
+    """True if the text of a heredoc is literal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class AndOr:
 @dataclass(frozen=True, slots=True)
 class Sequence:
     items: tuple[tuple[AndOr, bool], ...]
-    """Each with whether it runs in the background."""
+    """The commands; True if one runs in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ Command = Simple | Group | Function | Loop | For | If
 @dataclass(slots=True)
 class Token:
     kind: str
-    """word, operator, redirect or end."""
+    """One of word, operator, redirect and end."""
     text: str
     fd: int = 0
     target: str = ""
@@ -115,7 +115,7 @@ class Token:
 
 
 def parse(script: str) -> Sequence:
-    """The script's tree. Raises ShellSyntaxError, UnsupportedShellError."""
+    """Return the tree of a script. Raises ShellSyntaxError and UnsupportedShellError."""
     parser = _Parser(list(_tokens(script)))
     tree = parser.sequence()
     if parser.next.kind != "end":
@@ -124,7 +124,7 @@ def parse(script: str) -> Sequence:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words between an array's parentheses."""
+    """Return the words between an array's parentheses."""
     return tuple(token.text for token in _tokens(text) if token.kind == "word")
 
 

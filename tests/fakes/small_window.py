@@ -37,7 +37,7 @@ def vllm(window: int, prompt: int, answer: int) -> str:
 
 
 def wordless(window: int, prompt: int, answer: int) -> str:
-    """As llama.cpp's said it."""
+    """Return an error message without numbers, as llama.cpp had."""
     return "the request exceeds the available context size. try increasing the context size"
 
 
@@ -54,7 +54,7 @@ class SmallWindow:
         self._reports = reports
         self.refused = 0
         self.bodies: list[dict[str, Any]] = []
-        """Those that fitted."""
+        """The bodies of the requests that fitted the window."""
 
     def __call__(self, body: dict[str, Any]) -> Item:
         prompt = tokens([body["messages"], body.get("tools")])
@@ -71,5 +71,5 @@ class SmallWindow:
 
 
 def tokens(value: Any) -> int:
-    """How many it has."""
+    """Return the number of tokens of a value."""
     return len(json.dumps(value)) // 4

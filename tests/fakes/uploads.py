@@ -1,4 +1,4 @@
-"""Uploaded files in a directory, each its owner's."""
+"""Uploaded files in a directory, by owner."""
 
 import hashlib
 from pathlib import Path
@@ -8,14 +8,14 @@ from proxy.store.records import Upload
 
 
 class DirectoryUploads:
-    """Finds what was added, for the key that added it."""
+    """Finds files for the key that added them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._found: dict[tuple[str, str], Upload] = {}
 
     def add(self, api_key: str, filename: str, data: bytes) -> str:
-        """Keep a file; returns its id."""
+        """Add a file; return its id."""
         file_id = f"file-{len(self._found) + 1}"
         path = self._directory / file_id
         path.write_bytes(data)

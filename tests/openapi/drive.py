@@ -21,7 +21,7 @@ import httpx
 
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house, one_key
+from tests.fakes.server import running_proxy, single_key
 from tests.openapi.description import BASE_PATH, Tree, amended, cut, streamed
 from tests.openapi.strict_backend import ANSWER, strict
 
@@ -88,7 +88,7 @@ async def drive_own(directory: Path, *options: str) -> Outcome:
     not."""
     async with (
         scripted_backend(lambda body: text_reply(ANSWER)) as backend,
-        house(backend, "memory", directory / "state", keyring=one_key(KEY)) as url,
+        running_proxy(backend, "memory", directory / "state", keyring=single_key(KEY)) as url,
     ):
         async with httpx.AsyncClient() as client:
             asked = await client.get(f"{url}/openapi.json")
@@ -99,10 +99,10 @@ async def drive_own(directory: Path, *options: str) -> Outcome:
 
 async def _drive(directory: Path, part: Callable[[Tree], Tree], options: Sequence[str]) -> Outcome:
     description = amended()
-    keyring = one_key(KEY)
+    keyring = single_key(KEY)
     async with (
         scripted_backend(strict(description)) as backend,
-        house(backend, "memory", directory / "state", keyring=keyring) as url,
+        running_proxy(backend, "memory", directory / "state", keyring=keyring) as url,
     ):
         async with httpx.AsyncClient(headers=WITH_KEY) as client:
             able = (await client.get(f"{url}/v1/capabilities")).json()

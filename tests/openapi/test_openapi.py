@@ -9,7 +9,7 @@ import httpx
 import jsonschema_rs
 
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 from tests.openapi.description import BASE_PATH, Tree, amended, answer_schema, described
 from tests.openapi.drive import drive, drive_streams
 from tests.openapi.strict_backend import strict
@@ -77,7 +77,7 @@ async def test_what_is_made_is_found_told_of_and_ended_as_openai_says(tmp_path: 
     files, file = f"{one}/files", f"{one}/files/{{file_id}}"
     async with (
         scripted_backend(strict(description)) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         walk = Walk(client, description)
@@ -107,7 +107,7 @@ async def test_a_response_is_kept_told_of_and_ended_as_openai_says(tmp_path: Pat
     one = "/responses/{response_id}"
     async with (
         scripted_backend(strict(description)) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         walk = Walk(client, description)

@@ -7,14 +7,14 @@ import httpx
 from proxy.app import build_app
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import join
+from tests.fakes.server import make_services
 
 
 async def test_fastapi_validation_error_is_an_openai_error_with_its_param(tmp_path: Path) -> None:
     async def typed(limit: int) -> int:
         return limit
 
-    app = build_app(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app = build_app(make_services(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.add_api_route("/typed", typed)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:

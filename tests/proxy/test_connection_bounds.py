@@ -15,7 +15,7 @@ from proxy.http_server import HEADROOM, MAX_PIPELINED, ConnectionRegistry, conne
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import join, serve_app
+from tests.fakes.server import make_services, serve_app
 from tests.fakes.waiting import until
 from tests.proxy.connection_fixture import (
     LARGE_BYTES,
@@ -32,7 +32,7 @@ MOST = 3
 async def full_server(state_dir: Path) -> AsyncIterator[tuple[RunningServer, httpx.AsyncClient]]:
     """Serve the application with as many open streams as there may be connections."""
     streams = App()
-    proxy_app = create_app(join(ScriptedModel([]), MemorySandboxes(), state_dir))
+    proxy_app = create_app(make_services(ScriptedModel([]), MemorySandboxes(), state_dir))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (streams if scope["path"] == "/stream" else proxy_app)(scope, receive, send)

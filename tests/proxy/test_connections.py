@@ -21,7 +21,7 @@ from proxy.http_server import (
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import join
+from tests.fakes.server import make_services
 from tests.fakes.waiting import until
 from tests.proxy.connection_fixture import (
     LARGE_BYTES,
@@ -79,7 +79,7 @@ async def test_idle_connection_is_closed_after_its_time_limit() -> None:
 
 
 async def test_server_checks_for_expired_connections_periodically(tmp_path: Path) -> None:
-    services = join(ScriptedModel([]), MemorySandboxes(), tmp_path)
+    services = make_services(ScriptedModel([]), MemorySandboxes(), tmp_path)
     clock = ManualClock()
     connections = ConnectionRegistry(1, clock)
     http_server = HTTPServer(create_app(services), services.runs, connections)

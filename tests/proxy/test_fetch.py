@@ -15,7 +15,6 @@ from tests.sandbox_runtime.egress.internet import (
     Internet,
     Reader,
     Writer,
-    trusting,
 )
 
 PNG = b"\x89PNG..."
@@ -77,7 +76,7 @@ async def test_tls_certificate_is_verified() -> None:
     site = Site(answer("Content-Type: image/png", body=PNG))
     internet = Internet()
     async with internet.server(site, port=443, tls=True):
-        async with fetcher_for(internet, tls=trusting()) as fetcher:
+        async with fetcher_for(internet, tls=client_tls_context()) as fetcher:
             assert (await fetch(fetcher, "https://allowed.example/")).data == PNG
         async with fetcher_for(internet) as fetcher:
             with pytest.raises(FetchError, match="CERTIFICATE_VERIFY_FAILED"):

@@ -15,7 +15,7 @@ from policies.artifacts import ArtifactLimits, ProducedFile
 from proxy.agent.result import Artifact
 from proxy.files import FileStore, StoredFile
 from proxy.store.store import Store
-from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
+from sandbox_runtime.errors import FileSizeLimitError, SandboxFileError, SandboxLostError
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, pieces
@@ -206,7 +206,7 @@ class Failing(MemorySandbox):
 
 
 @pytest.mark.parametrize(
-    "error", [SandboxLostError("gone"), FileTooLargeError("grew"), KeyboardInterrupt()]
+    "error", [SandboxLostError("gone"), FileSizeLimitError("grew"), KeyboardInterrupt()]
 )
 async def test_incomplete_file_is_not_stored(
     files: FileStore, tmp_path: Path, error: BaseException

@@ -22,7 +22,7 @@ from proxy.runs.run import RequestIdentity, Run, RunMetadata
 from proxy.schemas.chat_response import CompletionStreamEncoder, completion_head
 from proxy.schemas.request_options import RequestOptions
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import join
+from tests.fakes.server import make_services
 
 STEPS: StepsMode = "off"
 
@@ -64,7 +64,7 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
         run.cancel("the client disconnected")
 
     run = Run(RunMetadata("r1", "m", "cntr_1", 0), RequestIdentity("me", "work"), work, end)
-    app = build_app(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app = build_app(make_services(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.router.add_route("/stream", endpoint)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:

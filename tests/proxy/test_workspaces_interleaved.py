@@ -15,9 +15,15 @@ from policies.sessions import ResumePoint, SessionState
 from proxy.workspaces import WorkspaceLease
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.sandbox import Sink
+from tests.fakes.interleavings import (
+    TURNS,
+    Step,
+    interleavings,
+    run_in_order,
+    step_index,
+)
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
-from tests.fakes.orders import TURNS, Step, orders, place, walk
 from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, Harness
 
 ENTER, _WORK, LEAVE, _SAVED = range(1, 5)
@@ -128,7 +134,7 @@ class Stage:
 
 @pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
 async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> None:
-    for order in orders(a=4, b=4, x=1):
+    for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # they are alike
         stage = Stage()
@@ -136,7 +142,7 @@ async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> No
         a, b = stage.run("a", "1"), stage.run("b", "1")
         disturb: Step = getattr(stage, disturbance)
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "b": b.steps, "x": [disturb]})
+            await run_in_order(order, {"a": a.steps, "b": b.steps, "x": [disturb]})
             assert (a.seen, b.seen) == ("1\n", "1\n"), order
             found = [await stage.files(name) for name in ("1", "a", "b")]
             assert found == ["1\n", "1\na\n", "1\nb\n"], order
@@ -145,15 +151,15 @@ async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> No
 
 @pytest.mark.parametrize("disturbance", ["expire", "evict_idle"])
 async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) -> None:
-    for order in orders(a=4, b=4, x=1):
-        if place(order, "b", ENTER) < place(order, "a", LEAVE):
+    for order in interleavings(a=4, b=4, x=1):
+        if step_index(order, "b", ENTER) < step_index(order, "a", LEAVE):
             continue  # it comes after the answer
         stage = Stage()
         await stage.begin()
         a, b = stage.run("a", "1"), stage.run("b", "a", "1")
         disturb: Step = getattr(stage, disturbance)
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "b": b.steps, "x": [disturb]})
+            await run_in_order(order, {"a": a.steps, "b": b.steps, "x": [disturb]})
             assert b.seen == "1\na\n", order
             found = [await stage.files(name) for name in ("1", "a", "b")]
             assert found == ["1\n", "1\na\n", "1\na\nb\n"], order
@@ -161,21 +167,21 @@ async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) ->
 
 
 async def test_newest_state_is_that_of_the_last_run_however_long_saving_takes() -> None:
-    for order in orders(a=4, b=4, x=1):
+    for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue  # they are alike
         stage = Stage()
         await stage.begin()
         a, b = stage.run("a", "1"), stage.run("b", "1")
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
-            last = max("ab", key=lambda name: place(order, name, LEAVE))
+            await run_in_order(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
+            last = max("ab", key=lambda name: step_index(order, name, LEAVE))
             assert await stage.files() == f"1\n{last}\n", order
             await stage.end()
 
 
 async def test_concurrent_runs_of_the_same_state_save_one_of_them_completely() -> None:
-    for order in orders(a=4, b=4, x=1):
+    for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
             continue
         stage = Stage()
@@ -183,23 +189,23 @@ async def test_concurrent_runs_of_the_same_state_save_one_of_them_completely() -
         await stage.harness.run("true", "2", "1")  # and once before
         a, b = stage.run("2", "1"), stage.run("2", "1")
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
+            await run_in_order(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
             assert (a.seen, b.seen) == ("1\n", "1\n"), order
             assert await stage.files("2") == "1\n2\n", order
             await stage.end()
 
 
 async def test_run_after_a_discard_starts_empty() -> None:
-    for order in orders(a=4, x=2):
-        at = [place(order, "x", number) for number in (1, 2)]
-        if any(place(order, "a", ENTER) < each < place(order, "a", LEAVE) for each in at):
+    for order in interleavings(a=4, x=2):
+        at = [step_index(order, "x", number) for number in (1, 2)]
+        if any(step_index(order, "a", ENTER) < each < step_index(order, "a", LEAVE) for each in at):
             continue  # a run at work is ended first
         stage = Stage()
         await stage.begin()
         a = stage.run("a", "1")
         with anyio.fail_after(10):
-            await walk(order, {"a": a.steps, "x": [stage.discard, stage.evict_idle]})
-            was_there = place(order, "a", ENTER) < at[0]
+            await run_in_order(order, {"a": a.steps, "x": [stage.discard, stage.evict_idle]})
+            was_there = step_index(order, "a", ENTER) < at[0]
             assert a.seen == ("1\n" if was_there else ""), order
             assert await stage.files("a", "1") == ("" if was_there else "a\n"), order
             await stage.end()

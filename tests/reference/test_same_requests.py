@@ -19,9 +19,9 @@ from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools
-from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
-from tests.fakes.server import house, open_backend
+from tests.fakes.server import open_backend, running_proxy
 from tests.reference.environment import played, python
 from tests.reference.internet import internet
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -164,7 +164,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[None]:
 
 async def by_reference(
     reference: Path, script: Sequence[Any], tmp_path: Path
-) -> tuple[Backend, dict[str, Any]]:
+) -> tuple[ScriptedBackend, dict[str, Any]]:
     """What the reference sends for a script, and what it says of itself."""
     async with scripted_backend(script) as backend:
         job = {"base_url": backend.base_url, "image": DOCKER_IMAGE, "problem": PROBLEM}
@@ -174,11 +174,11 @@ async def by_reference(
 
 async def by_us(
     profile: Profile, script: Sequence[Any], tmp_path: Path
-) -> tuple[Backend, dict[str, Any]]:
+) -> tuple[ScriptedBackend, dict[str, Any]]:
     """What the profile sends for the same, and its answer."""
     async with (
         scripted_backend(script) as backend,
-        house(backend, "docker", tmp_path, profiles=Profiles.only(profile)) as url,
+        running_proxy(backend, "docker", tmp_path, profiles=Profiles.only(profile)) as url,
         httpx.AsyncClient(timeout=100) as client,
     ):
         asked = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM}]}
@@ -239,7 +239,7 @@ def supplied(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
     return read_prompt_file(path)
 
 
-def bodies(backend: Backend) -> Iterator[dict[str, Any]]:
+def bodies(backend: ScriptedBackend) -> Iterator[dict[str, Any]]:
     """The requests, but for what README's table says is not reproduced."""
     for request in backend.requests:
         messages = [alike(each) for each in request.body["messages"]]

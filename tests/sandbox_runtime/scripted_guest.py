@@ -58,32 +58,32 @@ class ScriptedGuest:
         )
         self.kinds: list[int] = []
         self.credit: Counter[int] = Counter()
-        """What the host has given, by stream."""
+        """The credit that the host has given, by stream."""
         self.writes = 0
-        self._is_heard = True
+        self._is_listening = True
         self.pings_until_done = 0
-        """After so many, all answered, it ends the first operation; 0: it answers none."""
+        """Number of PINGs to answer before the first operation ends; 0: answer none."""
         self.pongs = 0
         self.killed = 0
 
-    def say(self, frames: bytes) -> None:
-        """Send frames that nobody asked for."""
+    def send_frames(self, frames: bytes) -> None:
+        """Send frames to the host."""
         self._output.put_nowait(frames)
 
-    async def has_said_all(self) -> None:
-        """Return when the host has taken all that was sent, or does not listen any more."""
-        while self._is_heard and not self._output.empty():  # noqa: ASYNC110 - see `listen`
+    async def wait_delivered(self) -> None:
+        """Return when the host has received all frames, or no longer listens."""
+        while self._is_listening and not self._output.empty():  # noqa: ASYNC110 - see `listen`
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    # It takes what is queued in its own time: no event tells of an empty queue.
+    # The host reads the queue at its own pace, and no event signals an empty queue.
     async def listen(self, on_data: DataCallback) -> None:
         try:
             while data := await self._output.get():
                 while on_data(data) is not None:  # it has kept some for later
                     data = b""
         finally:
-            self._is_heard = False
+            self._is_listening = False
 
     async def drain(self) -> None:
         """There is always room."""
@@ -128,11 +128,11 @@ async def connected(clock: Clock | None = None) -> tuple[Channel, ScriptedGuest]
     return channel, guest
 
 
-async def heard(channel: Channel, guest: ScriptedGuest, frames: bytes) -> str | None:
-    """Why the sandbox is lost once the host has taken the frames; None if it is not."""
-    guest.say(frames)
+async def deliver(channel: Channel, guest: ScriptedGuest, frames: bytes) -> str | None:
+    """Send frames; return why the host has lost the sandbox by them, or None."""
+    guest.send_frames(frames)
     with anyio.fail_after(20):
-        await guest.has_said_all()
+        await guest.wait_delivered()
     return channel.lost
 
 

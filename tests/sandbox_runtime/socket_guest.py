@@ -21,32 +21,32 @@ class SocketGuest:
 
     id = "socket"
 
-    def __init__(self, duplex: ByteStreamProtocol) -> None:
-        self.duplex = duplex
+    def __init__(self, byte_stream: ByteStreamProtocol) -> None:
+        self.byte_stream = byte_stream
 
     @property
     def queued_bytes(self) -> int:
-        """How much waits to be read by the agent, beside what the kernel holds."""
-        return self.duplex._transport.get_write_buffer_size()
+        """Number of bytes that wait for the agent, without the kernel's buffers."""
+        return self.byte_stream._transport.get_write_buffer_size()
 
     @property
     def has_room(self) -> bool:
-        return self.duplex._writable.is_set()
+        return self.byte_stream._writable.is_set()
 
     async def listen(self, on_data: DataCallback) -> None:
-        await self.duplex.listen(on_data)
+        await self.byte_stream.listen(on_data)
 
     async def drain(self) -> None:
-        await self.duplex.drain()
+        await self.byte_stream.drain()
 
     def write(self, data: bytes) -> None:
-        self.duplex.write(data)
+        self.byte_stream.write(data)
 
     def write_control(self, data: bytes) -> None:
-        self.duplex.write_control(data)
+        self.byte_stream.write_control(data)
 
     async def kill(self) -> None:
-        self.duplex.abort()
+        self.byte_stream.abort()
 
     async def resize(self, isolation: Isolation) -> None:
         raise SandboxStartError("a socket has no limits")
@@ -61,17 +61,17 @@ class SocketGuest:
 @asynccontextmanager
 async def socket_sandbox() -> AsyncIterator[tuple[GuestSandbox, SocketGuest, socket.socket]]:
     """A sandbox whose agent has said HELLO, and the agent's end of its socket."""
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    ours, peer = socket.socketpair()
+    peer.setblocking(False)
     connect = asyncio.get_running_loop().create_unix_connection
-    _, duplex = await connect(ByteStreamProtocol, sock=ours)
-    guest = SocketGuest(duplex)
+    _, byte_stream = await connect(ByteStreamProtocol, sock=ours)
+    guest = SocketGuest(byte_stream)
     channel = Channel(guest)
-    with theirs, anyio.fail_after(20):
-        theirs.send(json_frame(0, HELLO, {"version": VERSION}))
+    with peer, anyio.fail_after(20):
+        peer.send(json_frame(0, HELLO, {"version": VERSION}))
         await channel.connect(timeout_s=5)
         sandbox = GuestSandbox(channel)
         try:
-            yield sandbox, guest, theirs
+            yield sandbox, guest, peer
         finally:
             await sandbox.close()

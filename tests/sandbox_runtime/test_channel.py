@@ -1,4 +1,4 @@
-"""No byte from inside is trusted: who breaks the protocol loses its sandbox, and only that."""
+"""No byte from inside is trusted: a guest that breaks the protocol loses only its own sandbox."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from sandbox_runtime.tools.editor import write_file as write
 from tests.fakes.manual_clock import ManualClock
 from tests.sandbox_runtime.scripted_guest import (
@@ -73,7 +73,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_garbage_from_inside_kills_that_sandbox_with_a_clear_error(
+async def test_garbage_from_the_guest_kills_the_sandbox_with_a_clear_error(
     garbage: Callable[[int], bytes],
 ) -> None:
     sandbox, guest = await scripted_sandbox(garbage)
@@ -95,7 +95,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
-async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> None:
+async def test_invalid_listing_is_rejected(listing: bytes) -> None:
     sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, listing) + json_frame(n, END, {"truncated": False})
     )
@@ -103,13 +103,13 @@ async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> 
         await sandbox.list("/testbed", max_entries=3)
 
 
-async def test_a_file_longer_than_asked_for_is_cut_off_at_the_source() -> None:
+async def test_file_longer_than_max_bytes_loses_the_sandbox() -> None:
     sandbox, _ = await scripted_sandbox(lambda n: frame(n, DATA, b"x" * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more of a file"):
         await read(sandbox, "/testbed/file", max_bytes=10)
 
 
-async def test_a_file_shorter_than_reported_is_no_file() -> None:
+async def test_file_shorter_than_reported_loses_the_sandbox() -> None:
     sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, b"x" * 9) + json_frame(n, END, {"bytes": 10})
     )
@@ -117,7 +117,7 @@ async def test_a_file_shorter_than_reported_is_no_file() -> None:
         await read(sandbox, "/testbed/file", max_bytes=10)
 
 
-async def test_a_guest_that_never_ends_a_command_is_killed_after_its_time() -> None:
+async def test_guest_that_never_ends_a_command_is_killed_after_the_timeout() -> None:
     sandbox, guest = await scripted_sandbox(lambda n: frame(n, STDERR, b"working"))
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="did not end a command"):
         await sandbox.exec("true", timeout_s=-3.9)
@@ -195,7 +195,7 @@ async def test_cancelled_caller_does_not_stop_the_kill_of_a_hostile_guest() -> N
     assert guest.has_ended
 
 
-async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
+async def test_protocol_violation_does_not_affect_other_sandboxes() -> None:
     broken, _ = await scripted_sandbox(lambda n: b"garbage garbage")
     sound, _ = await scripted_sandbox(reporting(exit_code=7))
     with anyio.fail_after(5), pytest.raises(SandboxLostError):
@@ -203,7 +203,7 @@ async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
     assert (await sound.exec("true", timeout_s=5)).exit_code == 7
 
 
-async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None:
+async def test_frames_for_a_cancelled_operation_are_ignored() -> None:
     answers = iter([lambda n: b"", reporting(exit_code=3)])
     sandbox, guest = await scripted_sandbox(lambda n: next(answers)(n))
     with anyio.move_on_after(0.01):
@@ -213,7 +213,7 @@ async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None
     assert (await sandbox.exec("true", timeout_s=5)).exit_code == 3
 
 
-async def test_another_protocol_version_is_no_agent_of_ours() -> None:
+async def test_other_protocol_version_is_refused() -> None:
     guest = ScriptedGuest(reporting(), hello=json_frame(0, HELLO, {"version": 99}))
     why = f"version 99, {VERSION} expected"
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=why):
@@ -221,7 +221,7 @@ async def test_another_protocol_version_is_no_agent_of_ours() -> None:
     assert guest.killed
 
 
-async def test_an_agent_that_says_nothing_is_given_up() -> None:
+async def test_silent_agent_fails_the_start() -> None:
     guest = ScriptedGuest(reporting(), hello=b"\0")
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=r"not ready after 0\.01 s"):
         await Channel(guest).connect(timeout_s=0.01)
@@ -246,7 +246,7 @@ async def test_a_guest_that_falls_silent_in_an_operation_is_lost() -> None:
     assert guest.killed
 
 
-async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
+async def test_silent_guest_that_answers_pings_is_not_killed() -> None:
     guest = ScriptedGuest(lambda n: b"")
     guest.pings_until_done = 5
     channel = Channel(guest, silence_timeout_s=0.01)
@@ -257,7 +257,7 @@ async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
     assert guest.kinds.count(PING) == 5
 
 
-async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() -> None:
+async def test_small_file_and_held_back_data_are_sent_in_one_write() -> None:
     sandbox, guest = await scripted_sandbox(reporting(bytes=2))
     await sandbox.exec("true", timeout_s=5)
     writes = guest.writes
@@ -288,13 +288,13 @@ def _opened(number: int) -> bytes:
     return frame(number, OPEN)
 
 
-async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[Connection]]:
-    """A sandbox whose programs open connections, with those that somebody got to decide on."""
+async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[ProgramConnection]]:
+    """A sandbox whose programs open connections, and the connections passed to the handler."""
     clock = ManualClock()
     sandbox, guest = await scripted_sandbox(lambda n: frames + reporting()(n), clock)
-    decided: list[Connection] = []
+    decided: list[ProgramConnection] = []
 
-    async def decide(connection: Connection) -> None:
+    async def decide(connection: ProgramConnection) -> None:
         decided.append(connection)
         await asyncio.Event().wait()
 
@@ -306,7 +306,7 @@ async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[
     return sandbox, guest, decided
 
 
-async def test_a_connection_that_is_over_makes_room_at_once_for_another() -> None:
+async def test_closed_connection_frees_its_slot_at_once() -> None:
     all_there_may_be = range(2, 2 * MAX_CONNECTIONS + 2, 2)
     frames = b"".join(map(_opened, all_there_may_be))
     one_for_another = frame(2, RESET) + _opened(2 * MAX_CONNECTIONS + 2)
@@ -316,7 +316,7 @@ async def test_a_connection_that_is_over_makes_room_at_once_for_another() -> Non
     await sandbox.close()
 
 
-async def test_connections_without_end_that_are_over_at_once_are_mostly_not_served() -> None:
+async def test_endless_short_connections_are_mostly_not_served() -> None:
     sandbox, guest, decided = await _connecting(
         b"".join(_opened(number) + frame(number, RESET) for number in range(2, 20_002, 2))
     )

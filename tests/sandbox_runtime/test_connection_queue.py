@@ -26,7 +26,7 @@ from tests.sandbox_runtime.scripted_guest import ScriptedGuest, scripted_sandbox
 REQUEST = b"CONNECT refused.example:443 HTTP/1.1\r\n\r\n"
 
 
-class Inside:
+class ScriptedPrograms:
     """Programs of one sandbox, whose agent is scripted."""
 
     def __init__(self, sandbox: GuestSandbox, guest: ScriptedGuest, clock: ManualClock) -> None:
@@ -51,15 +51,15 @@ class Inside:
         frames = ((OPEN, b""), *then)
         for _ in range(count):
             self._opened += 2
-            self.guest.say(b"".join(frame(self._opened, *each) for each in frames))
+            self.guest.send_frames(b"".join(frame(self._opened, *each) for each in frames))
 
     def ask(self, count: int = MAX_CONNECTIONS) -> None:
         """Ask for a host on each of so many connections."""
         self.open(count, (DATA, REQUEST), (EOF, b""))
 
     async def answered(self) -> int:
-        """How many have an answer once all has come to rest."""
-        await self.guest.has_said_all()
+        """Return the number of answered connections once all tasks wait."""
+        await self.guest.wait_delivered()
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
         return self.guest.kinds.count(DATA)
@@ -76,109 +76,117 @@ async def _no_names(host: str) -> list[str]:
 
 
 @pytest.fixture
-async def inside() -> AsyncIterator[Inside]:
+async def programs() -> AsyncIterator[ScriptedPrograms]:
     clock = ManualClock()
     sandbox, guest = await scripted_sandbox(lambda n: b"", clock)
-    yield Inside(sandbox, guest, clock)
+    yield ScriptedPrograms(sandbox, guest, clock)
     await sandbox.close()
 
 
-async def test_burst_of_connections_is_answered_without_a_pause(inside: Inside) -> None:
-    inside.bind_gateway()
-    await inside.use_burst_up()
-    assert inside.clock.asked == []
+async def test_burst_of_connections_is_answered_without_a_pause(programs: ScriptedPrograms) -> None:
+    programs.bind_gateway()
+    await programs.use_burst_up()
+    assert programs.clock.asked == []
 
 
-async def test_refusal_and_the_end_of_its_connection_go_out_together(inside: Inside) -> None:
-    inside.bind_gateway()
-    inside.ask(10)
-    assert await inside.answered() == 10
-    assert inside.guest.writes == 20  # a RESET is written for itself
-    assert inside.guest.kinds.count(EOF) == 10
-    assert inside.guest.kinds.count(RESET) == 10
+async def test_refusal_and_the_end_of_its_connection_go_out_together(
+    programs: ScriptedPrograms,
+) -> None:
+    programs.bind_gateway()
+    programs.ask(10)
+    assert await programs.answered() == 10
+    assert programs.guest.writes == 20  # a RESET is written for itself
+    assert programs.guest.kinds.count(EOF) == 10
+    assert programs.guest.kinds.count(RESET) == 10
 
 
-async def test_connections_without_end_are_answered_at_their_rate(inside: Inside) -> None:
-    inside.bind_gateway()
-    await inside.use_burst_up()
-    inside.ask()
-    assert await inside.answered() == BURST_CONNECTIONS
-    inside.clock.advance(1.0)
-    assert await inside.answered() == BURST_CONNECTIONS + CONNECTIONS_PER_S
-    inside.clock.advance(1.0)
-    assert await inside.answered() == BURST_CONNECTIONS + 2 * CONNECTIONS_PER_S
-    assert inside.guest.killed == 0
+async def test_connections_without_end_are_answered_at_their_rate(
+    programs: ScriptedPrograms,
+) -> None:
+    programs.bind_gateway()
+    await programs.use_burst_up()
+    programs.ask()
+    assert await programs.answered() == BURST_CONNECTIONS
+    programs.clock.advance(1.0)
+    assert await programs.answered() == BURST_CONNECTIONS + CONNECTIONS_PER_S
+    programs.clock.advance(1.0)
+    assert await programs.answered() == BURST_CONNECTIONS + 2 * CONNECTIONS_PER_S
+    assert programs.guest.killed == 0
 
 
-async def test_connections_are_answered_at_once_after_a_quiet_time(inside: Inside) -> None:
-    inside.bind_gateway()
-    await inside.use_burst_up()
-    inside.clock.advance(BURST_CONNECTIONS / CONNECTIONS_PER_S)
-    await inside.use_burst_up()
-    assert inside.clock.asked == []
+async def test_connections_are_answered_at_once_after_a_quiet_time(
+    programs: ScriptedPrograms,
+) -> None:
+    programs.bind_gateway()
+    await programs.use_burst_up()
+    programs.clock.advance(BURST_CONNECTIONS / CONNECTIONS_PER_S)
+    await programs.use_burst_up()
+    assert programs.clock.asked == []
 
 
-async def test_connection_whose_program_hangs_up_is_not_served(inside: Inside) -> None:
-    inside.bind_gateway()
-    await inside.use_burst_up()
+async def test_connection_whose_program_hangs_up_is_not_served(programs: ScriptedPrograms) -> None:
+    programs.bind_gateway()
+    await programs.use_burst_up()
     for _ in range(10):
-        inside.open(MAX_CONNECTIONS, (DATA, REQUEST), (RESET, b""))
-    inside.ask(1)
-    assert await inside.answered() == BURST_CONNECTIONS
-    inside.clock.advance(1 / CONNECTIONS_PER_S)
-    assert await inside.answered() == BURST_CONNECTIONS + 1
-    assert inside.clock.alarms == []
-    assert inside.guest.killed == 0
+        programs.open(MAX_CONNECTIONS, (DATA, REQUEST), (RESET, b""))
+    programs.ask(1)
+    assert await programs.answered() == BURST_CONNECTIONS
+    programs.clock.advance(1 / CONNECTIONS_PER_S)
+    assert await programs.answered() == BURST_CONNECTIONS + 1
+    assert programs.clock.alarms == []
+    assert programs.guest.killed == 0
 
 
 async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
-    inside: Inside,
+    programs: ScriptedPrograms,
 ) -> None:
-    shut = inside.bind_gateway()
-    await inside.use_burst_up()
-    inside.ask()
-    await inside.answered()
+    shut = programs.bind_gateway()
+    await programs.use_burst_up()
+    programs.ask()
+    await programs.answered()
     await shut()
-    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS + MAX_CONNECTIONS
-    inside.bind_gateway()
-    inside.ask()
-    assert await inside.answered() == BURST_CONNECTIONS + MAX_CONNECTIONS
+    assert programs.guest.kinds.count(RESET) == BURST_CONNECTIONS + MAX_CONNECTIONS
+    programs.bind_gateway()
+    programs.ask()
+    assert await programs.answered() == BURST_CONNECTIONS + MAX_CONNECTIONS
 
 
-async def test_connections_into_a_sandbox_that_is_not_lent_are_closed_at_the_same_rate(
-    inside: Inside,
+async def test_connections_without_a_lease_are_closed_at_the_same_rate(
+    programs: ScriptedPrograms,
 ) -> None:
-    inside.open(BURST_CONNECTIONS)
-    await inside.answered()
-    inside.open(MAX_CONNECTIONS)
-    await inside.answered()
-    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS
-    inside.clock.advance(1.0)
-    await inside.answered()
-    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS + CONNECTIONS_PER_S
+    programs.open(BURST_CONNECTIONS)
+    await programs.answered()
+    programs.open(MAX_CONNECTIONS)
+    await programs.answered()
+    assert programs.guest.kinds.count(RESET) == BURST_CONNECTIONS
+    programs.clock.advance(1.0)
+    await programs.answered()
+    assert programs.guest.kinds.count(RESET) == BURST_CONNECTIONS + CONNECTIONS_PER_S
 
 
-async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed(
-    inside: Inside,
+async def test_closing_the_sandbox_drops_waiting_connections(
+    programs: ScriptedPrograms,
 ) -> None:
     before = asyncio.all_tasks()
-    inside.bind_gateway()
-    await inside.use_burst_up()
-    inside.ask()
-    await inside.answered()
-    assert len(inside.clock.alarms) == 1
-    await inside.sandbox.close()
-    assert inside.clock.alarms == []
+    programs.bind_gateway()
+    await programs.use_burst_up()
+    programs.ask()
+    await programs.answered()
+    assert len(programs.clock.alarms) == 1
+    await programs.sandbox.close()
+    assert programs.clock.alarms == []
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
 
 
-async def test_waiting_connection_keeps_no_more_than_its_first_window(inside: Inside) -> None:
-    inside.bind_gateway()
-    await inside.use_burst_up()
+async def test_waiting_connection_keeps_no_more_than_its_first_window(
+    programs: ScriptedPrograms,
+) -> None:
+    programs.bind_gateway()
+    await programs.use_burst_up()
     full = [(DATA, bytes(FIRST_WINDOW_BYTES))]
-    inside.open(1, *full)
-    await inside.answered()
-    assert inside.guest.killed == 0
-    inside.open(1, *full, (DATA, b"x"))
+    programs.open(1, *full)
+    await programs.answered()
+    assert programs.guest.killed == 0
+    programs.open(1, *full, (DATA, b"x"))
     with anyio.fail_after(20):
-        await until(lambda: inside.sandbox.lost is not None)
+        await until(lambda: programs.sandbox.lost is not None)

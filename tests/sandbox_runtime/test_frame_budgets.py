@@ -1,4 +1,4 @@
-"""What a guest may send beside the data that was asked for is counted, and so is what waits."""
+"""Frames without requested data are counted, and queued data is bounded."""
 
 import asyncio
 import sys
@@ -37,13 +37,13 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
+from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, ProgramConnection, Stream
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.scripted_guest import (
     ScriptedGuest,
     connected,
-    heard,
+    deliver,
     reporting,
     scripted_sandbox,
 )
@@ -55,29 +55,29 @@ FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
 # Connections
 
 
-async def accept(connection: Connection) -> None:
+async def accept(connection: ProgramConnection) -> None:
     await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("on_connection", [None, accept], ids=["refused", "accepted"])
-async def test_flood_of_connections_loses_that_sandbox(
-    on_connection: Callable[[Connection], asyncio.Future[None]] | None,
+async def test_flood_of_connections_loses_the_sandbox(
+    on_connection: Callable[[ProgramConnection], asyncio.Future[None]] | None,
 ) -> None:
     channel, guest = await connected()
     channel.set_connection_handler(on_connection)
-    lost = await heard(channel, guest, b"".join(frame(n, OPEN) for n in range(2, 200_002, 2)))
+    lost = await deliver(channel, guest, b"".join(frame(n, OPEN) for n in range(2, 200_002, 2)))
     assert lost
     assert "broke the protocol: more than" in lost
     assert len(guest.kinds) <= MAX_RESET_STREAMS + 2  # what was queued for it
     await channel.close()
 
 
-async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
+async def test_maximum_number_of_connections_may_be_open() -> None:
     channel, guest = await connected()
     channel.set_connection_handler(accept)
     numbers = range(2, 2 * MAX_CONNECTIONS + 2, 2)
-    assert not await heard(channel, guest, b"".join(frame(n, OPEN) for n in numbers))
-    assert await heard(channel, guest, frame(2 * MAX_CONNECTIONS + 2, OPEN))
+    assert not await deliver(channel, guest, b"".join(frame(n, OPEN) for n in numbers))
+    assert await deliver(channel, guest, frame(2 * MAX_CONNECTIONS + 2, OPEN))
     await channel.close()
 
 
@@ -85,15 +85,15 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
     clock = ManualClock()
     channel, guest = await connected(clock)
 
-    async def answer(connection: Connection) -> None:
+    async def answer(connection: ProgramConnection) -> None:
         await connection.finish()
         await asyncio.Event().wait()
 
     channel.set_connection_handler(answer)
     for number in range(2, 4 * MAX_CONNECTIONS, 2):
         clock.advance(1.0)
-        assert not await heard(channel, guest, frame(number, OPEN))
-        assert not await heard(channel, guest, frame(number, EOF))
+        assert not await deliver(channel, guest, frame(number, OPEN))
+        assert not await deliver(channel, guest, frame(number, EOF))
     assert guest.kinds.count(EOF) == 2 * MAX_CONNECTIONS - 1
     await channel.close()
 
@@ -103,10 +103,10 @@ async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
     channel, guest = await connected(clock)
     for number in range(2, 8 * MAX_RESET_STREAMS, 2):
         clock.advance(1.0)
-        assert not await heard(channel, guest, frame(number, OPEN))
+        assert not await deliver(channel, guest, frame(number, OPEN))
         if guest.kinds.count(PING) > guest.pongs:
             guest.pongs += 1
-            assert not await heard(channel, guest, frame(0, PONG))
+            assert not await deliver(channel, guest, frame(0, PONG))
     assert guest.kinds.count(RESET) == 4 * MAX_RESET_STREAMS - 1
     assert guest.pongs > 1
     await channel.close()
@@ -115,7 +115,7 @@ async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
 # Streams that are over
 
 
-async def given_up(channel: Channel) -> Stream:
+async def cancelled_operation(channel: Channel) -> Stream:
     stream = await channel.open({"op": "exec"})
     channel.reset(stream.number)
     return stream
@@ -138,20 +138,20 @@ NOT_TOLERATED = {
 
 
 @pytest.mark.parametrize("frames", TOLERATED.values(), ids=TOLERATED.keys())
-async def test_what_was_in_flight_when_a_stream_was_given_up_does_no_harm(frames: bytes) -> None:
+async def test_frames_in_flight_for_a_cancelled_stream_are_ignored(frames: bytes) -> None:
     channel, guest = await connected()
-    await given_up(channel)
-    assert not await heard(channel, guest, frames)
+    await cancelled_operation(channel)
+    assert not await deliver(channel, guest, frames)
     await channel.close()
 
 
 @pytest.mark.parametrize("frames", NOT_TOLERATED.values(), ids=NOT_TOLERATED.keys())
-async def test_more_than_was_in_flight_on_a_stream_given_up_loses_that_sandbox(
+async def test_excess_data_on_a_cancelled_stream_loses_the_sandbox(
     frames: bytes,
 ) -> None:
     channel, guest = await connected()
-    await given_up(channel)
-    lost = await heard(channel, guest, frames)
+    await cancelled_operation(channel)
+    lost = await deliver(channel, guest, frames)
     assert lost
     assert "broke the protocol" in lost
     await channel.close()
@@ -159,18 +159,18 @@ async def test_more_than_was_in_flight_on_a_stream_given_up_loses_that_sandbox(
 
 async def test_nothing_is_in_flight_once_the_agent_has_answered_a_later_ping() -> None:
     channel, guest = await connected()
-    await given_up(channel)
+    await cancelled_operation(channel)
     pinging = asyncio.create_task(channel.ping(timeout_s=20))
     await asyncio.sleep(0)
-    later = await given_up(channel)
-    assert not await heard(channel, guest, frame(0, PONG))
+    later = await cancelled_operation(channel)
+    assert not await deliver(channel, guest, frame(0, PONG))
     await pinging
-    assert not await heard(channel, guest, frame(later.number, DATA, b"x"))
-    assert await heard(channel, guest, frame(1, DATA, b"x"))
+    assert not await deliver(channel, guest, frame(later.number, DATA, b"x"))
+    assert await deliver(channel, guest, frame(1, DATA, b"x"))
     await channel.close()
 
 
-async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
+async def test_frames_after_the_end_of_a_command_lose_the_sandbox() -> None:
     sandbox, guest = await scripted_sandbox(
         lambda n: reporting()(n) + (frame(n, DATA, b"x") if n == 1 else b"")
     )
@@ -181,23 +181,23 @@ async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
     await sandbox.close()
 
 
-async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end() -> None:
+async def test_agent_without_pongs_cannot_accumulate_reset_streams() -> None:
     channel, _ = await connected()
 
     async def give_up_without_end() -> None:
         while True:
-            await given_up(channel)
+            await cancelled_operation(channel)
 
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="has not answered"):
         await give_up_without_end()
     await channel.close()
 
 
-async def test_agent_that_never_answers_for_those_given_up_is_lost_though_nothing_goes_on() -> None:
+async def test_agent_without_pongs_for_reset_streams_is_lost_while_idle() -> None:
     guest = ScriptedGuest(lambda n: b"")
     channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)
-    await given_up(channel)
+    await cancelled_operation(channel)
     with anyio.fail_after(20):
         await until(lambda: bool(guest.killed))
     assert "no answer" in (channel.lost or "")
@@ -218,12 +218,12 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("frames", EMPTY.values(), ids=EMPTY.keys())
-async def test_frames_that_cost_nothing_lose_that_sandbox(frames: bytes) -> None:
+async def test_frames_without_data_lose_the_sandbox(frames: bytes) -> None:
     channel, guest = await connected()
     channel.set_connection_handler(accept)
     stream = await channel.open({"op": "exec"})
     pinging = asyncio.create_task(channel.ping(timeout_s=20))
-    lost = await heard(channel, guest, frames)
+    lost = await deliver(channel, guest, frames)
     assert lost
     assert "broke the protocol" in lost
     with pytest.raises(SandboxLostError):
@@ -244,13 +244,13 @@ async def test_bytes_in_frames_of_their_own_take_no_more_memory_than_others(
     stream = await channel.open({"op": "exec"})
     sent = bytes(n % 251 for n in range(WINDOW_BYTES))
     frames = (frame(1, kinds[n % len(kinds)], sent[n : n + 1]) for n in range(WINDOW_BYTES))
-    assert not await heard(channel, guest, b"".join(frames))
+    assert not await deliver(channel, guest, b"".join(frames))
     pieces = list(stream._pieces)
     assert len(pieces) <= MAX_PIECES + len(kinds)
     assert sum(map(sys.getsizeof, pieces)) + sum(map(sys.getsizeof, (d for _, d in pieces))) < (
         2 * WINDOW_BYTES
     )
-    guest.say(json_frame(1, END, {}))
+    guest.send_frames(json_frame(1, END, {}))
     received: dict[int, bytes] = {}
     while piece := await stream.receive():
         received[piece[0]] = received.get(piece[0], b"") + piece[1]
@@ -262,7 +262,7 @@ async def test_pieces_of_two_kinds_keep_their_order_in_a_short_queue() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [(DATA, b"a"), (DATA, b"b"), (STDERR, b"c"), (DATA, b"d"), (DATA, CHUNK)]
-    await heard(channel, guest, b"".join(frame(1, *piece) for piece in said))
+    await deliver(channel, guest, b"".join(frame(1, *piece) for piece in said))
     assert [await stream.receive() for _ in range(4)] == [
         (DATA, b"ab"),
         (STDERR, b"c"),
@@ -276,7 +276,7 @@ async def test_output_of_two_kinds_keeps_its_order_while_its_reader_is_slow() ->
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [((DATA, STDERR)[n % 2], b"line %d\n" % n) for n in range(1000)]
-    assert not await heard(channel, guest, b"".join(frame(1, *piece) for piece in said))
+    assert not await deliver(channel, guest, b"".join(frame(1, *piece) for piece in said))
     assert [await stream.receive() for _ in said] == said
     await channel.close()
 
@@ -286,7 +286,7 @@ async def test_four_kinds_in_turn_take_no_more_memory_than_others() -> None:
     stream = await channel.open({"op": "exec"})
     kinds = (DATA, STDERR, TAIL, STDERR_TAIL)
     said = [frame(1, DATA, b"x")] * 3 + [frame(1, kinds[n % 4], b"x") for n in range(20_000)]
-    assert not await heard(channel, guest, b"".join(said))
+    assert not await deliver(channel, guest, b"".join(said))
     assert len(stream._pieces) <= MAX_PIECES + len(kinds)
     await channel.close()
 

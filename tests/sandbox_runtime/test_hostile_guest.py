@@ -34,7 +34,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
+from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, ProgramConnection, Stream
 from tests.sandbox_runtime.scripted_guest import REPORT, reporting, scripted_sandbox
 from tests.sandbox_runtime.transfer import drop
 
@@ -97,7 +97,7 @@ class HostileGuest(RuleBasedStateMachine):
         assert not self.sandbox._channel._connections._waiting
         assert not len(self.sandbox._channel._reset_streams)
 
-    async def _relay(self, connection: Connection) -> None:
+    async def _relay(self, connection: ProgramConnection) -> None:
         """Read to the end and answer, as a gateway does."""
         while await connection.receive():
             await connection.send(b"answer")
@@ -141,62 +141,62 @@ class HostileGuest(RuleBasedStateMachine):
 
     # What the guest says
 
-    def say(self, frames: bytes) -> None:
-        async def say() -> None:
-            self.guest.say(frames)
-            await self.guest.has_said_all()
+    def send_frames(self, frames: bytes) -> None:
+        async def send_frames() -> None:
+            self.guest.send_frames(frames)
+            await self.guest.wait_delivered()
             for _ in range(3):
                 await asyncio.sleep(0)
 
-        self.run(say())
+        self.run(send_frames())
 
     def stream(self, data: st.DataObject) -> int:
         """Mostly one that is open; else one that is over, or never was."""
         channel = self.sandbox._channel
         open_now = sorted(channel._streams, reverse=True)[:4]
-        given_up = list(channel._reset_streams._streams)[-2:]
+        cancelled = list(channel._reset_streams._streams)[-2:]
         others = [0, 1, 2, channel._next, channel._last_connection + 2]
-        choices = [numbers for numbers in (open_now, open_now, given_up, others) if numbers]
+        choices = [numbers for numbers in (open_now, open_now, cancelled, others) if numbers]
         return data.draw(st.sampled_from(data.draw(st.sampled_from(choices))))
 
     @rule(data=st.data(), kind=st.sampled_from(OUTPUT), size=SIZES, count=COUNTS)
     def say_data(self, data: st.DataObject, kind: int, size: int, count: int) -> None:
         count = max(1, min(count, 2 * WINDOW_BYTES // max(1, size)))
-        self.say(frame(self.stream(data), kind, b"[" * size) * count)
+        self.send_frames(frame(self.stream(data), kind, b"[" * size) * count)
 
     @rule(data=st.data(), count=COUNTS)
     def say_data_of_all_kinds(self, data: st.DataObject, count: int) -> None:
         number = self.stream(data)
-        self.say(b"".join(frame(number, kind, b"x") for kind in OUTPUT) * count)
+        self.send_frames(b"".join(frame(number, kind, b"x") for kind in OUTPUT) * count)
 
     @precondition(lambda self: any(n % 2 for n in self.sandbox._channel._streams))
     @rule(data=st.data(), report=REPORTS)
     def say_report(self, data: st.DataObject, report: object) -> None:
         operations = sorted(n for n in self.sandbox._channel._streams if n % 2)
-        self.say(json_frame(data.draw(st.sampled_from(operations)), END, report))
+        self.send_frames(json_frame(data.draw(st.sampled_from(operations)), END, report))
 
     @rule(data=st.data(), credit=st.sampled_from([0, 1, WINDOW_BYTES, 2**32 - 1]), count=COUNTS)
     def say_credit(self, data: st.DataObject, credit: int, count: int) -> None:
-        self.say(frame(self.stream(data), WINDOW, CREDIT.pack(credit)) * count)
+        self.send_frames(frame(self.stream(data), WINDOW, CREDIT.pack(credit)) * count)
 
     @rule(data=st.data(), kind=st.sampled_from([EOF, RESET, PONG]), count=COUNTS)
     def say_nothing(self, data: st.DataObject, kind: int, count: int) -> None:
-        self.say(frame(self.stream(data), kind) * count)
+        self.send_frames(frame(self.stream(data), kind) * count)
 
     @rule(count=COUNTS, end=st.sampled_from([None, EOF, RESET]))
     def open_connections(self, count: int, end: int | None) -> None:
         first = self.sandbox._channel._last_connection + 2
         numbers = range(first, first + 2 * count, 2)
         ending = (lambda n: b"") if end is None else (lambda n: frame(n, end))
-        self.say(b"".join(frame(n, OPEN, b"{}") + ending(n) for n in numbers))
+        self.send_frames(b"".join(frame(n, OPEN, b"{}") + ending(n) for n in numbers))
 
     @rule(data=st.data(), kind=st.integers(0, 255), payload=st.binary(max_size=20))
     def say_anything(self, data: st.DataObject, kind: int, payload: bytes) -> None:
-        self.say(frame(self.stream(data), kind, payload))
+        self.send_frames(frame(self.stream(data), kind, payload))
 
     @rule(said=st.binary(min_size=1, max_size=30))
     def say_garbage(self, said: bytes) -> None:
-        self.say(said)
+        self.send_frames(said)
 
     # What holds
 
@@ -272,16 +272,16 @@ async def _operation(sandbox: GuestSandbox, name: str) -> object:
             return await sandbox.stop(job.job_id)
 
 
-def _queued_pieces(stream: Stream | Connection) -> int:
+def _queued_pieces(stream: Stream | ProgramConnection) -> int:
     return len(stream._pieces)
 
 
-def _unread(stream: Stream | Connection) -> int:
-    """What waits to be received, and what the guest may still send."""
+def _unread(stream: Stream | ProgramConnection) -> int:
+    """Return the number of bytes that are queued or that the guest may still send."""
     return stream._credit_given + sum(len(data) for _, data in stream._pieces)
 
 
-def _queued_bytes(stream: Stream | Connection) -> int:
+def _queued_bytes(stream: Stream | ProgramConnection) -> int:
     return sum(sys.getsizeof(piece) + sys.getsizeof(piece[1]) for piece in stream._pieces)
 
 

@@ -18,7 +18,7 @@ from sandbox_runtime.reports import (
     TURN_ENTRIES,
     ListingReader,
 )
-from sandbox_runtime.sandbox import Entry
+from sandbox_runtime.sandbox import DirectoryEntry
 from tests.sandbox_runtime.scripted_guest import scripted_sandbox
 
 MAX_HELD_BYTES = 24 << 20
@@ -37,7 +37,7 @@ UNBELIEVABLE = {
 
 
 @pytest.mark.parametrize("line", UNBELIEVABLE.values(), ids=UNBELIEVABLE.keys())
-async def test_entry_that_cannot_be_true_loses_that_sandbox(line: bytes) -> None:
+async def test_invalid_listing_entry_loses_the_sandbox(line: bytes) -> None:
     sandbox, guest = await scripted_sandbox(
         lambda n: frame(n, DATA, line + b"\n") + json_frame(n, END, {"truncated": False})
     )
@@ -47,7 +47,7 @@ async def test_entry_that_cannot_be_true_loses_that_sandbox(line: bytes) -> None
 
 
 async def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
-    """How many bytes of a listing arrive that never ends, before it is refused."""
+    """Return the number of bytes of an endless listing that arrive before it is refused."""
     listing, piece = ListingReader(max_entries), line * (MAX_DATA_BYTES // len(line))
     sent = 0
 
@@ -64,7 +64,7 @@ async def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
 
 async def test_too_many_entries_are_refused_before_they_are_parsed() -> None:
     no_json = b"this is not even JSON\n"
-    sent = await sent_before_refused(no_json, 1000, "more than the 1000 entries")
+    sent = await sent_before_refused(no_json, 1000, "more than 1000 entries")
     assert sent <= MAX_DATA_BYTES
 
 
@@ -102,9 +102,9 @@ async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
         for entry in (["b", "directory", 0], ["a\udc80\n", "file", 3, "0" * 64], ["c", "other", 0])
     )
     expected = (
-        Entry("a\udc80\n", "file", 3, "0" * 64),
-        Entry("b", "directory", 0),
-        Entry("c", "other", 0),
+        DirectoryEntry("a\udc80\n", "file", 3, "0" * 64),
+        DirectoryEntry("b", "directory", 0),
+        DirectoryEntry("c", "other", 0),
     )
     for size in (1, 7, len(lines)):
         listing = ListingReader(max_entries=3)
@@ -113,9 +113,9 @@ async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
         assert listing.finish() == expected
 
 
-async def test_sandbox_that_lists_more_than_asked_for_is_lost_before_its_listing_ends() -> None:
+async def test_listing_with_too_many_entries_loses_the_sandbox_before_its_end() -> None:
     sandbox, guest = await scripted_sandbox(lambda n: frame(n, DATA, LINE * 11))
-    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than the 10 entries"):
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than 10 entries"):
         await sandbox.list("/testbed", max_entries=10)
     assert guest.killed
 

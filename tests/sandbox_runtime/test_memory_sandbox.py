@@ -1,4 +1,4 @@
-"""What the fake adds to the contract all sandboxes pass: its own time, its limits, its counts."""
+"""The fake sandbox beyond the conformance suite: its clock, its limits, its counts."""
 
 import io
 import tarfile
@@ -43,13 +43,13 @@ async def test_a_background_job_sleeps_until_a_command_has_let_the_time_pass() -
         "read -t 1 x",
     ],
 )
-async def test_shell_it_does_not_know_is_refused_loudly(command: str) -> None:
+async def test_unknown_shell_syntax_is_refused(command: str) -> None:
     with pytest.raises(UnsupportedShellError):
         await MemorySandbox().exec(command, timeout_s=PLENTY_S)
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_what_it_cannot_do_is_told_once(steps: int) -> None:
+async def test_unsupported_command_is_reported_once(steps: int) -> None:
     sandbox = MemorySandbox()
     with pytest.raises(UnsupportedShellError):
         await sandbox.exec(":;" * steps + "ls -l", timeout_s=PLENTY_S)
@@ -57,7 +57,7 @@ async def test_what_it_cannot_do_is_told_once(steps: int) -> None:
         assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_a_background_job_it_cannot_do_is_not_lost() -> None:
+async def test_unsupported_command_in_the_background_is_reported() -> None:
     sandbox = MemorySandbox()
     await sandbox.exec("sleep 1; ls -l & sleep 2", timeout_s=PLENTY_S)
     with pytest.raises(UnsupportedShellError):
@@ -108,7 +108,7 @@ async def test_a_job_that_is_listened_to_again_sleeps_no_longer() -> None:
     assert (end.stdout, round(end.duration_s)) == ("awake\n", 31)
 
 
-async def test_a_job_it_cannot_do_is_not_lost() -> None:
+async def test_unsupported_command_in_a_job_is_reported() -> None:
     sandbox = MemorySandbox()
     command = "mkfifo gate; read line < gate; ls -l"
     await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=1)
@@ -117,7 +117,7 @@ async def test_a_job_it_cannot_do_is_not_lost() -> None:
         await sandbox.exec("true", timeout_s=PLENTY_S)
 
 
-async def test_what_a_job_has_left_in_the_background_is_not_heard() -> None:
+async def test_output_of_a_jobs_background_process_is_dropped() -> None:
     sandbox = MemorySandbox()
     command = "mkfifo gate later; read line < gate; (cat later; touch done) & echo end"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=1)
@@ -190,7 +190,7 @@ async def test_shared_inputs_are_in_no_snapshot() -> None:
     assert await output(sandbox, "ls") == "documents\noutput\n"
 
 
-async def test_it_can_start_with_files() -> None:
+async def test_memory_sandbox_can_start_with_files() -> None:
     sandbox = MemorySandbox({"/testbed/documents/a/b.txt": b"text"})
     assert await read(sandbox, "/testbed/documents/a/b.txt") == b"text"
 

@@ -12,9 +12,9 @@ from sandbox_runtime.channel import MAX_WIDE_STREAMS
 from sandbox_runtime.connection_queue import BURST_CONNECTIONS, CONNECTIONS_PER_S
 from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from tests.sandbox_runtime.conformance.backends import KINDS, backend_of, started
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output, read, write
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output, read, write
 
 CLIENT = """
 import socket, sys
@@ -40,7 +40,7 @@ async def _python(sandbox: GuestSandbox, program: str) -> str:
     return result.stdout
 
 
-async def _echo(connection: Connection) -> None:
+async def _echo(connection: ProgramConnection) -> None:
     while data := await connection.receive():
         await connection.send(data)
     await connection.finish()
@@ -52,7 +52,7 @@ async def test_bytes_go_both_ways_until_both_have_finished(sandbox: GuestSandbox
     assert await _python(sandbox, program) == "b'hello'\n"
 
 
-async def test_without_somebody_who_decides_every_connection_is_closed(
+async def test_connections_without_a_handler_are_closed(
     sandbox: GuestSandbox,
 ) -> None:
     assert await _python(sandbox, "print(connect().recv(10))") == "b''\n"
@@ -75,7 +75,7 @@ print(sorted(same.items()))
     assert await _python(sandbox, program) == f"{expected}\n"
 
 
-async def test_more_connections_than_there_may_be_wait_for_their_turn(
+async def test_connections_beyond_the_limit_wait_for_their_turn(
     sandbox: GuestSandbox,
 ) -> None:
     sandbox.set_connection_handler(_echo)
@@ -113,8 +113,8 @@ print(len(answers), *set(answers))
     await gateway.aclose()
 
 
-async def test_a_connection_nobody_reads_holds_nothing_else_up(sandbox: GuestSandbox) -> None:
-    async def deaf(connection: Connection) -> None:
+async def test_unread_connection_does_not_block_others(sandbox: GuestSandbox) -> None:
+    async def deaf(connection: ProgramConnection) -> None:
         await asyncio.Event().wait()
 
     sandbox.set_connection_handler(deaf)
@@ -136,7 +136,7 @@ async def test_connections_read_late_hold_nothing_else_up_and_lose_nothing(
 ) -> None:
     go_on, sizes = asyncio.Event(), []
 
-    async def read_late(connection: Connection) -> None:
+    async def read_late(connection: ProgramConnection) -> None:
         size = len(await connection.receive())
         await go_on.wait()
         while data := await connection.receive():
@@ -155,7 +155,7 @@ threads = [Thread(target=one, args=(s,)) for s in held]
 [t.start() for t in threads]; print("begun", flush=True); [t.join() for t in threads]
 print(len(ended))
 """
-    begun = Heard()
+    begun = OutputRecorder()
     with anyio.fail_after(PLENTY_S):
         async with anyio.create_task_group() as group:
 
@@ -173,8 +173,8 @@ print(len(ended))
     assert begun.text() == f"begun\n{2 * MAX_WIDE_STREAMS}\n"
 
 
-async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> None:
-    async def hang_up(connection: Connection) -> None:
+async def test_program_sees_that_the_handler_hangs_up(sandbox: GuestSandbox) -> None:
+    async def hang_up(connection: ProgramConnection) -> None:
         await connection.receive()
         connection.abort()
 
@@ -183,10 +183,10 @@ async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> 
     assert await _python(sandbox, program) == "b''\n"
 
 
-async def test_a_handler_that_fails_is_told_of_and_costs_its_connection_only(
+async def test_failing_handler_is_logged_and_closes_only_its_connection(
     sandbox: GuestSandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(connection: Connection) -> None:
+    async def fail(connection: ProgramConnection) -> None:
         connection.abort()
         raise ValueError("that was not foreseen")
 
@@ -196,10 +196,10 @@ async def test_a_handler_that_fails_is_told_of_and_costs_its_connection_only(
     assert "a connection from inside failed" in caplog.text
 
 
-async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSandbox) -> None:
+async def test_handler_sees_that_the_program_hangs_up(sandbox: GuestSandbox) -> None:
     ended = anyio.Event()
 
-    async def warning(connection: Connection) -> None:
+    async def warning(connection: ProgramConnection) -> None:
         await connection.receive()
         with pytest.raises(ConnectionError):
             await connection.receive()
@@ -215,7 +215,7 @@ async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSand
 async def test_a_sandbox_that_ends_ends_its_connections(sandbox: GuestSandbox) -> None:
     begun, ended = anyio.Event(), anyio.Event()
 
-    async def hold(connection: Connection) -> None:
+    async def hold(connection: ProgramConnection) -> None:
         begun.set()
         try:
             await connection.receive()

@@ -92,8 +92,8 @@ CASES = [
 
 
 async def played(operation: str, report: bytes) -> tuple[object, int]:
-    """What an operation returns or raises that ends with a report, and how often the guest was
-    killed before it was closed."""
+    """Run an operation that ends with this report. Return its result or error, and the number of
+    times that the guest was killed before it was closed."""
     before = [RUNNING] if operation in ("wait", "stop") else []
     reports = iter([*before, report])
     sandbox, guest = await scripted_sandbox(lambda n: frame(n, END, next(reports)))

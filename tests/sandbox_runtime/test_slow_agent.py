@@ -1,4 +1,4 @@
-"""Agents that read late, or that send much at once: what goes on meanwhile, and what is left."""
+"""Agents that read late or send much at once do not block other work and leave nothing behind."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import ExecResult, OutputCap
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.scripted_guest import REPORT
 from tests.sandbox_runtime.socket_guest import SocketGuest, socket_sandbox
@@ -40,7 +40,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def hold(connection: Connection) -> None:
+async def hold(connection: ProgramConnection) -> None:
     """Do nothing with a connection."""
     await asyncio.Event().wait()
 
@@ -65,14 +65,14 @@ async def end(*operations: "asyncio.Task[int] | asyncio.Task[ExecResult]") -> No
     await asyncio.wait(operations)
 
 
-async def kinds_by_stream(theirs: socket.socket, guest: SocketGuest) -> dict[int, list[int]]:
+async def kinds_by_stream(peer: socket.socket, guest: SocketGuest) -> dict[int, list[int]]:
     """Read all that was sent to the agent."""
     decoder, read, idle_turns = Decoder(MAX_OPEN_BYTES), dict[int, list[int]](), 0
     while idle_turns < 20:
         await asyncio.sleep(0)
         idle_turns += not guest.queued_bytes
         with suppress(BlockingIOError):
-            for number, kind, _ in decoder.feed(theirs.recv(1 << 20)):
+            for number, kind, _ in decoder.feed(peer.recv(1 << 20)):
                 read.setdefault(number, []).append(kind)
                 idle_turns = 0
     return read
@@ -95,23 +95,23 @@ async def test_operations_that_end_before_the_agent_reads_are_forgotten() -> Non
 
 
 async def test_command_cancelled_before_the_agent_reads_does_not_run() -> None:
-    async with socket_sandbox() as (sandbox, guest, theirs):
+    async with socket_sandbox() as (sandbox, guest, peer):
         uploads = await fill(sandbox, guest)
         command = asyncio.create_task(sandbox.exec("sleep 1000", timeout_s=60))
         await turns(5)
         assert not command.done()
         await end(command)
         await end(*uploads)
-        for number, kinds in (await kinds_by_stream(theirs, guest)).items():
+        for number, kinds in (await kinds_by_stream(peer, guest)).items():
             assert RESET in kinds or OPEN not in kinds, number
 
 
 async def test_operation_that_waits_for_room_begins_once_the_agent_reads() -> None:
-    async with socket_sandbox() as (sandbox, guest, theirs):
+    async with socket_sandbox() as (sandbox, guest, peer):
         uploads = await fill(sandbox, guest)
         reading = asyncio.create_task(sandbox.get(LONG_PATH, drop, max_bytes=1))
         await turns(5)
-        last = max(await kinds_by_stream(theirs, guest))
+        last = max(await kinds_by_stream(peer, guest))
         assert last == 2 * len(uploads) + 1
         await end(reading, *uploads)
 
@@ -130,10 +130,10 @@ async def test_uploads_cancelled_while_the_agent_is_busy_do_not_lose_its_sandbox
 async def test_flood_of_small_frames_lets_other_tasks_go_on() -> None:
     """Others wait for the work of one turn: here for the connections that are opened in it."""
     pairs = 20_000
-    async with socket_sandbox() as (sandbox, _, theirs):
+    async with socket_sandbox() as (sandbox, _, peer):
         sandbox.set_connection_handler(hold)
         flood = b"".join(frame(n, OPEN) + frame(n, RESET) for n in range(2, 2 * pairs + 2, 2))
-        flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, flood))
+        flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, flood))
         opened, most = 0, 0
         while opened < BURST_FRAMES // OPEN_FRAMES:
             await asyncio.sleep(0)
@@ -145,13 +145,13 @@ async def test_flood_of_small_frames_lets_other_tasks_go_on() -> None:
 
 
 @pytest.mark.parametrize("kind", [DATA, STDERR])
-async def test_flood_ends_with_what_was_said_last(kind: int) -> None:
-    async with socket_sandbox() as (sandbox, _, theirs):
+async def test_last_frame_of_a_flood_is_processed(kind: int) -> None:
+    async with socket_sandbox() as (sandbox, _, peer):
         command = asyncio.create_task(sandbox.exec("true", timeout_s=60, cap=CAP))
         await until(lambda: 1 in sandbox._channel._streams)
         await turns(3)
         said = frame(1, kind, b"x") * 10_000 + json_frame(1, END, REPORT)
-        await asyncio.get_running_loop().sock_sendall(theirs, said)
-        theirs.shutdown(socket.SHUT_WR)
+        await asyncio.get_running_loop().sock_sendall(peer, said)
+        peer.shutdown(socket.SHUT_WR)
         result = await command
         assert len(result.stdout + result.stderr) == 10_000

@@ -1,4 +1,4 @@
-"""How far the host's pseudo-terminals go is told from inside a sandbox."""
+"""The check of `doctor` for pseudo-terminals, which runs inside a sandbox."""
 
 from pathlib import Path
 
@@ -11,9 +11,7 @@ PTY = Path("/proc/sys/kernel/pty")
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_it_is_told_how_many_sandboxes_the_terminals_do_for(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_terminal_check_reports_how_many_sandboxes_fit(kind: str, tmp_path: Path) -> None:
     free = int((PTY / "max").read_text()) - int((PTY / "reserve").read_text())
     async with open_backend(kind, tmp_path) as sandbox:
         check = await terminal_check(sandbox)
@@ -23,7 +21,7 @@ async def test_it_is_told_how_many_sandboxes_the_terminals_do_for(
 
 
 @pytest.mark.docker
-async def test_a_kernel_of_the_sandboxs_own_shares_none(tmp_path: Path) -> None:
+async def test_separate_kernel_shares_no_terminals_with_the_host(tmp_path: Path) -> None:
     async with open_backend("docker-runsc", tmp_path) as sandbox:
         check = await terminal_check(sandbox)
     assert check.detail == "the sandbox has pseudo-terminals of its own"

@@ -1,4 +1,4 @@
-"""What one sandbox may make the host hold that nobody has received yet: of all its streams."""
+"""Bounds on the unreceived data of all streams of one sandbox."""
 
 import asyncio
 import tracemalloc
@@ -19,14 +19,14 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.streams import Connection
-from tests.sandbox_runtime.scripted_guest import connected, heard
+from sandbox_runtime.streams import ProgramConnection
+from tests.sandbox_runtime.scripted_guest import connected, deliver
 
 CHUNK = bytes(MAX_DATA_BYTES)
 FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
 WIDER = WINDOW_BYTES - FIRST_WINDOW_BYTES
 MAX_UNREAD_BYTES = 16 << 20
-"""Of all connections of one sandbox together."""
+"""Maximum of all connections of one sandbox together."""
 
 
 def test_windows_of_all_connections_together_are_within_the_bound() -> None:
@@ -47,7 +47,7 @@ def memory_held_below(most: int) -> Iterator[None]:
 async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() -> None:
     channel, guest = await connected()
 
-    async def finish(connection: Connection) -> None:
+    async def finish(connection: ProgramConnection) -> None:
         await connection.finish()
         await asyncio.Event().wait()
 
@@ -55,7 +55,7 @@ async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() 
     with memory_held_below(MAX_UNREAD_BYTES):
         for number in range(2, 2 * MAX_HANDLERS + 2, 2):
             data = frame(number, DATA, CHUNK) * FULL_WINDOW
-            if await heard(channel, guest, frame(number, OPEN) + data + frame(number, EOF)):
+            if await deliver(channel, guest, frame(number, OPEN) + data + frame(number, EOF)):
                 break
     assert channel.lost
     assert "bytes where 16384 were allowed" in channel.lost
@@ -64,9 +64,9 @@ async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() 
 
 async def test_guest_that_uses_all_its_credit_takes_bounded_memory_and_is_not_lost() -> None:
     channel, guest = await connected()
-    connections: list[Connection] = []
+    connections: list[ProgramConnection] = []
 
-    async def receive_once(connection: Connection) -> None:
+    async def receive_once(connection: ProgramConnection) -> None:
         await connection.receive()
         connections.append(connection)
         await asyncio.Event().wait()
@@ -76,39 +76,41 @@ async def test_guest_that_uses_all_its_credit_takes_bounded_memory_and_is_not_lo
     with memory_held_below(MAX_UNREAD_BYTES):
         for number in range(2, 2 * MAX_CONNECTIONS + 2, 2):
             guest.credit[number] = 0
-            assert not await heard(channel, guest, frame(number, OPEN) + frame(number, DATA, first))
+            assert not await deliver(
+                channel, guest, frame(number, OPEN) + frame(number, DATA, first)
+            )
         assert sum(guest.credit.values()) == (
             MAX_CONNECTIONS * FIRST_WINDOW_BYTES + MAX_WIDE_STREAMS * WIDER
         )
         for number, credit in guest.credit.items():
             sent = [CHUNK] * (credit // len(CHUNK)) + [bytes(credit % len(CHUNK))]
             data = b"".join(frame(number, DATA, piece) for piece in sent if piece)
-            assert not await heard(channel, guest, data)
-    assert await heard(channel, guest, frame(2, DATA, b"x"))
+            assert not await deliver(channel, guest, data)
+    assert await deliver(channel, guest, frame(2, DATA, b"x"))
     await channel.close()
 
 
-async def test_stream_that_is_done_with_leaves_its_wide_window_to_another() -> None:
+async def test_reset_stream_frees_its_wide_window() -> None:
     channel, guest = await connected()
     streams = [await channel.open({"op": "get"}) for _ in range(MAX_WIDE_STREAMS + 1)]
     last = streams.pop()
     assert [guest.credit[stream.number] for stream in streams] == [WIDER] * MAX_WIDE_STREAMS
     assert guest.credit[last.number] == 0
-    guest.say(json_frame(streams[0].number, END, {}))
-    assert not await heard(channel, guest, frame(last.number, DATA, bytes(FIRST_WINDOW_BYTES)))
+    guest.send_frames(json_frame(streams[0].number, END, {}))
+    assert not await deliver(channel, guest, frame(last.number, DATA, bytes(FIRST_WINDOW_BYTES)))
     await last.receive()
     assert guest.credit[last.number] == FIRST_WINDOW_BYTES
     channel.reset(streams[0].number)
-    assert not await heard(channel, guest, frame(last.number, DATA, bytes(FIRST_WINDOW_BYTES)))
+    assert not await deliver(channel, guest, frame(last.number, DATA, bytes(FIRST_WINDOW_BYTES)))
     await last.receive()
     assert guest.credit[last.number] == 2 * FIRST_WINDOW_BYTES + WIDER
     await channel.close()
 
 
-async def test_connection_whose_handler_has_ended_leaves_its_wide_window_to_another() -> None:
+async def test_connection_whose_handler_has_ended_frees_its_wide_window() -> None:
     channel, guest = await connected()
 
-    async def receive_all(connection: Connection) -> None:
+    async def receive_all(connection: ProgramConnection) -> None:
         while await connection.receive():
             pass
         await connection.finish()
@@ -117,7 +119,7 @@ async def test_connection_whose_handler_has_ended_leaves_its_wide_window_to_anot
     data = bytes(FIRST_WINDOW_BYTES)
     for number in range(2, 4 * MAX_WIDE_STREAMS, 2):
         frames = frame(number, OPEN) + frame(number, DATA, data)
-        assert not await heard(channel, guest, frames)
-        assert not await heard(channel, guest, frame(number, EOF))
+        assert not await deliver(channel, guest, frames)
+        assert not await deliver(channel, guest, frame(number, EOF))
         assert guest.credit[number] == FIRST_WINDOW_BYTES + WIDER
     await channel.close()

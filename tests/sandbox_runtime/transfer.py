@@ -1,4 +1,4 @@
-"""Files of a sandbox as bytes, and what a test hears of a command while it runs."""
+"""Helpers for files of a sandbox as bytes, and a recorder of streamed output."""
 
 from collections.abc import AsyncIterator
 
@@ -53,8 +53,8 @@ async def output(sandbox: Sandbox, command: str) -> str:
     return result.stdout
 
 
-class Heard:
-    """An OnOutput that keeps what it hears and can be waited for."""
+class OutputRecorder:
+    """An OnOutput that records the output and signals its arrival."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[StreamName, str]] = []

@@ -71,7 +71,7 @@ _SHOWN = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class NotTriedError(Exception):
+class NotApplicableError(Exception):
     """The attempt cannot be made here, which says nothing about a boundary."""
 
 
@@ -97,10 +97,10 @@ def call_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -
 
 
 def number(name: str) -> int:
-    """Return the number of a system call on this machine. Raises NotTriedError."""
+    """Return the number of a system call on this machine. Raises NotApplicableError."""
     column = _COLUMN.get(platform.machine())
     if column is None:
-        raise NotTriedError(f"the system calls of {platform.machine()} are not known")
+        raise NotApplicableError(f"the system calls of {platform.machine()} are not known")
     found = NUMBERS[name][column]
     if found is None:
         raise OSError(38, f"{name} does not exist on {platform.machine()}")

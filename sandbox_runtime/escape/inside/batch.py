@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from types import FunctionType
 
-from sandbox_runtime.escape.inside.attempt import NotTriedError, call
+from sandbox_runtime.escape.inside.attempt import NotApplicableError, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _made(attempt: FunctionType) -> dict[str, str]:
         found = attempt()
     except OSError as error:
         return {"verdict": "held", "detail": str(error)}
-    except NotTriedError as error:
+    except NotApplicableError as error:
         return {"verdict": "not tried", "detail": str(error)}
     except Exception as error:  # noqa: BLE001 - a fault of the attempt itself, which is reported
         return {"verdict": "not tried", "detail": f"{type(error).__name__}: {error}"}
@@ -109,7 +109,7 @@ def _kernel() -> str:
     log = ctypes.create_string_buffer(_LOG_BYTES)
     try:
         call("syslog", _READ_ALL_OF_THE_LOG, log, _LOG_BYTES)
-    except (OSError, NotTriedError):
+    except (OSError, NotApplicableError):
         return ""
     return "gVisor" if b"Starting gVisor" in log.raw else ""
 

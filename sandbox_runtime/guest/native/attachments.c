@@ -7,60 +7,61 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "commands.h"
+#include "command.h"
 #include "memory.h"
 #include "report.h"
 
 #define CANNOT_START "the command cannot be started"
 
-/* A command whose standard input is being collected; it starts once all is here. */
-struct waiting_order {
+/* An exec request whose standard input is being received. The command starts at its end. */
+struct pending_exec {
     struct stream *stream;
     struct json *request;
     int input;
 };
 
-/* A stream on which a reading is heard */
+/* Delivery of readings */
 
-static void type(void *owner, const char *data, size_t length)
+static void write_input(void *owner, const char *data, size_t length)
 {
     struct command *command = owner;
     if (command->terminal)
-        terminal_type(command->terminal, data, length);
+        terminal_write(command->terminal, data, length);
     else
-        stream_grant(command->stream, length);
+        stream_grant_credit(command->stream, length);
 }
 
-static void type_end(void *owner)
+static void finish_input(void *owner)
 {
     struct command *command = owner;
     if (command->terminal)
-        terminal_type_end(command->terminal);
+        terminal_write_eof(command->terminal);
 }
 
-static enum pumped deliver(void *owner, size_t credit)
+static enum pump_result deliver(void *owner, size_t credit)
 {
     struct command *command = owner;
     struct stream *stream = command->stream;
     enum frame_type frame_type;
     const char *data;
-    size_t length = reading_next(command->heard, &command->place, credit, &frame_type, &data);
+    size_t length = reading_next(command->delivered, &command->cursor, credit, &frame_type, &data);
     if (length) {
         stream_send(stream, frame_type, data, length);
-        return PUMPED_SOME;
+        return PUMP_MORE;
     }
-    if (!command->heard->has_ended)
-        return PUMPED_ALL;
-    struct bytes report = {0};
-    bytes_add(&report, bytes_front(&command->heard->report), command->heard->report.length);
+    if (!command->delivered->has_ended)
+        return PUMP_IDLE;
+    struct buffer report = {0};
+    buffer_append(&report, buffer_data(&command->delivered->report),
+                  command->delivered->report.length);
     command->stream = NULL;
     stream_finish(stream, &report);
     commands_settle(command);
-    return PUMPED_LAST;
+    return PUMP_CLOSED;
 }
 
-/* The host has lost interest in the command. */
-static void give_up(void *owner)
+/* The host has cancelled the stream, and with it the command. */
+static void cancel(void *owner)
 {
     struct command *command = owner;
     command->stream = NULL;
@@ -69,43 +70,43 @@ static void give_up(void *owner)
     commands_settle(command);
 }
 
-static const struct operation hearing = {type, type_end, deliver, give_up};
+static const struct operation delivering = {write_input, finish_input, deliver, cancel};
 
-/* The reading that may be asked for again. */
-static struct reading *current(const struct command *command)
+/* Return the oldest reading that may be requested again. */
+static struct reading *current_reading(const struct command *command)
 {
     return command->finished ? command->finished : command->reading;
 }
 
-/* Nobody hears the command on a stream any more. */
+/* End the delivery of the command on its stream, if there is one. */
 static void detach(struct command *command)
 {
     if (command->stream)
-        stream_fail(command->stream, "detached", "another stream has taken over");
+        stream_fail(command->stream, "detached", "the command was attached to another stream");
     if (command->terminal)
-        terminal_forget_typist(command->terminal);
+        terminal_drop_credit(command->terminal);
     command->stream = NULL;
 }
 
-/* Deliver its reading on this stream, from its start, and on no other any more. */
-static void follow(struct command *command, struct stream *stream, const struct json *request)
+/* Deliver the current reading on this stream from its start, and on no other. */
+static void deliver_on(struct command *command, struct stream *stream, const struct json *request)
 {
     const struct json *wait = json_member(request, "wait_s");
     detach(command);
     command->stream = stream;
-    command->heard = current(command);
-    command->place = (struct place){0};
-    stream_attend(stream, &hearing, command);
+    command->delivered = current_reading(command);
+    command->cursor = (struct cursor){0};
+    stream_attach(stream, &delivering, command);
     stream_ready(stream);
-    if (command->heard->has_ended)
+    if (command->delivered->has_ended)
         return;
     timer_clear(&command->pause);
     if (wait)
         command_pause_after(command, wait->number);
-    command_look_after(command);
+    command_watch_for_prompt(command);
 }
 
-/* Starting one */
+/* exec */
 
 static void run(struct stream *stream, const struct json *request, int input)
 {
@@ -116,35 +117,35 @@ static void run(struct stream *stream, const struct json *request, int input)
         return;
     }
     commands_add(command);
-    follow(command, stream, request);
+    deliver_on(command, stream, request);
 }
 
-/* Attach to the command instead, if it was started before. */
-static bool follow_known(struct stream *stream, const struct json *request)
+/* Attach to the command instead if it was started before; return true if so. */
+static bool attach_if_known(struct stream *stream, const struct json *request)
 {
-    struct command *known = commands_find(json_need(request, "id", JSON_TEXT)->text);
+    struct command *known = commands_find(json_require(request, "id", JSON_TEXT)->text);
     if (known)
-        follow(known, stream, request);
+        deliver_on(known, stream, request);
     return known;
 }
 
-static void free_order(struct waiting_order *order)
+static void free_pending(struct pending_exec *pending)
 {
-    if (order->input >= 0)
-        close(order->input);
-    json_free(order->request);
-    free(order);
+    if (pending->input >= 0)
+        close(pending->input);
+    json_free(pending->request);
+    free(pending);
 }
 
 static void collect(void *owner, const char *data, size_t length)
 {
-    struct waiting_order *order = owner;
-    stream_grant(order->stream, length);
+    struct pending_exec *pending = owner;
+    stream_grant_credit(pending->stream, length);
     while (length) {
-        ssize_t count = write(order->input, data, length);
+        ssize_t count = write(pending->input, data, length);
         if (count < 0) {
-            stream_fail_errno(order->stream, errno, CANNOT_START);
-            free_order(order);
+            stream_fail_errno(pending->stream, errno, CANNOT_START);
+            free_pending(pending);
             return;
         }
         data += count;
@@ -154,49 +155,42 @@ static void collect(void *owner, const char *data, size_t length)
 
 static void start_collected(void *owner)
 {
-    struct waiting_order *order = owner;
-    if (!follow_known(order->stream, order->request)) {
-        lseek(order->input, 0, SEEK_SET);
-        run(order->stream, order->request, order->input);
-        order->input = -1;
+    struct pending_exec *pending = owner;
+    if (!attach_if_known(pending->stream, pending->request)) {
+        lseek(pending->input, 0, SEEK_SET);
+        run(pending->stream, pending->request, pending->input);
+        pending->input = -1;
     }
-    free_order(order);
+    free_pending(pending);
 }
 
-static enum pumped send_nothing(void *owner, size_t credit)
+static void cancel_pending(void *owner)
 {
-    (void)owner;
-    (void)credit;
-    return PUMPED_ALL;
+    free_pending(owner);
 }
 
-static void drop_order(void *owner)
-{
-    free_order(owner);
-}
+static const struct operation collecting = {collect, start_collected, send_nothing, cancel_pending};
 
-static const struct operation collecting = {collect, start_collected, send_nothing, drop_order};
-
-static void collect_input(struct stream *stream, struct json **request)
+static void collect_stdin(struct stream *stream, struct json **request)
 {
     int input = memfd_create("stdin", MFD_CLOEXEC);
     if (input < 0) {
         stream_fail_errno(stream, errno, CANNOT_START);
         return;
     }
-    struct waiting_order *order = allocate(sizeof *order);
-    *order = (struct waiting_order){stream, *request, input};
+    struct pending_exec *pending = allocate(sizeof *pending);
+    *pending = (struct pending_exec){stream, *request, input};
     *request = NULL;
-    stream_attend(stream, &collecting, order);
+    stream_attach(stream, &collecting, pending);
 }
 
 void exec_begin(struct stream *stream, struct json **request)
 {
-    const char *input = json_need(*request, "stdin", JSON_TEXT)->text;
-    if (follow_known(stream, *request))
+    const char *input = json_require(*request, "stdin", JSON_TEXT)->text;
+    if (attach_if_known(stream, *request))
         return;
     if (strcmp(input, "data") == 0) {
-        collect_input(stream, request);
+        collect_stdin(stream, request);
     } else if (strcmp(input, "terminal") == 0) {
         run(stream, *request, INPUT_TERMINAL);
     } else {
@@ -208,12 +202,12 @@ void exec_begin(struct stream *stream, struct json **request)
     }
 }
 
-/* Known ones */
+/* attach and stop */
 
-/* NULL where there is none, and the stream has failed. */
+/* Return the command, or NULL after failing the stream. */
 static struct command *find_or_fail(struct stream *stream, const struct json *request)
 {
-    const char *id = json_need(request, "id", JSON_TEXT)->text;
+    const char *id = json_require(request, "id", JSON_TEXT)->text;
     struct command *command = commands_find(id);
     if (!command) {
         char *message = format("there is no command %s", id);
@@ -230,22 +224,22 @@ void attach_begin(struct stream *stream, struct json **request)
     if (!command)
         return;
     bool is_next = command->finished && number == command->reading->number;
-    if (!is_next && number != current(command)->number) {
+    if (!is_next && number != current_reading(command)->number) {
         stream_fail(stream, "unknown", "the command has no such reading");
         return;
     }
     detach(command);
-    if (is_next) { /* so the last one has arrived */
+    if (is_next) { /* the host has the finished reading */
         reading_free(command->finished);
         command->finished = NULL;
     }
-    follow(command, stream, *request);
+    deliver_on(command, stream, *request);
 }
 
 void stop_begin(struct stream *stream, struct json **request)
 {
     struct command *command = find_or_fail(stream, *request);
-    struct bytes report = {0};
+    struct buffer report = {0};
     if (!command)
         return;
     report_begin(&report);

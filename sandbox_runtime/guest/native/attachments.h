@@ -1,4 +1,5 @@
-/* What the host does with commands: start one and hear it, hear one again or on, stop one. */
+/* The operations exec, attach and stop: they start a command, deliver its readings on a stream, and
+   stop it. */
 #pragma once
 
 #include "json.h"

@@ -5,7 +5,7 @@
 
 #include "memory.h"
 
-#define LEAST_RING_BYTES 4096u
+#define MIN_RING_BYTES 4096u
 
 struct capture capture_begin(struct cap cap)
 {
@@ -26,7 +26,7 @@ static size_t count_lines(const char *data, size_t length)
     return count;
 }
 
-/* How long `count` lines at the start of `data` are, which has more. */
+/* Return the length of the first `count` lines; the data must have more. */
 static size_t lines_length(const char *data, size_t length, size_t count)
 {
     const char *at = data, *end = data + length;
@@ -35,8 +35,8 @@ static size_t lines_length(const char *data, size_t length, size_t count)
     return (size_t)(at - data);
 }
 
-/* `length` less a UTF-8 character at its end that is not whole. */
-static size_t without_cut_character(const char *data, size_t length)
+/* Return `length` without an incomplete UTF-8 character at the end. */
+static size_t trim_partial_character(const char *data, size_t length)
 {
     for (size_t back = 1; back <= 4 && back <= length; back++) {
         unsigned char byte = (unsigned char)data[length - back];
@@ -48,20 +48,20 @@ static size_t without_cut_character(const char *data, size_t length)
     return length;
 }
 
-/* How many bytes at the start belong to a character whose beginning is gone. */
-static size_t cut_character_length(const char *data, size_t length)
+/* Return how many bytes at the start continue a character whose beginning is missing. */
+static size_t partial_character_length(const char *data, size_t length)
 {
     size_t start = 0;
     while (start < length && (data[start] & 0xC0) == 0x80)
         start++;
-    return start < 4 ? start : 0; /* where there are more, they are no characters at all */
+    return start < 4 ? start : 0; /* more than three are not UTF-8 */
 }
 
 static size_t take_head(struct capture *capture, const char *data, size_t length)
 {
     size_t head = length < capture->head.bytes ? length : capture->head.bytes;
     if (head < length)
-        head = without_cut_character(data, head);
+        head = trim_partial_character(data, head);
     size_t lines = count_lines(data, head);
     if (lines > capture->head.lines) {
         lines = capture->head.lines;
@@ -73,11 +73,11 @@ static size_t take_head(struct capture *capture, const char *data, size_t length
     return head;
 }
 
-static char *kept_after_head(const struct capture *capture)
+static char *copy_ring(const struct capture *capture)
 {
     char *kept = allocate(capture->ring_length);
-    size_t to_edge = capture->ring_room - capture->ring_start;
-    size_t first = capture->ring_length < to_edge ? capture->ring_length : to_edge;
+    size_t to_end = capture->ring_capacity - capture->ring_start;
+    size_t first = capture->ring_length < to_end ? capture->ring_length : to_end;
     if (first) {
         memcpy(kept, capture->ring + capture->ring_start, first);
         memcpy(kept + first, capture->ring, capture->ring_length - first);
@@ -87,37 +87,37 @@ static char *kept_after_head(const struct capture *capture)
 
 static void grow_ring(struct capture *capture, size_t wanted)
 {
-    size_t room = capture->ring_room ? 2 * capture->ring_room : LEAST_RING_BYTES;
-    room = room < wanted ? wanted : room;
-    room = room > capture->tail.bytes ? capture->tail.bytes : room;
-    if (room <= capture->ring_room)
+    size_t capacity = capture->ring_capacity ? 2 * capture->ring_capacity : MIN_RING_BYTES;
+    capacity = capacity < wanted ? wanted : capacity;
+    capacity = capacity > capture->tail.bytes ? capture->tail.bytes : capacity;
+    if (capacity <= capture->ring_capacity)
         return;
-    char *kept = kept_after_head(capture);
+    char *kept = copy_ring(capture);
     free(capture->ring);
-    capture->ring = resize(kept, room);
-    capture->ring_room = room;
+    capture->ring = resize(kept, capacity);
+    capture->ring_capacity = capacity;
     capture->ring_start = 0;
 }
 
-/* The last bytes of `data` push the first ones out of the ring. */
-static void keep(struct capture *capture, const char *data, size_t length)
+/* Append to the ring; new bytes replace the oldest when it is full. */
+static void append_to_ring(struct capture *capture, const char *data, size_t length)
 {
-    size_t most = capture->tail.bytes;
-    if (length > most) {
-        data += length - most;
-        length = most;
+    size_t max_bytes = capture->tail.bytes;
+    if (length > max_bytes) {
+        data += length - max_bytes;
+        length = max_bytes;
     }
     if (length == 0)
         return;
-    if (capture->ring_length + length > capture->ring_room)
+    if (capture->ring_length + length > capture->ring_capacity)
         grow_ring(capture, capture->ring_length + length);
-    size_t over = capture->ring_length + length;
-    over = over > capture->ring_room ? over - capture->ring_room : 0;
-    capture->ring_start = (capture->ring_start + over) % capture->ring_room;
-    capture->ring_length -= over;
-    size_t end = (capture->ring_start + capture->ring_length) % capture->ring_room;
-    size_t to_edge = capture->ring_room - end;
-    size_t first = length < to_edge ? length : to_edge;
+    size_t total = capture->ring_length + length;
+    size_t dropped = total > capture->ring_capacity ? total - capture->ring_capacity : 0;
+    capture->ring_start = (capture->ring_start + dropped) % capture->ring_capacity;
+    capture->ring_length -= dropped;
+    size_t end = (capture->ring_start + capture->ring_length) % capture->ring_capacity;
+    size_t to_end = capture->ring_capacity - end;
+    size_t first = length < to_end ? length : to_end;
     memcpy(capture->ring + end, data, first);
     memcpy(capture->ring, data + first, length - first);
     capture->ring_length += length;
@@ -132,21 +132,21 @@ size_t capture_feed(struct capture *capture, const char *data, size_t length)
     if (head < length) {
         capture->is_past_head = true;
         capture->past_head_bytes += length - head;
-        keep(capture, data + head, length - head);
+        append_to_ring(capture, data + head, length - head);
     }
     return head;
 }
 
 char *capture_tail(struct capture *capture, size_t *length)
 {
-    char *tail = kept_after_head(capture);
+    char *tail = copy_ring(capture);
     size_t start = 0, end = capture->ring_length;
     if (end < capture->past_head_bytes)
-        start = cut_character_length(tail, end);
+        start = partial_character_length(tail, end);
     size_t lines = count_lines(tail + start, end - start);
-    bool has_rest = end > start && tail[end - 1] != '\n'; /* it counts as a line */
-    if (lines + has_rest > capture->tail.lines) {
-        size_t excess = lines + has_rest - capture->tail.lines;
+    bool has_partial_line = end > start && tail[end - 1] != '\n'; /* counts as a line */
+    if (lines + has_partial_line > capture->tail.lines) {
+        size_t excess = lines + has_partial_line - capture->tail.lines;
         start = excess > lines ? end : start + lines_length(tail + start, end - start, excess);
     }
     *length = end - start;

@@ -1,4 +1,4 @@
-/* What is shown of an output stream: its head and its tail, all of it counted. */
+/* The part of an output stream that is shown: its head and its tail. All bytes are counted. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,19 +9,19 @@ struct cap {
 };
 
 struct capture {
-    struct cap head; /* what it may still take */
+    struct cap head; /* how much the head may still take */
     struct cap tail;
     bool is_past_head;
-    char *ring; /* the last bytes after the head; made when there are some */
-    size_t ring_room, ring_start, ring_length;
+    char *ring; /* the last bytes after the head; allocated with the first of them */
+    size_t ring_capacity, ring_start, ring_length;
     size_t past_head_bytes;
     size_t total_bytes, total_lines, shown_bytes, shown_lines;
 };
 
-/* Half of the cap for each end. */
+/* Return an empty capture. The head and the tail get half of the cap each. */
 struct capture capture_begin(struct cap cap);
-/* Take output in; returns how much of it, from its start, still belongs to the head. */
+/* Add output. Return how many of its first bytes belong to the head. */
 size_t capture_feed(struct capture *capture, const char *data, size_t length);
-/* The end of the stream, as much as the cap allows; the caller frees it. */
+/* Return the tail of the complete stream, within the cap. The caller frees it. */
 char *capture_tail(struct capture *capture, size_t *length);
 void capture_free(struct capture *capture);

@@ -4,32 +4,33 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-#include "commands.h"
 #include "memory.h"
-#include "scratch.h"
+#include "streams.h"
 
-#define GRACE_S 0.3 /* between SIGINT, SIGTERM and SIGKILL of a command whose time is up */
-#define DRAIN_S 0.05 /* for output when the shell has ended but its children hold the pipes */
-#define MAX_PIPE_READS 32 /* more than a pipe holds: all that the shell wrote is read */
-#define FIRST_LOOK_S 1.0
-#define NEXT_LOOK_S 0.5
+#define GRACE_S 0.3  /* between SIGINT, SIGTERM and SIGKILL */
+#define DRAIN_S 0.05 /* for more output after the shell has ended, if its children hold the pipes */
+#define MAX_PIPE_READS 32 /* more than a pipe holds, so all that the shell wrote is read */
+#define FIRST_PROMPT_CHECK_S 1.0
+#define NEXT_PROMPT_CHECK_S 0.5
+#define MAX_ENDED 64 /* ended commands whose report is kept */
 #define NOT_WAITING ((size_t)-1)
 #define NO_TERMINAL "sandbox: no pseudo-terminal is free: the input of this command is a pipe\n"
 
 struct drain {
     int fd;
     enum output output;
-    struct command *command; /* NULL: it is forgotten, what comes is dropped */
+    struct command *command; /* NULL: the command was freed, its output is dropped */
     struct watch watch;
 };
 
 static void end(void *owner);
 
-/* Its output */
+/* Output */
 
-static void tell(struct command *command)
+static void notify_stream(struct command *command)
 {
     if (command->stream)
         stream_ready(command->stream);
@@ -53,8 +54,8 @@ static void close_drain(struct drain *drain)
     free(drain);
 }
 
-/* Take what one pipe holds; returns whether there may be more. */
-static bool read_some(struct drain *drain)
+/* Read from one pipe; return true if there may be more. */
+static bool read_drain(struct drain *drain)
 {
     struct command *command = drain->command;
     ssize_t length = read(drain->fd, scratch, sizeof scratch);
@@ -67,13 +68,13 @@ static bool read_some(struct drain *drain)
     if (!command || command->has_ended)
         return false;
     if (reading_feed(command->reading, drain->output, scratch, (size_t)length))
-        tell(command);
+        notify_stream(command);
     return true;
 }
 
-static void read_on(void *owner)
+static void on_readable(void *owner)
 {
-    read_some(owner);
+    read_drain(owner);
 }
 
 static int open_drain(struct command *command, enum output output)
@@ -84,24 +85,25 @@ static int open_drain(struct command *command, enum output output)
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     struct drain *drain = allocate(sizeof *drain);
     *drain = (struct drain){.fd = ends[0], .output = output, .command = command};
-    watch(&drain->watch, drain->fd, POLLIN, read_on, drain);
+    watch(&drain->watch, drain->fd, POLLIN, on_readable, drain);
     command->drains[output] = drain;
     return ends[1];
 }
 
-/* Its end */
+/* End */
 
-static void kill_later(void *owner)
+static void on_kill_due(void *owner)
 {
     command_kill(owner);
 }
 
-static void take_step(void *owner)
+static void send_next_signal(void *owner)
 {
     static const int signals[] = {SIGINT, SIGTERM};
     struct command *command = owner;
-    kill(-command->child.pid, signals[command->steps_taken++]);
-    timer_set(&command->step, GRACE_S, command->steps_taken < 2 ? take_step : kill_later, command);
+    kill(-command->child.pid, signals[command->signals_sent++]);
+    timer_set(&command->next_signal, GRACE_S,
+              command->signals_sent < 2 ? send_next_signal : on_kill_due, command);
 }
 
 void command_stop(struct command *command)
@@ -109,10 +111,10 @@ void command_stop(struct command *command)
     if (command->has_exited || command->is_stopping)
         return;
     command->is_stopping = true;
-    take_step(command);
+    send_next_signal(command);
 }
 
-static void expire(void *owner)
+static void on_deadline(void *owner)
 {
     struct command *command = owner;
     command->has_timed_out = true;
@@ -122,7 +124,7 @@ static void expire(void *owner)
 void command_kill(struct command *command)
 {
     if (command->has_ended)
-        return; /* what it left in the background was meant to stay */
+        return; /* its background processes may go on */
     command->is_stopping = true;
     session_kill(command->child.pid);
 }
@@ -130,33 +132,33 @@ void command_kill(struct command *command)
 static void clear_timers(struct command *command)
 {
     timer_clear(&command->deadline);
-    timer_clear(&command->step);
-    timer_clear(&command->last_drops);
+    timer_clear(&command->next_signal);
+    timer_clear(&command->drain_deadline);
     timer_clear(&command->pause);
-    timer_clear(&command->look);
+    timer_clear(&command->prompt_check);
 }
 
-static void exited(void *owner, const struct ending *ending)
+static void on_child_exit(void *owner, const struct child_exit *status)
 {
     struct command *command = owner;
     timer_clear(&command->deadline);
-    timer_clear(&command->step);
-    command->outcome.exit_code = ending->exit_code;
-    command->outcome.cpu_s = ending->cpu_s;
-    command->outcome.peak_memory_bytes = ending->peak_memory_bytes;
+    timer_clear(&command->next_signal);
+    command->outcome.exit_code = status->exit_code;
+    command->outcome.cpu_s = status->cpu_s;
+    command->outcome.peak_memory_bytes = status->peak_memory_bytes;
     command->outcome.duration_s = now_s() - command->started_s;
     if (command->is_stopping)
         command_kill(command);
-    /* What ran beside later commands is not to take their state back. */
-    bool is_late = command->reading->number > 0 && shell_commits() > command->commits;
+    /* A job must not replace the state of commands that ended after its start. */
+    bool is_late = command->reading->number > 0 && shell_commits() > command->commits_at_start;
     shell_commit(command->snapshot, !command->is_stopping && !is_late);
     for (int n = 0; n < OUTPUTS; n++)
         for (int reads = 0; reads < MAX_PIPE_READS && command->drains[n]; reads++)
-            if (!read_some(command->drains[n]))
+            if (!read_drain(command->drains[n]))
                 break;
     command->has_exited = true;
     if (is_open(command))
-        timer_set(&command->last_drops, DRAIN_S, end, command);
+        timer_set(&command->drain_deadline, DRAIN_S, end, command);
     else
         end(command);
 }
@@ -164,28 +166,28 @@ static void exited(void *owner, const struct ending *ending)
 static void end(void *owner)
 {
     struct command *command = owner;
-    struct pressure now = pressure_read();
+    struct limit_events now = limit_events_read();
     clear_timers(command);
     if (command->terminal)
         terminal_close(command->terminal);
     command->terminal = NULL;
     command->has_ended = true;
     command->outcome.timed_out = command->has_timed_out;
-    command->outcome.oom_kills = now.oom_kills - command->pressure.oom_kills;
-    command->outcome.pids_refused = now.pids_refused - command->pressure.pids_refused;
+    command->outcome.oom_kills = now.oom_kills - command->events_at_start.oom_kills;
+    command->outcome.pids_refused = now.pids_refused - command->events_at_start.pids_refused;
     reading_end(command->reading, &command->outcome);
-    tell(command);
+    notify_stream(command);
     commands_settle(command);
 }
 
-/* Its readings */
+/* Readings */
 
 static void pause_reading(struct command *command, bool is_waiting)
 {
     if (command->has_ended)
         return;
     timer_clear(&command->pause);
-    timer_clear(&command->look);
+    timer_clear(&command->prompt_check);
     reading_end(command->reading, &(struct outcome){
                                       .duration_s = now_s() - command->started_s,
                                       .is_running = true,
@@ -194,62 +196,79 @@ static void pause_reading(struct command *command, bool is_waiting)
     command->finished = command->reading;
     command->reading = reading_new(command->finished->number + 1, command->finished->cap,
                                    command->finished->keep);
-    tell(command);
+    notify_stream(command);
 }
 
-static void pause_now(void *owner)
+static void on_pause_due(void *owner)
 {
     pause_reading(owner, false);
 }
 
 void command_pause_after(struct command *command, double delay_s)
 {
-    timer_set(&command->pause, delay_s, pause_now, command);
+    timer_set(&command->pause, delay_s, on_pause_due, command);
 }
 
-/* It waits for somebody to type if it is seen so twice in a row. */
-static void look(void *owner)
+/* The command waits for input if two checks in a row see it. */
+static void check_for_prompt(void *owner)
 {
     struct command *command = owner;
     size_t total = reading_total(command->reading);
-    bool waits = terminal_is_awaited(command->terminal, command->child.pid);
-    if (waits && command->looked_at == total) {
+    bool waits = terminal_has_waiting_reader(command->terminal, command->child.pid);
+    if (waits && command->prompt_total == total) {
         pause_reading(command, true);
         return;
     }
-    command->looked_at = waits ? total : NOT_WAITING;
-    timer_set(&command->look, NEXT_LOOK_S, look, command);
+    command->prompt_total = waits ? total : NOT_WAITING;
+    timer_set(&command->prompt_check, NEXT_PROMPT_CHECK_S, check_for_prompt, command);
 }
 
-void command_look_after(struct command *command)
+void command_watch_for_prompt(struct command *command)
 {
-    command->looked_at = NOT_WAITING;
+    command->prompt_total = NOT_WAITING;
     if (command->terminal)
-        timer_set(&command->look, FIRST_LOOK_S, look, command);
+        timer_set(&command->prompt_check, FIRST_PROMPT_CHECK_S, check_for_prompt, command);
 }
 
-/* Its life */
+/* Start */
 
-static void taken(void *owner, size_t count)
+static void on_consumed(void *owner, size_t count)
 {
     struct command *command = owner;
     if (command->stream)
-        stream_grant(command->stream, count);
+        stream_grant_credit(command->stream, count);
 }
 
-/* Start the process with the pipes and, in stdio, its input and its terminal. */
+static void free_command(struct command *command)
+{
+    clear_timers(command);
+    for (int n = 0; n < OUTPUTS; n++)
+        if (command->drains[n])
+            command->drains[n]->command = NULL;
+    if (command->terminal)
+        terminal_close(command->terminal);
+    reading_free(command->reading);
+    reading_free(command->finished);
+    free(command->snapshot);
+    free(command->keep_name);
+    free(command->id);
+    free(command);
+}
+
+/* Start the process with output pipes; `stdio` has its input and its terminal. */
 static int start_process(struct command *command, const struct json *request, int stdio[4])
 {
-    struct order order;
-    int error = order_read(&order, request) ? 0 : EILSEQ;
+    struct shell_command shell_command;
+    int error = shell_command_parse(&shell_command, request) ? 0 : EILSEQ;
     for (int n = 0; n < OUTPUTS && !error; n++)
         if ((stdio[n + 1] = open_drain(command, n)) < 0)
             error = errno;
     if (!error) {
-        command->pressure = pressure_read();
-        command->commits = shell_commits();
+        command->events_at_start = limit_events_read();
+        command->commits_at_start = shell_commits();
         command->started_s = now_s();
-        error = shell_start(&order, stdio, &command->child, exited, command, &command->snapshot);
+        error = shell_start(&shell_command, stdio, &command->child, on_child_exit, command,
+                            &command->snapshot);
     }
     return error;
 }
@@ -261,7 +280,7 @@ struct command *command_start(const struct json *request, int input, struct cap 
     if (input == INPUT_TERMINAL) {
         stdio[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
         if (stdio[0] >= 0)
-            command->terminal = terminal_open(&stdio[3], taken, command);
+            command->terminal = terminal_open(&stdio[3], on_consumed, command);
         if (!command->terminal)
             error = errno;
     }
@@ -271,37 +290,81 @@ struct command *command_start(const struct json *request, int input, struct cap 
         if (stdio[n] >= 0)
             close(stdio[n]);
     if (error) {
-        command_free(command);
+        free_command(command);
         errno = error;
         return NULL;
     }
-    command->id = format("%s", json_need(request, "id", JSON_TEXT)->text);
-    const struct json *kept_as = json_member(request, "keep");
+    command->id = format("%s", json_require(request, "id", JSON_TEXT)->text);
+    const struct json *keep_name = json_member(request, "keep");
     struct keep keep = {NULL, NULL};
-    if (kept_as && kept_as->kind == JSON_TEXT) {
-        command->kept_as = format("%s", kept_as->text);
-        command->keep_room = json_count(request, "max_kept_bytes");
-        keep = (struct keep){command->kept_as, &command->keep_room};
+    if (keep_name && keep_name->kind == JSON_TEXT) {
+        command->keep_name = format("%s", keep_name->text);
+        command->keep_left = json_count(request, "max_kept_bytes");
+        keep = (struct keep){command->keep_name, &command->keep_left};
     }
     command->reading = reading_new(0, cap, keep);
     if (command->terminal && terminal_is_pipe(command->terminal))
         reading_feed(command->reading, STDERR_OUTPUT, NO_TERMINAL, sizeof NO_TERMINAL - 1);
-    timer_set(&command->deadline, json_number(request, "timeout_s"), expire, command);
+    timer_set(&command->deadline, json_number(request, "timeout_s"), on_deadline, command);
     return command;
 }
 
-void command_free(struct command *command)
+/* The table of commands */
+
+static struct command *commands;
+
+struct command *commands_find(const char *id)
 {
-    clear_timers(command);
-    for (int n = 0; n < OUTPUTS; n++)
-        if (command->drains[n])
-            command->drains[n]->command = NULL;
-    if (command->terminal)
-        terminal_close(command->terminal);
-    reading_free(command->reading);
-    reading_free(command->finished);
-    free(command->snapshot);
-    free(command->kept_as);
-    free(command->id);
-    free(command);
+    struct command *command = commands;
+    while (command && strcmp(command->id, id) != 0)
+        command = command->next;
+    return command;
+}
+
+void commands_add(struct command *command)
+{
+    struct command **end = &commands;
+    while (*end)
+        end = &(*end)->next;
+    *end = command;
+}
+
+static void remove_command(struct command *command)
+{
+    struct command **link = &commands;
+    while (*link != command)
+        link = &(*link)->next;
+    *link = command->next;
+    free_command(command);
+}
+
+/* Return the oldest ended command without a stream, if more than MAX_ENDED have ended. */
+static struct command *oldest_to_remove(void)
+{
+    struct command *oldest = NULL;
+    int ended = 0;
+    for (struct command *command = commands; command; command = command->next) {
+        ended += command->has_ended;
+        if (!oldest && command->has_ended && !command->stream)
+            oldest = command;
+    }
+    return ended > MAX_ENDED ? oldest : NULL;
+}
+
+void commands_acknowledge(const char *id)
+{
+    struct command *command = commands_find(id);
+    if (!command)
+        return;
+    command->is_acknowledged = true;
+    commands_settle(command);
+}
+
+void commands_settle(struct command *command)
+{
+    struct command *oldest;
+    if (command->has_ended && command->is_acknowledged && !command->stream)
+        remove_command(command);
+    while ((oldest = oldest_to_remove()))
+        remove_command(oldest);
 }

@@ -1,56 +1,66 @@
-/* A command: a process and what it prints, from its start until its outcome is acknowledged. */
+/* Commands: processes and their output, each from its start until the host has acknowledged its
+   report, and the table of them by id. */
 #pragma once
 
 #include <stdbool.h>
 
 #include "json.h"
 #include "loop.h"
-#include "pressure.h"
 #include "processes.h"
 #include "reading.h"
 #include "shell.h"
 #include "streams.h"
 #include "terminal.h"
 
-/* What reads one of its pipes, also when the command is forgotten: background processes that
-   still write are to live, and never to block. */
+/* The reader of one output pipe. It outlives the command: background processes that still write
+   must not block. */
 struct drain;
 
 struct command {
-    char *id, *kept_as; /* see struct keep, */
-    size_t keep_room;   /* and this too */
+    char *id;
+    char *keep_name;          /* of struct keep */
+    size_t keep_left;         /* of struct keep */
     struct command *next;     /* in the order of their starts */
-    struct reading *reading;  /* the one that output goes to */
-    struct reading *finished; /* the one before, until the next is asked for; or NULL */
-    struct stream *stream;    /* on which somebody hears it; or NULL */
-    struct reading *heard;    /* which of the two is heard there, */
-    struct place place;       /* and how far it has come */
+    struct reading *reading;  /* the reading that output is added to */
+    struct reading *finished; /* the reading before, until the next is requested; or NULL */
+    struct stream *stream;    /* the stream that a reading is delivered on; or NULL */
+    struct reading *delivered; /* the reading that is delivered there */
+    struct cursor cursor;      /* how much of it has been sent */
     bool is_acknowledged, has_ended;
 
     struct child child;
     bool has_exited, is_stopping, has_timed_out;
-    struct outcome outcome; /* known bit by bit, whole when it has ended */
+    struct outcome outcome; /* complete when the command has ended */
     double started_s;
-    struct pressure pressure; /* at its start */
+    struct limit_events events_at_start;
     struct drain *drains[OUTPUTS];
     struct terminal *terminal;
     char *snapshot;
-    unsigned commits; /* of the shell, at its start */
-    struct timer deadline, step, last_drops, pause, look;
-    int steps_taken;
-    size_t looked_at; /* reading_total() when it was last seen to wait; NOT_WAITING */
+    unsigned commits_at_start; /* shell_commits() at the start */
+    struct timer deadline, next_signal, drain_deadline, pause, prompt_check;
+    int signals_sent;
+    size_t prompt_total; /* reading_total() when it was last seen waiting; or NOT_WAITING */
 };
 
 #define INPUT_TERMINAL -1
 
-/* Start it; the descriptor of its input is taken over, INPUT_TERMINAL asks for a terminal.
-   NULL and errno where it cannot be started. */
+/* Start a command. Takes ownership of the descriptor `input`; INPUT_TERMINAL requests a terminal.
+   Return NULL and set errno if it cannot be started. */
 struct command *command_start(const struct json *request, int input, struct cap cap);
-/* Interrupt, then terminate, then kill. */
+/* Send SIGINT, then SIGTERM, then SIGKILL. */
 void command_stop(struct command *command);
-/* Kill every process of its session. */
+/* Kill all processes of the command's session. */
 void command_kill(struct command *command);
-/* End the reading that is on while the command goes on, in so long, or when it waits for typing. */
+/* End the current reading after `delay_s` while the command keeps running. */
 void command_pause_after(struct command *command, double delay_s);
-void command_look_after(struct command *command);
-void command_free(struct command *command);
+/* End the current reading once the command waits for input from its terminal. */
+void command_watch_for_prompt(struct command *command);
+
+/* Return the command with this id, or NULL. */
+struct command *commands_find(const char *id);
+void commands_add(struct command *command);
+/* Record that the host has the report or does not need it. An unknown `id` is ignored. */
+void commands_acknowledge(const char *id);
+/* Free the command if its report is no longer needed, and the oldest ended commands beyond the
+   limit. */
+void commands_settle(struct command *command);

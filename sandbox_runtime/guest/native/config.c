@@ -27,8 +27,8 @@ static const struct {
     {"RLIMIT_STACK", RLIMIT_STACK},
 };
 
-/* Read just so much; the agent ends with its input. */
-static void read_whole(char *data, size_t length)
+/* Read exactly `length` bytes; exit at the end of input. */
+static void read_exactly(char *data, size_t length)
 {
     while (length) {
         ssize_t count = read(STDIN_FILENO, data, length);
@@ -55,7 +55,7 @@ static bool is_replaced(const char *entry, const struct json *variables)
     return false;
 }
 
-/* Our own variables, and over them the configured ones. */
+/* Return the agent's own variables, overridden by the configured ones. */
 static char **make_env(const struct json *variables)
 {
     size_t count = 0;
@@ -69,7 +69,7 @@ static char **make_env(const struct json *variables)
             *end++ = *entry;
     for (const struct json *variable = variables->first; variable; variable = variable->next) {
         if (variable->kind != JSON_TEXT || !json_to_native(variable))
-            die("the configuration has a bad variable %s", variable->name);
+            die("the configuration has an invalid variable %s", variable->name);
         *end++ = format("%s=%s", variable->name, variable->text);
     }
     return env;
@@ -78,20 +78,20 @@ static char **make_env(const struct json *variables)
 struct config config_read(void)
 {
     char header[4];
-    read_whole(header, sizeof header);
+    read_exactly(header, sizeof header);
     size_t length = read_u32(header);
     if (length > MAX_FRAME_BYTES)
-        die("a configuration of %zu bytes", length);
+        die("a configuration of %zu bytes, at most %u allowed", length, MAX_FRAME_BYTES);
     char *text = allocate(length);
-    read_whole(text, length);
+    read_exactly(text, length);
     struct json *root = json_parse(text, length);
     free(text);
     if (!root || root->kind != JSON_OBJECT)
-        die("the configuration is no JSON object");
+        die("the configuration is not a JSON object");
     return (struct config){
         .root = root,
-        .env = make_env(json_need(root, "env", JSON_OBJECT)),
-        .working_dir = json_need(root, "working_dir", JSON_TEXT)->text,
+        .env = make_env(json_require(root, "env", JSON_OBJECT)),
+        .working_dir = json_require(root, "working_dir", JSON_TEXT)->text,
         .watchdog_s = json_number(root, "watchdog_s"),
         .lifetime_s = json_number(root, "lifetime_s"),
         .egress_port = (int)json_count(root, "egress_port"),
@@ -105,16 +105,16 @@ static void set_limit(const struct json *limit)
         if (strcmp(limits[n].name, limit->name) != 0)
             continue;
         if (setrlimit(limits[n].resource, &(struct rlimit){value, value}) < 0)
-            die("%s cannot be %.0f: %s", limit->name, limit->number, strerror(errno));
+            die("cannot set %s to %.0f: %s", limit->name, limit->number, strerror(errno));
         return;
     }
-    die("there is no limit %s", limit->name);
+    die("unknown resource limit %s", limit->name);
 }
 
 void config_apply(const struct config *config)
 {
-    const struct json *directories = json_need(config->root, "directories", JSON_ARRAY);
-    const struct json *rlimits = json_need(config->root, "rlimits", JSON_OBJECT);
+    const struct json *directories = json_require(config->root, "directories", JSON_ARRAY);
+    const struct json *rlimits = json_require(config->root, "rlimits", JSON_OBJECT);
     for (const struct json *limit = rlimits->first; limit; limit = limit->next)
         set_limit(limit);
     for (const struct json *path = directories->first; path; path = path->next) {
@@ -123,5 +123,5 @@ void config_apply(const struct config *config)
             die("cannot make the directory %s: %s", path->text, strerror(error));
     }
     if (chdir(config->working_dir) < 0)
-        die("cannot go to %s: %s", config->working_dir, strerror(errno));
+        die("cannot change to the directory %s: %s", config->working_dir, strerror(errno));
 }

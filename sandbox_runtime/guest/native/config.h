@@ -1,16 +1,18 @@
-/* What the host tells the agent before it serves: on standard input, u32 length and JSON. */
+/* The configuration that the host sends on standard input before the first frame: a u32 length and
+   JSON. */
 #pragma once
 
 #include "json.h"
 
 struct config {
-    struct json *root; /* whose texts these are */
-    char **env;        /* of all commands: the image's and what is configured */
+    struct json *root; /* owns the strings below */
+    char **env;        /* of all commands: the image's, overridden by the configured variables */
     const char *working_dir;
     double watchdog_s, lifetime_s; /* 0: none */
     int egress_port;               /* 0: none */
 };
 
 struct config config_read(void);
-/* Make directories, take the limits, go where commands start. The agent ends if that cannot be. */
+/* Set the resource limits, create the directories and change to the working directory. Ends the
+   agent if that fails. */
 void config_apply(const struct config *config);

@@ -9,7 +9,6 @@
 
 #include "loop.h"
 #include "memory.h"
-#include "scratch.h"
 #include "streams.h"
 
 #define BACKLOG 128
@@ -20,123 +19,123 @@ struct connection {
     struct stream *stream;
     int fd;
     struct watch watch;
-    bool waits_to_read;
-    struct bytes unwritten;
-    bool has_sent_all; /* the program has finished writing, and the host knows */
-    bool host_ends;    /* the host has finished, */
-    bool is_shut;      /* and the program knows */
+    bool is_waiting; /* for the program to write */
+    struct buffer unwritten;
+    bool program_has_finished; /* EOF was read from the program and sent to the host */
+    bool host_has_finished;    /* EOF was received from the host */
+    bool is_shut_down;         /* all data and EOF were passed to the program */
 };
 
-static struct watch port;
+static struct watch listener;
 static struct timer retry;
 static int connections;
 
-static void write_on(struct connection *connection);
+static void flush_input(struct connection *connection);
 
-/* Its life */
+/* Opening and closing */
 
-static void accept_on(void *nobody);
+static void on_acceptable(void *unused);
 
-static void accept_again(void *nobody)
+static void resume_accepting(void *unused)
 {
-    (void)nobody;
+    (void)unused;
     if (connections < MAX_CONNECTIONS)
-        watch(&port, port.fd, POLLIN, accept_on, NULL);
+        watch(&listener, listener.fd, POLLIN, on_acceptable, NULL);
 }
 
 static void close_connection(struct connection *connection)
 {
     unwatch(&connection->watch);
     close(connection->fd);
-    bytes_free(&connection->unwritten);
+    buffer_free(&connection->unwritten);
     free(connection);
     connections--;
-    accept_again(NULL);
+    resume_accepting(NULL);
 }
 
-/* It has failed; the host is told. */
+/* Close a failed connection and reset its stream. */
 static void abort_connection(struct connection *connection)
 {
-    stream_tell(connection->stream, FRAME_RESET);
-    stream_leave(connection->stream);
+    stream_send_control(connection->stream, FRAME_RESET);
+    stream_close(connection->stream);
     close_connection(connection);
 }
 
-/* Whether it was over, both ways, and is gone. */
+/* Close the connection if both directions have ended; return true if so. */
 static bool close_if_over(struct connection *connection)
 {
-    if (!connection->has_sent_all || !connection->is_shut)
+    if (!connection->program_has_finished || !connection->is_shut_down)
         return false;
-    stream_leave(connection->stream);
+    stream_close(connection->stream);
     close_connection(connection);
     return true;
 }
 
-static void happened(void *owner)
+static void on_ready(void *owner)
 {
     struct connection *connection = owner;
-    if (connection->waits_to_read) {
-        connection->waits_to_read = false;
+    if (connection->is_waiting) {
+        connection->is_waiting = false;
         stream_ready(connection->stream);
     }
-    write_on(connection);
+    flush_input(connection);
 }
 
 static void watch_connection(struct connection *connection)
 {
-    int reading = connection->waits_to_read ? POLLIN : 0;
+    int reading = connection->is_waiting ? POLLIN : 0;
     int writing = connection->unwritten.length ? POLLOUT : 0;
-    watch(&connection->watch, connection->fd, (short)(reading | writing), happened, connection);
+    watch(&connection->watch, connection->fd, (short)(reading | writing), on_ready, connection);
 }
 
 /* From the program to the host */
 
-static enum pumped connection_send(void *owner, size_t credit)
+static enum pump_result connection_send(void *owner, size_t credit)
 {
     struct connection *connection = owner;
-    if (connection->has_sent_all)
-        return PUMPED_ALL;
+    if (connection->program_has_finished)
+        return PUMP_IDLE;
     ssize_t length = recv(connection->fd, scratch, credit, 0);
     if (length > 0) {
         stream_send(connection->stream, FRAME_DATA, scratch, (size_t)length);
-        return PUMPED_SOME;
+        return PUMP_MORE;
     }
     if (length == 0) {
-        connection->has_sent_all = true;
-        stream_tell(connection->stream, FRAME_EOF);
-        return close_if_over(connection) ? PUMPED_LAST : PUMPED_ALL;
+        connection->program_has_finished = true;
+        stream_send_control(connection->stream, FRAME_EOF);
+        return close_if_over(connection) ? PUMP_CLOSED : PUMP_IDLE;
     }
     if (errno == EAGAIN || errno == EINTR) {
-        connection->waits_to_read = true;
+        connection->is_waiting = true;
         watch_connection(connection);
-        return PUMPED_ALL;
+        return PUMP_IDLE;
     }
     abort_connection(connection);
-    return PUMPED_LAST;
+    return PUMP_CLOSED;
 }
 
 /* From the host to the program */
 
-/* Write what there is; false if that failed. */
-static bool write_some(struct connection *connection)
+/* Write as much as the program accepts; return false if that failed. */
+static bool write_unwritten(struct connection *connection)
 {
     while (connection->unwritten.length) {
-        ssize_t count = send(connection->fd, bytes_front(&connection->unwritten),
+        ssize_t count = send(connection->fd, buffer_data(&connection->unwritten),
                              connection->unwritten.length, MSG_NOSIGNAL);
         if (count < 0)
             return errno == EAGAIN || errno == EINTR;
-        bytes_drop(&connection->unwritten, (size_t)count);
-        stream_grant(connection->stream, (size_t)count);
+        buffer_consume(&connection->unwritten, (size_t)count);
+        stream_grant_credit(connection->stream, (size_t)count);
     }
-    if (!connection->host_ends || connection->is_shut)
+    if (!connection->host_has_finished || connection->is_shut_down)
         return true;
-    connection->is_shut = true;
+    connection->is_shut_down = true;
     return shutdown(connection->fd, SHUT_WR) == 0;
 }
 
-static void write_on(struct connection *connection)
+static void flush_input(struct connection *connection)
 {
-    if (!write_some(connection)) {
+    if (!write_unwritten(connection)) {
         abort_connection(connection);
         return;
     }
@@ -147,15 +146,15 @@ static void write_on(struct connection *connection)
 static void connection_feed(void *owner, const char *data, size_t length)
 {
     struct connection *connection = owner;
-    bytes_add(&connection->unwritten, data, length);
-    write_on(connection);
+    buffer_append(&connection->unwritten, data, length);
+    flush_input(connection);
 }
 
 static void connection_finish_input(void *owner)
 {
     struct connection *connection = owner;
-    connection->host_ends = true;
-    write_on(connection);
+    connection->host_has_finished = true;
+    flush_input(connection);
 }
 
 static void connection_reset(void *owner)
@@ -166,25 +165,25 @@ static void connection_reset(void *owner)
 static const struct operation forwarding = {connection_feed, connection_finish_input,
                                             connection_send, connection_reset};
 
-/* The port */
+/* Listening */
 
-static void accept_on(void *nobody)
+static void on_acceptable(void *unused)
 {
-    (void)nobody;
-    int fd = accept4(port.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) { /* it has gone again, or we have no descriptor left for it just now */
-        watch(&port, port.fd, 0, accept_on, NULL);
-        timer_set(&retry, RETRY_S, accept_again, NULL);
+    (void)unused;
+    int fd = accept4(listener.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) { /* the program has left, or the agent is out of descriptors */
+        watch(&listener, listener.fd, 0, on_acceptable, NULL);
+        timer_set(&retry, RETRY_S, resume_accepting, NULL);
         return;
     }
     struct connection *connection = allocate(sizeof *connection);
     connection->fd = fd;
-    connection->stream = stream_open_ours();
-    stream_attend(connection->stream, &forwarding, connection);
+    connection->stream = stream_open_from_agent();
+    stream_attach(connection->stream, &forwarding, connection);
     stream_ready(connection->stream);
     connections++;
     if (connections == MAX_CONNECTIONS)
-        watch(&port, port.fd, 0, accept_on, NULL);
+        watch(&listener, listener.fd, 0, on_acceptable, NULL);
 }
 
 void egress_begin(int number)
@@ -199,7 +198,7 @@ void egress_begin(int number)
         return;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     if (bind(fd, (const struct sockaddr *)&address, sizeof address) < 0 || listen(fd, BACKLOG) < 0)
-        close(fd); /* there is no loopback, or a program of the image has the port */
+        close(fd); /* no loopback, or a program of the image has the port */
     else
-        watch(&port, fd, POLLIN, accept_on, NULL);
+        watch(&listener, fd, POLLIN, on_acceptable, NULL);
 }

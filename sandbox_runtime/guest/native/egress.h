@@ -1,6 +1,6 @@
-/* The way out: every connection to a port on the sandbox's loopback becomes a stream to the host,
-   which decides. Nothing of what passes is looked at in here. */
+/* Egress: each connection to a port on the sandbox's loopback interface becomes a stream to the
+   host, which decides about it. The agent does not inspect the bytes. */
 #pragma once
 
-/* Where the port cannot be had, there is no way out. */
+/* Listen on the port. Without it (no loopback, or the port is taken) there is no egress. */
 void egress_begin(int port);

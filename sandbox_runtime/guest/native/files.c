@@ -12,20 +12,20 @@
 
 #include "memory.h"
 #include "report.h"
-#include "scratch.h"
+#include "streams.h"
 
 const char *path_or_fail(struct stream *stream, const struct json *request)
 {
-    const struct json *path = json_need(request, "path", JSON_TEXT);
+    const struct json *path = json_require(request, "path", JSON_TEXT);
     if (json_to_native(path))
         return path->text;
-    stream_fail(stream, "io", "the path is none");
+    stream_fail(stream, "io", "the path is not valid");
     return NULL;
 }
 
 int make_directories(const char *path)
 {
-    struct stat facts;
+    struct stat info;
     char *made = format("%s", path);
     int error = 0;
     for (char *slash = made; slash && !error; *slash = '/') {
@@ -37,7 +37,7 @@ int make_directories(const char *path)
         if (!slash)
             break;
     }
-    if (!error && (stat(made, &facts) < 0 || !S_ISDIR(facts.st_mode)))
+    if (!error && (stat(made, &info) < 0 || !S_ISDIR(info.st_mode)))
         error = ENOTDIR;
     free(made);
     return error;
@@ -45,18 +45,18 @@ int make_directories(const char *path)
 
 static void finish_with_size(struct stream *stream, size_t size)
 {
-    struct bytes report = {0};
+    struct buffer report = {0};
     report_begin(&report);
     report_count(&report, "bytes", (long long)size);
     report_end(&report);
     stream_finish(stream, &report);
 }
 
-/* A file being written */
+/* put */
 
 struct put {
     struct stream *stream;
-    char *path, *part;
+    char *path, *temp_path;
     int fd;
     size_t bytes;
 };
@@ -66,16 +66,16 @@ static void put_free(struct put *put)
     if (put->fd >= 0)
         close(put->fd);
     free(put->path);
-    free(put->part);
+    free(put->temp_path);
     free(put);
 }
 
-/* Leave no trace. */
+/* Remove the temporary file. */
 static void put_drop(void *owner)
 {
     struct put *put = owner;
-    if (put->part)
-        unlink(put->part); /* unless a command has removed it, or its directory */
+    if (put->temp_path)
+        unlink(put->temp_path); /* a command may have removed it already */
     put_free(put);
 }
 
@@ -90,7 +90,7 @@ static void put_fail(struct put *put, int error)
 static void put_write(void *owner, const char *data, size_t length)
 {
     struct put *put = owner;
-    stream_grant(put->stream, length);
+    stream_grant_credit(put->stream, length);
     while (length) {
         ssize_t count = write(put->fd, data, length);
         if (count < 0) {
@@ -103,14 +103,14 @@ static void put_write(void *owner, const char *data, size_t length)
     }
 }
 
-/* Put the whole file in its place. */
+/* Replace the target by the complete file. */
 static void put_finish(void *owner)
 {
     struct put *put = owner;
-    struct stat facts;
-    bool is_there = stat(put->path, &facts) == 0 && S_ISREG(facts.st_mode);
-    if ((is_there && fchmod(put->fd, facts.st_mode & 07777) < 0) ||
-        rename(put->part, put->path) < 0) {
+    struct stat info;
+    bool is_there = stat(put->path, &info) == 0 && S_ISREG(info.st_mode);
+    if ((is_there && fchmod(put->fd, info.st_mode & 07777) < 0) ||
+        rename(put->temp_path, put->path) < 0) {
         put_fail(put, errno);
         return;
     }
@@ -118,17 +118,10 @@ static void put_finish(void *owner)
     put_free(put);
 }
 
-static enum pumped put_pump(void *owner, size_t credit)
-{
-    (void)owner;
-    (void)credit;
-    return PUMPED_ALL;
-}
+static const struct operation putting = {put_write, put_finish, send_nothing, put_drop};
 
-static const struct operation putting = {put_write, put_finish, put_pump, put_drop};
-
-/* The file beside `path` that will take its place; returns errno. */
-static int open_part(struct put *put)
+/* Open the temporary file beside the target; return errno. */
+static int open_temp_file(struct put *put)
 {
     uint64_t number = 0;
     const char *slash = strrchr(put->path, '/');
@@ -137,10 +130,10 @@ static int open_part(struct put *put)
     if (!error && getrandom(&number, sizeof number, 0) != sizeof number)
         error = errno;
     if (!error) {
-        char *part = format("%s.put-%016llx", parent, (unsigned long long)number);
-        put->fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        char *temp_path = format("%s.put-%016llx", parent, (unsigned long long)number);
+        put->fd = open(temp_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
         error = put->fd < 0 ? errno : 0;
-        put->part = part;
+        put->temp_path = temp_path;
     }
     free(parent);
     return error;
@@ -148,24 +141,24 @@ static int open_part(struct put *put)
 
 void put_begin(struct stream *stream, struct json **request)
 {
-    struct stat facts;
+    struct stat info;
     const char *path = path_or_fail(stream, *request);
     if (!path)
         return;
     struct put *put = allocate(sizeof *put);
     *put = (struct put){.stream = stream, .path = format("%s", path), .fd = -1};
-    bool is_taken = json_flag(*request, "new") && lstat(path, &facts) == 0;
-    bool is_directory = !is_taken && stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
-    int error = is_taken ? EEXIST : is_directory ? EISDIR : open_part(put);
+    bool exists = json_flag(*request, "new") && lstat(path, &info) == 0;
+    bool is_directory = !exists && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    int error = exists ? EEXIST : is_directory ? EISDIR : open_temp_file(put);
     if (error) {
         stream_fail_errno(stream, error, path);
         put_free(put);
         return;
     }
-    stream_attend(stream, &putting, put);
+    stream_attach(stream, &putting, put);
 }
 
-/* A file being read */
+/* get */
 
 struct get {
     struct stream *stream;
@@ -180,19 +173,7 @@ static void get_drop(void *owner)
     free(get);
 }
 
-void ignore_data(void *owner, const char *data, size_t length)
-{
-    (void)owner;
-    (void)data;
-    (void)length;
-}
-
-void ignore_end(void *owner)
-{
-    (void)owner;
-}
-
-static enum pumped get_send(void *owner, size_t credit)
+static enum pump_result get_send(void *owner, size_t credit)
 {
     struct get *get = owner;
     ssize_t length = read(get->fd, scratch, credit);
@@ -200,39 +181,39 @@ static enum pumped get_send(void *owner, size_t credit)
         get->left -= (size_t)length;
         get->sent += (size_t)length;
         stream_send(get->stream, FRAME_DATA, scratch, (size_t)length);
-        return PUMPED_SOME;
+        return PUMP_MORE;
     }
-    if (length < 0) /* the disk itself fails */
+    if (length < 0) /* an I/O error */
         stream_fail(get->stream, "io", strerror(errno));
     else if (length > 0)
         stream_fail(get->stream, "too_large", "the file grew while it was read");
     else
         finish_with_size(get->stream, get->sent);
     get_drop(get);
-    return PUMPED_LAST;
+    return PUMP_CLOSED;
 }
 
 static const struct operation getting = {ignore_data, ignore_end, get_send, get_drop};
 
 void get_begin(struct stream *stream, struct json **request)
 {
-    struct stat facts;
+    struct stat info;
     const char *path = path_or_fail(stream, *request);
     if (!path)
         return;
-    size_t most = json_count(*request, "max_bytes");
+    size_t max_bytes = json_count(*request, "max_bytes");
     int fd = open(path, READ_FLAGS);
-    int error = fd < 0 || fstat(fd, &facts) < 0 ? errno : 0;
-    if (!error && !S_ISREG(facts.st_mode))
+    int error = fd < 0 || fstat(fd, &info) < 0 ? errno : 0;
+    if (!error && !S_ISREG(info.st_mode))
         error = EISDIR;
     if (error) {
         stream_fail_errno(stream, error, path);
-    } else if ((size_t)facts.st_size > most) {
-        stream_fail(stream, "too_large", "the file is larger than asked for");
+    } else if ((size_t)info.st_size > max_bytes) {
+        stream_fail(stream, "too_large", "the file is larger than max_bytes");
     } else {
         struct get *get = allocate(sizeof *get);
-        *get = (struct get){stream, fd, most, 0};
-        stream_attend(stream, &getting, get);
+        *get = (struct get){stream, fd, max_bytes, 0};
+        stream_attach(stream, &getting, get);
         stream_ready(stream);
         return;
     }

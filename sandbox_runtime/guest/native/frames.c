@@ -17,14 +17,14 @@ void write_u32(char bytes[4], uint32_t number)
 enum frame_state frame_parse(char *data, size_t length, struct frame *frame)
 {
     if (length < FRAME_HEADER_BYTES)
-        return FRAME_IS_PART;
+        return FRAME_IS_INCOMPLETE;
     frame->stream = read_u32(data);
     frame->type = (uint8_t)data[4];
     frame->length = read_u32(data + 5);
     frame->payload = data + FRAME_HEADER_BYTES;
     if (frame->length > MAX_FRAME_BYTES)
         return FRAME_IS_TOO_LONG;
-    return length - FRAME_HEADER_BYTES < frame->length ? FRAME_IS_PART : FRAME_IS_WHOLE;
+    return length - FRAME_HEADER_BYTES < frame->length ? FRAME_IS_INCOMPLETE : FRAME_IS_COMPLETE;
 }
 
 void frame_header(char header[FRAME_HEADER_BYTES], const struct frame *frame)

@@ -34,9 +34,9 @@ struct frame {
     char *payload;
 };
 
-enum frame_state { FRAME_IS_WHOLE, FRAME_IS_PART, FRAME_IS_TOO_LONG };
+enum frame_state { FRAME_IS_COMPLETE, FRAME_IS_INCOMPLETE, FRAME_IS_TOO_LONG };
 
-/* The frame at the start of `data`. */
+/* Parse the frame at the start of `data`. The payload is not copied. */
 enum frame_state frame_parse(char *data, size_t length, struct frame *frame);
 void frame_header(char header[FRAME_HEADER_BYTES], const struct frame *frame);
 

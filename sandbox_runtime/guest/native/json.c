@@ -268,7 +268,7 @@ const struct json *json_member(const struct json *object, const char *name)
     return found && found->kind != JSON_NULL ? found : NULL;
 }
 
-const struct json *json_need(const struct json *object, const char *name, enum json_kind kind)
+const struct json *json_require(const struct json *object, const char *name, enum json_kind kind)
 {
     const struct json *member = json_member(object, name);
     if (!member || member->kind != kind)
@@ -278,7 +278,7 @@ const struct json *json_need(const struct json *object, const char *name, enum j
 
 double json_number(const struct json *object, const char *name)
 {
-    return json_need(object, name, JSON_NUMBER)->number;
+    return json_require(object, name, JSON_NUMBER)->number;
 }
 
 size_t json_count(const struct json *object, const char *name)

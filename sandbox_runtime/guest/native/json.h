@@ -1,4 +1,4 @@
-/* JSON as the host sends it. */
+/* A parser of the JSON that the host sends. */
 #pragma once
 
 #include <stdbool.h>
@@ -17,26 +17,26 @@ enum json_kind {
 struct json {
     enum json_kind kind;
     double number;
-    char *text; /* UTF-8, lone surrogates in their three bytes; ends with a NUL of its own */
+    char *text; /* UTF-8, lone surrogates as three bytes; NUL-terminated */
     size_t length;
     char *name; /* of an object's member */
     size_t name_length;
-    struct json *first, *next; /* what is in it; what stands beside it */
-    char *buffer; /* of the outermost one: where all these texts lie */
+    struct json *first, *next; /* its first element or member; the next one of its parent */
+    char *buffer; /* of the outermost value: holds all texts */
 };
 
-/* What `text` says; NULL if it is not JSON. */
+/* Return the parsed value, or NULL if the text is not JSON. */
 struct json *json_parse(const char *text, size_t length);
 void json_free(struct json *value);
 
-/* An object's member; NULL if there is none or it is null. */
+/* Return an object's member, or NULL if it is missing or null. */
 const struct json *json_member(const struct json *object, const char *name);
-/* The same, of a kind that the host has promised: the agent ends if it is missing. */
-const struct json *json_need(const struct json *object, const char *name, enum json_kind kind);
+/* Return an object's member of this kind; end the agent if there is none. */
+const struct json *json_require(const struct json *object, const char *name, enum json_kind kind);
 double json_number(const struct json *object, const char *name);
 size_t json_count(const struct json *object, const char *name);
 bool json_flag(const struct json *object, const char *name);
 
-/* Make a text what the kernel takes: surrogate escapes become the bytes they stand for.
-   False if it cannot be: a NUL or a real surrogate is in it. */
+/* Convert a text to the kernel's encoding in place: surrogate escapes become single bytes. Return
+   false if the text contains a NUL or another surrogate. */
 bool json_to_native(const struct json *text);

@@ -5,63 +5,62 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bytes.h"
-#include "loop.h"
 #include "memory.h"
+#include "loop.h"
 
 #define READ_BYTES (256u << 10)
 #define MAX_UNSENT_BYTES (1u << 20)
 
-static void (*take)(const struct frame *frame);
-static struct bytes received, unsent;
+static void (*on_frame)(const struct frame *frame);
+static struct buffer received, unsent;
 static struct watch input, output;
 static struct timer watchdog;
-static double patience;
+static double timeout;
 
-/* The host is gone. */
-static void leave(void *nobody)
+/* The host has closed the link or is silent. */
+static void exit_agent(void *unused)
 {
-    (void)nobody;
+    (void)unused;
     _exit(0);
 }
 
-static void heard(void)
+static void reset_watchdog(void)
 {
-    if (patience > 0)
-        timer_set(&watchdog, patience, leave, NULL);
+    if (timeout > 0)
+        timer_set(&watchdog, timeout, exit_agent, NULL);
 }
 
-static void receive(void *nobody)
+static void receive(void *unused)
 {
-    (void)nobody;
-    ssize_t count = bytes_read(&received, STDIN_FILENO, READ_BYTES);
+    (void)unused;
+    ssize_t count = buffer_read(&received, STDIN_FILENO, READ_BYTES);
     if (count < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (count <= 0)
-        leave(NULL);
-    heard();
+        exit_agent(NULL);
+    reset_watchdog();
     struct frame frame;
     size_t used = 0;
     enum frame_state state;
-    while ((state = frame_parse(bytes_front(&received) + used, received.length - used, &frame)) ==
-           FRAME_IS_WHOLE) {
-        take(&frame);
+    while ((state = frame_parse(buffer_data(&received) + used, received.length - used, &frame)) ==
+           FRAME_IS_COMPLETE) {
+        on_frame(&frame);
         used += FRAME_HEADER_BYTES + frame.length;
     }
     if (state == FRAME_IS_TOO_LONG)
         die("the host broke the protocol: a frame of %u bytes", frame.length);
-    bytes_drop(&received, used);
+    buffer_consume(&received, used);
 }
 
-void link_begin(void (*receiver)(const struct frame *frame), double patience_s)
+void link_begin(void (*receiver)(const struct frame *frame), double timeout_s)
 {
-    take = receiver;
-    patience = patience_s;
+    on_frame = receiver;
+    timeout = timeout_s;
     for (int fd = STDIN_FILENO; fd <= STDOUT_FILENO; fd++)
         if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
             die("the link cannot be used: %s", strerror(errno));
     watch(&input, STDIN_FILENO, POLLIN, receive, NULL);
-    heard();
+    reset_watchdog();
 }
 
 void link_send(uint32_t stream, enum frame_type type, const void *payload, size_t length)
@@ -69,8 +68,8 @@ void link_send(uint32_t stream, enum frame_type type, const void *payload, size_
     const struct frame frame = {stream, (uint8_t)type, (uint32_t)length, NULL};
     char header[FRAME_HEADER_BYTES];
     frame_header(header, &frame);
-    bytes_add(&unsent, header, sizeof header);
-    bytes_add(&unsent, payload, length);
+    buffer_append(&unsent, header, sizeof header);
+    buffer_append(&unsent, payload, length);
 }
 
 bool link_is_full(void)
@@ -78,17 +77,17 @@ bool link_is_full(void)
     return unsent.length >= MAX_UNSENT_BYTES;
 }
 
-static void flush(void *nobody)
+static void flush(void *unused)
 {
-    (void)nobody;
+    (void)unused;
     while (unsent.length) {
-        ssize_t count = write(STDOUT_FILENO, bytes_front(&unsent), unsent.length);
+        ssize_t count = write(STDOUT_FILENO, buffer_data(&unsent), unsent.length);
         if (count >= 0)
-            bytes_drop(&unsent, (size_t)count);
+            buffer_consume(&unsent, (size_t)count);
         else if (errno == EAGAIN)
             break;
         else if (errno != EINTR)
-            leave(NULL);
+            exit_agent(NULL);
     }
     watch(&output, STDOUT_FILENO, unsent.length ? POLLOUT : 0, flush, NULL);
 }

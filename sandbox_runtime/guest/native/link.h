@@ -1,5 +1,5 @@
-/* The link to the host: frames in on standard input, frames out on standard output.
-   The agent ends when the host does. */
+/* The link to the host: frames arrive on standard input and are sent on standard output. The agent
+   ends when the host closes its end. */
 #pragma once
 
 #include <stdbool.h>
@@ -8,10 +8,10 @@
 
 #include "frames.h"
 
-/* Call `receive` with each frame from the host; the agent ends, where `patience_s` is not 0,
-   when nothing came for so long. */
-void link_begin(void (*receive)(const struct frame *frame), double patience_s);
+/* Call `receive` with each frame from the host. If `timeout_s` is not 0, the agent ends after that
+   long without data from the host. */
+void link_begin(void (*receive)(const struct frame *frame), double timeout_s);
 void link_send(uint32_t stream, enum frame_type type, const void *payload, size_t length);
-/* Whether so much waits for the host to read that there should not be more. */
+/* Return true if no more data should be queued until the host has read some. */
 bool link_is_full(void);
 void link_flush(void);

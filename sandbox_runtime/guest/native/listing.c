@@ -13,17 +13,17 @@
 #include "loop.h"
 #include "memory.h"
 #include "report.h"
-#include "scratch.h"
+#include "streams.h"
 #include "sha256.h"
 
 #define MAX_LISTING_BYTES (4u << 20)
-/* How much is done before others have their turn: bytes hashed, and so many for an entry. */
+/* Work before other streams are served, in hashed bytes; an entry counts as ENTRY_BYTES. */
 #define TURN_BYTES (sizeof scratch)
 #define ENTRY_BYTES 1024u
 
 struct directory {
-    char *prefix; /* its path below the root, "" or ending with a slash */
-    size_t depth; /* of what is in it, from 1 */
+    char *prefix; /* its path below the root: "" or ending with a slash */
+    size_t depth; /* of its entries, from 1 */
     struct directory *next;
 };
 
@@ -32,15 +32,15 @@ struct listing {
     char *root;
     size_t entries_left, bytes_left, max_depth;
     bool has_hashes, is_truncated, is_complete;
-    off_t hash_bytes;   /* a larger file is not hashed */
-    double hash_end_s; /* nothing is hashed after that, by the loop's clock */
+    off_t hash_bytes;  /* larger files are not hashed */
+    double hash_end_s; /* no more hashing after this time of now_s() */
     struct directory *waiting; /* to be read, the last found first */
     struct directory *current;
-    DIR *entries; /* of the current one */
-    int hashed; /* the file being hashed; -1: none */
+    DIR *entries; /* of the current directory */
+    int hash_fd; /* the file that is being hashed; -1: none */
     size_t hash_left;
     struct sha256 digest;
-    struct bytes text; /* the last line lacks its end while its file is hashed */
+    struct buffer text; /* the last line is incomplete while its file is hashed */
 };
 
 static void leave_directory(struct listing *listing)
@@ -75,30 +75,30 @@ static void enter_directory(struct listing *listing)
     if (fd >= 0 && !listing->entries)
         close(fd);
     if (!listing->entries)
-        leave_directory(listing); /* gone or unreadable since its parent was read */
+        leave_directory(listing); /* removed or unreadable */
 }
 
 static void begin_hash(struct listing *listing, const char *name, off_t size)
 {
-    struct stat facts;
+    struct stat info;
     int fd = openat(dirfd(listing->entries), name, READ_FLAGS);
-    if (fd < 0 || fstat(fd, &facts) < 0 || !S_ISREG(facts.st_mode)) {
-        bytes_add_text(&listing->text, ", \"\"]\n");
+    if (fd < 0 || fstat(fd, &info) < 0 || !S_ISREG(info.st_mode)) {
+        buffer_append_text(&listing->text, ", \"\"]\n");
         if (fd >= 0)
             close(fd);
         return;
     }
-    listing->hashed = fd;
-    listing->hash_left = (size_t)size; /* a file that grows for ever has an end here */
+    listing->hash_fd = fd;
+    listing->hash_left = (size_t)size; /* so that a growing file ends */
     listing->digest = sha256_begin();
 }
 
-/* Hash the next piece of the file; returns how many bytes. */
-static size_t hash_on(struct listing *listing)
+/* Hash the next piece of the file; return its length. */
+static size_t hash_next(struct listing *listing)
 {
-    size_t most = listing->hash_left < sizeof scratch ? listing->hash_left : sizeof scratch;
+    size_t max_bytes = listing->hash_left < sizeof scratch ? listing->hash_left : sizeof scratch;
     bool is_late = now_s() >= listing->hash_end_s;
-    ssize_t length = is_late ? -1 : read(listing->hashed, scratch, most);
+    ssize_t length = is_late ? -1 : read(listing->hash_fd, scratch, max_bytes);
     if (length > 0) {
         sha256_add(&listing->digest, scratch, (size_t)length);
         listing->hash_left -= (size_t)length;
@@ -107,39 +107,39 @@ static size_t hash_on(struct listing *listing)
     char hex[SHA256_HEX_BYTES] = "";
     if (length == 0)
         sha256_end(&listing->digest, hex);
-    bytes_print(&listing->text, ", \"%s\"]\n", hex);
-    close(listing->hashed);
-    listing->hashed = -1;
+    buffer_printf(&listing->text, ", \"%s\"]\n", hex);
+    close(listing->hash_fd);
+    listing->hash_fd = -1;
     return 0;
 }
 
-/* Write a line; false if there is no room for it. */
-static bool add_line(struct listing *listing, const char *path, const struct stat *facts)
+/* Add the beginning of a line; return false if a limit is reached. */
+static bool add_line(struct listing *listing, const char *path, const struct stat *info)
 {
     static const char *const kinds[] = {"other", "file", "directory"};
-    bool is_directory = S_ISDIR(facts->st_mode);
-    struct bytes line = {0};
-    bytes_add_text(&line, "[");
+    bool is_directory = S_ISDIR(info->st_mode);
+    struct buffer line = {0};
+    buffer_append_text(&line, "[");
     report_path(&line, path);
-    bytes_print(&line, ", \"%s\", %lld", kinds[is_directory ? 2 : S_ISREG(facts->st_mode)],
-                is_directory ? 0LL : (long long)facts->st_size);
+    buffer_printf(&line, ", \"%s\", %lld", kinds[is_directory ? 2 : S_ISREG(info->st_mode)],
+                is_directory ? 0LL : (long long)info->st_size);
     bool has_room = listing->entries_left && line.length + 2 <= listing->bytes_left;
     if (has_room) {
         listing->entries_left--;
         listing->bytes_left -= line.length + 2;
-        bytes_add(&listing->text, bytes_front(&line), line.length);
+        buffer_append(&listing->text, buffer_data(&line), line.length);
     }
-    bytes_free(&line);
+    buffer_free(&line);
     return has_room;
 }
 
-static bool wants_hash(const struct listing *listing, const struct stat *facts)
+static bool wants_hash(const struct listing *listing, const struct stat *info)
 {
-    return listing->has_hashes && S_ISREG(facts->st_mode) &&
-           facts->st_size <= listing->hash_bytes && now_s() < listing->hash_end_s;
+    return listing->has_hashes && S_ISREG(info->st_mode) &&
+           info->st_size <= listing->hash_bytes && now_s() < listing->hash_end_s;
 }
 
-/* Whether a path leads to it: what lies deeper could be listed, but never read. */
+/* Return true if the path is short enough for the kernel to open. */
 static bool has_path(const struct listing *listing, const char *name)
 {
     size_t length = strlen(listing->root) + 1 + strlen(listing->current->prefix) + strlen(name);
@@ -148,27 +148,28 @@ static bool has_path(const struct listing *listing, const char *name)
 
 static void add_entry(struct listing *listing, const char *name)
 {
-    struct stat facts;
-    if (!has_path(listing, name) || fstatat(dirfd(listing->entries), name, &facts, AT_SYMLINK_NOFOLLOW) < 0)
+    struct stat info;
+    if (!has_path(listing, name) ||
+        fstatat(dirfd(listing->entries), name, &info, AT_SYMLINK_NOFOLLOW) < 0)
         return;
     char *path = format("%s%s", listing->current->prefix, name);
-    if (!add_line(listing, path, &facts)) {
+    if (!add_line(listing, path, &info)) {
         listing->is_truncated = listing->is_complete = true;
-    } else if (wants_hash(listing, &facts)) {
-        begin_hash(listing, name, facts.st_size);
+    } else if (wants_hash(listing, &info)) {
+        begin_hash(listing, name, info.st_size);
     } else {
-        bytes_add_text(&listing->text, "]\n");
-        if (S_ISDIR(facts.st_mode) && listing->current->depth < listing->max_depth)
+        buffer_append_text(&listing->text, "]\n");
+        if (S_ISDIR(info.st_mode) && listing->current->depth < listing->max_depth)
             add_directory(listing, format("%s/", path), listing->current->depth + 1);
     }
     free(path);
 }
 
-/* Do a little; returns how much it was, in bytes. */
-static size_t take_step(struct listing *listing)
+/* Do one step; return its cost in bytes. */
+static size_t list_step(struct listing *listing)
 {
-    if (listing->hashed >= 0)
-        return hash_on(listing);
+    if (listing->hash_fd >= 0)
+        return hash_next(listing);
     if (!listing->current) {
         enter_directory(listing);
         return ENTRY_BYTES;
@@ -181,7 +182,7 @@ static size_t take_step(struct listing *listing)
     return ENTRY_BYTES;
 }
 
-static void list_drop(void *owner)
+static void list_free(void *owner)
 {
     struct listing *listing = owner;
     if (listing->current)
@@ -191,45 +192,45 @@ static void list_drop(void *owner)
         free(listing->waiting->prefix);
         free(listing->waiting);
     }
-    if (listing->hashed >= 0)
-        close(listing->hashed);
-    bytes_free(&listing->text);
+    if (listing->hash_fd >= 0)
+        close(listing->hash_fd);
+    buffer_free(&listing->text);
     free(listing->root);
     free(listing);
 }
 
-static enum pumped list_send(void *owner, size_t credit)
+static enum pump_result list_send(void *owner, size_t credit)
 {
     struct listing *listing = owner;
     size_t done = 0;
     while (!listing->is_complete && listing->text.length < credit && done < TURN_BYTES)
-        done += take_step(listing);
+        done += list_step(listing);
     size_t length = listing->text.length < credit ? listing->text.length : credit;
     if (length == credit || (length && listing->is_complete)) {
-        stream_send(listing->stream, FRAME_DATA, bytes_front(&listing->text), length);
-        bytes_drop(&listing->text, length);
-        return PUMPED_SOME;
+        stream_send(listing->stream, FRAME_DATA, buffer_data(&listing->text), length);
+        buffer_consume(&listing->text, length);
+        return PUMP_MORE;
     }
     if (!listing->is_complete)
-        return PUMPED_SOME;
-    struct bytes report = {0};
+        return PUMP_MORE;
+    struct buffer report = {0};
     report_begin(&report);
     report_flag(&report, "truncated", listing->is_truncated);
     report_end(&report);
     stream_finish(listing->stream, &report);
-    list_drop(listing);
-    return PUMPED_LAST;
+    list_free(listing);
+    return PUMP_CLOSED;
 }
 
-static const struct operation listed = {ignore_data, ignore_end, list_send, list_drop};
+static const struct operation listing_operation = {ignore_data, ignore_end, list_send, list_free};
 
 void list_begin(struct stream *stream, struct json **request)
 {
-    struct stat facts;
+    struct stat info;
     const char *path = path_or_fail(stream, *request);
     if (!path)
         return;
-    int error = lstat(path, &facts) < 0 ? errno : S_ISDIR(facts.st_mode) ? 0 : ENOTDIR;
+    int error = lstat(path, &info) < 0 ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
     if (error) {
         stream_fail_errno(stream, error, path);
         return;
@@ -244,13 +245,13 @@ void list_begin(struct stream *stream, struct json **request)
         .bytes_left = MAX_LISTING_BYTES,
         .max_depth = is_deep ? (size_t)-1 : json_count(*request, "max_depth"),
         .has_hashes = has_hashes,
-        .hashed = -1,
+        .hash_fd = -1,
     };
     if (has_hashes) {
         listing->hash_bytes = (off_t)json_count(*request, "hash_bytes");
         listing->hash_end_s = now_s() + json_number(*request, "hash_s");
     }
     add_directory(listing, format("%s", ""), 1);
-    stream_attend(stream, &listed, listing);
+    stream_attach(stream, &listing_operation, listing);
     stream_ready(stream);
 }

@@ -1,5 +1,5 @@
-/* A directory being listed: one JSON array `[path, kind, bytes]` a line, files' with a hash at its
-   end where that is asked for. */
+/* The operation list: one JSON array `[path, kind, bytes]` a line. If hashes are requested, the
+   array of a file ends with its hash. */
 #pragma once
 
 #include "json.h"

@@ -7,9 +7,9 @@
 
 #include "memory.h"
 
-#define LONGEST_WAIT_S 3600.0
+#define MAX_WAIT_S 3600.0
 
-static struct watch **watches; /* NULL where one has gone since the last round */
+static struct watch **watches; /* NULL: removed since the last round */
 static struct pollfd *polled;
 static size_t watch_count, watch_room;
 static struct timer *timers;
@@ -20,7 +20,7 @@ void watch(struct watch *watch, int fd, short events, void (*ready)(void *owner)
     watch->events = events;
     watch->ready = ready;
     watch->owner = owner;
-    if (watch->place)
+    if (watch->slot)
         return;
     if (watch_count == watch_room) {
         watch_room = watch_room ? 2 * watch_room : 16;
@@ -28,14 +28,14 @@ void watch(struct watch *watch, int fd, short events, void (*ready)(void *owner)
         polled = resize(polled, watch_room * sizeof *polled);
     }
     watches[watch_count++] = watch;
-    watch->place = watch_count;
+    watch->slot = watch_count;
 }
 
 void unwatch(struct watch *watch)
 {
-    if (watch->place)
-        watches[watch->place - 1] = NULL;
-    watch->place = 0;
+    if (watch->slot)
+        watches[watch->slot - 1] = NULL;
+    watch->slot = 0;
 }
 
 static void close_gaps(void)
@@ -45,7 +45,7 @@ static void close_gaps(void)
         if (!watches[n])
             continue;
         watches[kept++] = watches[n];
-        watches[kept - 1]->place = kept;
+        watches[kept - 1]->slot = kept;
     }
     watch_count = kept;
 }
@@ -93,9 +93,9 @@ static void call_due(void)
     }
 }
 
-static struct timespec patience(bool is_busy)
+static struct timespec poll_timeout(bool is_busy)
 {
-    double wait = LONGEST_WAIT_S;
+    double wait = MAX_WAIT_S;
     const struct timer *next = earliest();
     if (is_busy)
         wait = 0;
@@ -103,11 +103,11 @@ static struct timespec patience(bool is_busy)
         wait = next->at - now_s();
     if (wait < 0)
         wait = 0;
-    time_t whole = (time_t)wait;
-    return (struct timespec){whole, (long)((wait - (double)whole) * 1e9)};
+    time_t seconds = (time_t)wait;
+    return (struct timespec){seconds, (long)((wait - (double)seconds) * 1e9)};
 }
 
-/* Wait, and call who has something; a watch that begins meanwhile has its turn next time. */
+/* Wait, then call the ready callbacks; watches added meanwhile are served in the next round. */
 static void wait_and_call(bool is_busy)
 {
     close_gaps();
@@ -116,7 +116,7 @@ static void wait_and_call(bool is_busy)
         const struct watch *watch = watches[n];
         polled[n] = (struct pollfd){watch->events ? watch->fd : -1, watch->events, 0};
     }
-    struct timespec wait = patience(is_busy);
+    struct timespec wait = poll_timeout(is_busy);
     sigset_t none;
     sigemptyset(&none);
     if (ppoll(polled, count, &wait, &none) < 0) {

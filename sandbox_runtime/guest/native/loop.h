@@ -1,21 +1,21 @@
-/* The loop: who waits for a descriptor or for a time is called when it comes. */
+/* The event loop: callbacks for descriptors and for timers. */
 #pragma once
 
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Part of what it serves; all zero where nothing is watched. */
+/* Embedded in its owner; all zero while nothing is watched. */
 struct watch {
     int fd;
     short events;
     void (*ready)(void *owner);
     void *owner;
-    size_t place; /* in the table, counted from 1 */
+    size_t slot; /* in the table, counted from 1 */
 };
 
-/* Call `ready` whenever `fd` can be read (POLLIN) or written (POLLOUT), or has failed.
-   Called again, it changes what is waited for; with no events it rests. */
+/* Call `ready` whenever `fd` can be read (POLLIN) or written (POLLOUT), or has failed. Calling this
+   again changes the events; without events the descriptor is ignored. */
 void watch(struct watch *watch, int fd, short events, void (*ready)(void *owner), void *owner);
 void unwatch(struct watch *watch);
 
@@ -27,13 +27,13 @@ struct timer {
     bool is_set;
 };
 
-/* Call `due` once, after a delay; a timer that was set before is set anew. */
+/* Call `due` once, after a delay. A timer that is already set is reset. */
 void timer_set(struct timer *timer, double delay_s, void (*due)(void *owner), void *owner);
 void timer_clear(struct timer *timer);
 
-/* Seconds on a clock that nobody sets. */
+/* Return the time of the monotonic clock in seconds. */
 double now_s(void);
 
-/* For ever: `round` does what there is to do and says whether it wants to be called again at
-   once; then all that is ready or due is called. Signals are let in only while we wait. */
+/* Run for ever: call `round`, wait unless it returned true (it has more work), then call the
+   callbacks that are ready or due. Signals are delivered only while the loop waits. */
 _Noreturn void loop_run(bool (*round)(void));

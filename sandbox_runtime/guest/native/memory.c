@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 void die(const char *format, ...)
@@ -41,4 +42,74 @@ char *format(const char *format, ...)
         die("no memory for a text");
     va_end(arguments);
     return text;
+}
+
+#define MIN_CAPACITY 256
+
+/* Make room for `more` bytes after the data. */
+static void reserve(struct buffer *buffer, size_t more)
+{
+    if (buffer->start + buffer->length + more <= buffer->capacity)
+        return;
+    if (buffer->start) {
+        memmove(buffer->block, buffer_data(buffer), buffer->length);
+        buffer->start = 0;
+    }
+    if (buffer->length + more <= buffer->capacity)
+        return;
+    size_t capacity = buffer->capacity ? buffer->capacity : MIN_CAPACITY;
+    while (capacity < buffer->length + more)
+        capacity *= 2;
+    buffer->block = resize(buffer->block, capacity);
+    buffer->capacity = capacity;
+}
+
+void buffer_append(struct buffer *buffer, const void *data, size_t length)
+{
+    if (length == 0)
+        return;
+    reserve(buffer, length);
+    memcpy(buffer_data(buffer) + buffer->length, data, length);
+    buffer->length += length;
+}
+
+void buffer_append_text(struct buffer *buffer, const char *text)
+{
+    buffer_append(buffer, text, strlen(text));
+}
+
+void buffer_printf(struct buffer *buffer, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    char *text = NULL;
+    int length = vasprintf(&text, format, arguments);
+    va_end(arguments);
+    if (length < 0)
+        die("no memory for a text");
+    buffer_append(buffer, text, (size_t)length);
+    free(text);
+}
+
+void buffer_consume(struct buffer *buffer, size_t length)
+{
+    buffer->start += length;
+    buffer->length -= length;
+    if (buffer->length == 0)
+        buffer_free(buffer);
+}
+
+void buffer_free(struct buffer *buffer)
+{
+    free(buffer->block);
+    *buffer = (struct buffer){0};
+}
+
+ssize_t buffer_read(struct buffer *buffer, int fd, size_t max_bytes)
+{
+    reserve(buffer, max_bytes);
+    ssize_t count = read(fd, buffer_data(buffer) + buffer->length, max_bytes);
+    if (count > 0)
+        buffer->length += (size_t)count;
+    return count;
 }

@@ -10,23 +10,23 @@
 #include "memory.h"
 #include "processes.h"
 #include "report.h"
-#include "scratch.h"
+#include "streams.h"
 #include "shell.h"
 
-#define LAST_WORDS_BYTES 4096u
-#define MAX_LAST_READS 32 /* more than a pipe holds */
+#define STDERR_TAIL_BYTES 4096u
+#define MAX_STDERR_READS 32 /* after the exit; more than a pipe holds */
 
 struct pipe {
-    struct stream *stream; /* NULL: it was given up, or never began */
+    struct stream *stream; /* NULL: it was cancelled */
     struct child child;
     bool has_exited;
     int exit_code;
-    int in, out, error; /* our ends; -1: closed */
-    struct watch writing, reading, listening;
-    struct bytes unwritten;
+    int in, out, error; /* the agent's ends; -1: closed */
+    struct watch input_watch, output_watch, stderr_watch;
+    struct buffer unwritten;
     bool input_ends;
-    char words[LAST_WORDS_BYTES];
-    size_t words_length;
+    char stderr_tail[STDERR_TAIL_BYTES];
+    size_t stderr_length;
 };
 
 static char *const *environment;
@@ -36,7 +36,7 @@ void pipes_begin(char *const *env)
     environment = env;
 }
 
-static void shut(int *fd, struct watch *watch)
+static void close_end(int *fd, struct watch *watch)
 {
     unwatch(watch);
     if (*fd >= 0)
@@ -44,130 +44,130 @@ static void shut(int *fd, struct watch *watch)
     *fd = -1;
 }
 
-/* In */
+/* Input */
 
-static void take(struct pipe *pipe, size_t count)
+static void consume(struct pipe *pipe, size_t count)
 {
-    bytes_drop(&pipe->unwritten, count);
-    stream_grant(pipe->stream, count);
+    buffer_consume(&pipe->unwritten, count);
+    stream_grant_credit(pipe->stream, count);
 }
 
-static void write_on(void *owner)
+static void write_input(void *owner)
 {
     struct pipe *pipe = owner;
     while (pipe->unwritten.length && pipe->in >= 0) {
-        ssize_t count = write(pipe->in, bytes_front(&pipe->unwritten), pipe->unwritten.length);
+        ssize_t count = write(pipe->in, buffer_data(&pipe->unwritten), pipe->unwritten.length);
         if (count >= 0) {
-            take(pipe, (size_t)count);
+            consume(pipe, (size_t)count);
         } else if (errno == EAGAIN || errno == EINTR) {
-            watch(&pipe->writing, pipe->in, POLLOUT, write_on, pipe);
+            watch(&pipe->input_watch, pipe->in, POLLOUT, write_input, pipe);
             return;
         } else {
-            shut(&pipe->in, &pipe->writing); /* it reads no more */
+            close_end(&pipe->in, &pipe->input_watch); /* the program has closed its input */
         }
     }
-    take(pipe, pipe->unwritten.length);
+    consume(pipe, pipe->unwritten.length);
     if (pipe->input_ends)
-        shut(&pipe->in, &pipe->writing);
+        close_end(&pipe->in, &pipe->input_watch);
     else
-        unwatch(&pipe->writing);
+        unwatch(&pipe->input_watch);
 }
 
 static void pipe_feed(void *owner, const char *data, size_t length)
 {
     struct pipe *pipe = owner;
-    bytes_add(&pipe->unwritten, data, length);
-    write_on(pipe);
+    buffer_append(&pipe->unwritten, data, length);
+    write_input(pipe);
 }
 
 static void pipe_finish_input(void *owner)
 {
     struct pipe *pipe = owner;
     pipe->input_ends = true;
-    write_on(pipe);
+    write_input(pipe);
 }
 
-/* Out */
+/* Output */
 
-/* Keep the end of what it says; returns whether there may be more. */
-static bool hear(struct pipe *pipe)
+/* Read standard error and keep its tail; return true if there may be more. */
+static bool read_stderr(struct pipe *pipe)
 {
-    char data[LAST_WORDS_BYTES];
+    char data[STDERR_TAIL_BYTES];
     ssize_t length = read(pipe->error, data, sizeof data);
     if (length < 0 && (errno == EAGAIN || errno == EINTR))
         return false;
     if (length <= 0) {
-        shut(&pipe->error, &pipe->listening);
+        close_end(&pipe->error, &pipe->stderr_watch);
         return false;
     }
-    size_t kept = LAST_WORDS_BYTES - (size_t)length;
-    kept = kept < pipe->words_length ? kept : pipe->words_length;
-    memmove(pipe->words, pipe->words + pipe->words_length - kept, kept);
-    memcpy(pipe->words + kept, data, (size_t)length);
-    pipe->words_length = kept + (size_t)length;
+    size_t kept = STDERR_TAIL_BYTES - (size_t)length;
+    kept = kept < pipe->stderr_length ? kept : pipe->stderr_length;
+    memmove(pipe->stderr_tail, pipe->stderr_tail + pipe->stderr_length - kept, kept);
+    memcpy(pipe->stderr_tail + kept, data, (size_t)length);
+    pipe->stderr_length = kept + (size_t)length;
     return true;
 }
 
-static void hear_on(void *owner)
+static void on_stderr_readable(void *owner)
 {
-    hear(owner);
+    read_stderr(owner);
 }
 
 static void close_all(struct pipe *pipe)
 {
-    shut(&pipe->in, &pipe->writing);
-    shut(&pipe->out, &pipe->reading);
-    shut(&pipe->error, &pipe->listening);
-    bytes_free(&pipe->unwritten);
+    close_end(&pipe->in, &pipe->input_watch);
+    close_end(&pipe->out, &pipe->output_watch);
+    close_end(&pipe->error, &pipe->stderr_watch);
+    buffer_free(&pipe->unwritten);
 }
 
 static void finish(struct pipe *pipe)
 {
-    struct bytes report = {0};
-    for (int n = 0; n < MAX_LAST_READS && pipe->error >= 0 && hear(pipe); n++)
+    struct buffer report = {0};
+    for (int n = 0; n < MAX_STDERR_READS && pipe->error >= 0 && read_stderr(pipe); n++)
         continue;
     report_begin(&report);
     report_count(&report, "exit_code", pipe->exit_code);
-    report_words(&report, "stderr", pipe->words, pipe->words_length);
+    report_text(&report, "stderr", pipe->stderr_tail, pipe->stderr_length);
     report_end(&report);
     stream_finish(pipe->stream, &report);
     close_all(pipe);
     free(pipe);
 }
 
-static void read_on(void *owner)
+static void on_output_readable(void *owner)
 {
     struct pipe *pipe = owner;
-    unwatch(&pipe->reading); /* until that much has been sent */
+    unwatch(&pipe->output_watch); /* until the available output has been sent */
     stream_ready(pipe->stream);
 }
 
-static enum pumped pipe_send(void *owner, size_t credit)
+static enum pump_result pipe_send(void *owner, size_t credit)
 {
     struct pipe *pipe = owner;
     ssize_t length = pipe->out < 0 ? 0 : read(pipe->out, scratch, credit);
     if (length > 0) {
         stream_send(pipe->stream, FRAME_DATA, scratch, (size_t)length);
-        return PUMPED_SOME;
+        return PUMP_MORE;
     }
     if (length < 0 && (errno == EAGAIN || errno == EINTR)) {
-        watch(&pipe->reading, pipe->out, POLLIN, read_on, pipe);
-        return PUMPED_ALL;
+        watch(&pipe->output_watch, pipe->out, POLLIN, on_output_readable, pipe);
+        return PUMP_IDLE;
     }
-    shut(&pipe->out, &pipe->reading);
+    close_end(&pipe->out, &pipe->output_watch);
     if (!pipe->has_exited)
-        return PUMPED_ALL;
+        return PUMP_IDLE;
     finish(pipe);
-    return PUMPED_LAST;
+    return PUMP_CLOSED;
 }
 
-/* Its life */
+/* Start and end */
 
-static void exited(void *owner, const struct ending *ending)
+static void on_child_exit(void *owner, const struct child_exit *status)
 {
     struct pipe *pipe = owner;
     pipe->has_exited = true;
-    pipe->exit_code = ending->exit_code;
+    pipe->exit_code = status->exit_code;
     if (!pipe->stream)
         free(pipe);
     else if (pipe->out < 0)
@@ -180,7 +180,7 @@ static void pipe_reset(void *owner)
     pipe->stream = NULL;
     close_all(pipe);
     if (pipe->has_exited) {
-        free(pipe); /* something it started still holds its output */
+        free(pipe); /* a process that it started still holds its output */
         return;
     }
     session_kill(pipe->child.pid);
@@ -188,24 +188,24 @@ static void pipe_reset(void *owner)
 
 static const struct operation piping = {pipe_feed, pipe_finish_input, pipe_send, pipe_reset};
 
-/* Three pipes: of each one end is ours, and blocks nobody. Returns errno. */
+/* Open three pipes; the agent's ends are non-blocking. Return errno. */
 static int open_pipes(struct pipe *pipe, int stdio[3])
 {
     int *const ends[3][2] = {
         {&stdio[0], &pipe->in}, {&pipe->out, &stdio[1]}, {&pipe->error, &stdio[2]}};
-    int *const ours[3] = {&pipe->in, &pipe->out, &pipe->error};
+    int *const agent_ends[3] = {&pipe->in, &pipe->out, &pipe->error};
     for (int n = 0; n < 3; n++) {
         int opened[2];
         if (pipe2(opened, O_CLOEXEC) < 0)
             return errno;
         *ends[n][0] = opened[0];
         *ends[n][1] = opened[1];
-        fcntl(*ours[n], F_SETFL, O_NONBLOCK);
+        fcntl(*agent_ends[n], F_SETFL, O_NONBLOCK);
     }
     return 0;
 }
 
-/* Returns errno. */
+/* Return errno. */
 static int start(struct pipe *pipe, const char *path, char *const *argv)
 {
     int stdio[3] = {-1, -1, -1};
@@ -217,7 +217,7 @@ static int start(struct pipe *pipe, const char *path, char *const *argv)
             .env = environment,
             .stdio = {stdio[0], stdio[1], stdio[2], -1},
         };
-        error = process_start(&program, &pipe->child, exited, pipe);
+        error = process_start(&program, &pipe->child, on_child_exit, pipe);
     }
     for (int n = 0; n < 3; n++)
         if (stdio[n] >= 0)
@@ -225,7 +225,7 @@ static int start(struct pipe *pipe, const char *path, char *const *argv)
     return error;
 }
 
-/* The texts of an array, and a NULL; NULL if there is none that can be a program's arguments. */
+/* Return the texts of an array as a program's arguments, or NULL if they cannot be. */
 static char **read_arguments(const struct json *array)
 {
     size_t count = 0;
@@ -262,17 +262,17 @@ static void run(struct stream *stream, char *const *argv)
         free(pipe);
         return;
     }
-    watch(&pipe->listening, pipe->error, POLLIN, hear_on, pipe);
-    stream_attend(stream, &piping, pipe);
+    watch(&pipe->stderr_watch, pipe->error, POLLIN, on_stderr_readable, pipe);
+    stream_attach(stream, &piping, pipe);
     stream_ready(stream);
 }
 
 void pipe_begin(struct stream *stream, struct json **request)
 {
-    char **argv = read_arguments(json_need(*request, "argv", JSON_ARRAY));
+    char **argv = read_arguments(json_require(*request, "argv", JSON_ARRAY));
     if (argv)
         run(stream, argv);
     else
-        stream_fail(stream, "io", "these are no arguments");
+        stream_fail(stream, "io", "argv must be an array of at least one text without NUL");
     free(argv);
 }

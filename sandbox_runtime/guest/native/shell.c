@@ -10,15 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "bytes.h"
 #include "memory.h"
 
 /* Linux allows 128 KiB in one argument; a longer command is read from a file. */
 #define MAX_ARGUMENT_BYTES 100000u
-#define WHOLE ": whole\n" /* the last line of every snapshot */
+#define LAST_LINE ": whole\n" /* the last line of every snapshot */
 
-/* `set --` hides our argument from the command. All is one line, so bash counts the command's
-   lines from 1. The save runs twice at most: as EXIT trap, and for commands that replace it. */
+/* `set --` hides the script's argument from the command. The script is one line, so that bash
+   numbers the command's lines from 1. The save runs at most twice: as EXIT trap, and for commands
+   that replace the trap. */
 #define RESTORE                                                                                    \
     "builtin source %s >/dev/null 2>&1; builtin hash -r; [[ $PWD -ef . ]] || "                     \
     "{ builtin cd -P .; builtin echo \"bash: the directory was removed, this is $PWD\" >&2; }"
@@ -29,20 +29,20 @@
     "builtin echo ': whole'; } >%s; } 2>/dev/null"
 
 static char *const *environment;
-static char *bash; /* NULL: there is only sh */
+static char *bash; /* NULL: use sh */
 static char *directory, *state;
-static unsigned started, commits;
+static unsigned commands_started, commits;
 
 static bool is_directory(const char *path)
 {
-    struct stat facts;
-    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 static bool is_program(const char *path)
 {
-    struct stat facts;
-    return access(path, X_OK) == 0 && stat(path, &facts) == 0 && S_ISREG(facts.st_mode);
+    struct stat info;
+    return access(path, X_OK) == 0 && stat(path, &info) == 0 && S_ISREG(info.st_mode);
 }
 
 static const char *search_path(char *const *env)
@@ -98,8 +98,8 @@ void shell_begin(char *const *env)
         die("no writable directory in /run, /var/tmp or /tmp: %s", strerror(error));
 }
 
-/* A command's text as bash takes it: without NULs, and with `?` for a surrogate. */
-static size_t clean_command(char *text, size_t length)
+/* Remove NULs, which bash rejects, and replace surrogates by `?`; return the length. */
+static size_t sanitize_text(char *text, size_t length)
 {
     size_t kept = 0;
     for (size_t n = 0; n < length; n++) {
@@ -114,72 +114,73 @@ static size_t clean_command(char *text, size_t length)
     return kept;
 }
 
-bool order_read(struct order *order, const struct json *request)
+bool shell_command_parse(struct shell_command *command, const struct json *request)
 {
-    const struct json *command = json_need(request, "command", JSON_TEXT);
+    const struct json *text = json_require(request, "command", JSON_TEXT);
     const struct json *cwd = json_member(request, "cwd");
-    order->env = json_need(request, "env", JSON_OBJECT);
-    order->has_state = strcmp(json_need(request, "shell_state", JSON_TEXT)->text, "snapshot") == 0;
-    order->cwd = cwd && cwd->length ? cwd->text : NULL;
-    order->command = command->text;
-    order->command_length = clean_command(command->text, command->length);
+    const char *shell_state = json_require(request, "shell_state", JSON_TEXT)->text;
+    command->env = json_require(request, "env", JSON_OBJECT);
+    command->has_state = strcmp(shell_state, "snapshot") == 0;
+    command->cwd = cwd && cwd->length ? cwd->text : NULL;
+    command->text = text->text;
+    command->length = sanitize_text(text->text, text->length);
     if (cwd && !json_to_native(cwd))
         return false;
-    for (const struct json *value = order->env->first; value; value = value->next) {
-        bool has_name = strlen(value->name) == value->name_length;
-        if (!has_name || value->kind != JSON_TEXT || !json_to_native(value))
+    for (const struct json *value = command->env->first; value; value = value->next) {
+        bool has_valid_name = strlen(value->name) == value->name_length;
+        if (!has_valid_name || value->kind != JSON_TEXT || !json_to_native(value))
             return false;
     }
     return true;
 }
 
-static void add_quoted(struct bytes *out, const char *text)
+static void add_quoted(struct buffer *out, const char *text)
 {
-    bytes_add(out, "'", 1);
+    buffer_append(out, "'", 1);
     for (; *text; text++)
         if (*text == '\'')
-            bytes_add_text(out, "'\\''");
+            buffer_append_text(out, "'\\''");
         else
-            bytes_add(out, text, 1);
-    bytes_add(out, "'", 1);
+            buffer_append(out, text, 1);
+    buffer_append(out, "'", 1);
 }
 
-/* What the shell runs; `$1` is the command. */
-static struct bytes write_script(const struct order *order, bool has_terminal, bool restore,
-                                 const char *snapshot)
+/* Return the script that the shell runs; `$1` is the command. */
+static struct buffer write_script(const struct shell_command *command, bool has_terminal,
+                                  bool restore, const char *snapshot)
 {
-    struct bytes script = {0};
+    struct buffer script = {0};
     if (has_terminal)
-        bytes_add_text(&script, "exec 0<&3 3<&-; ");
+        buffer_append_text(&script, "exec 0<&3 3<&-; ");
     char *save = snapshot ? format(SAVE, snapshot, snapshot) : NULL;
     if (bash)
-        bytes_add_text(&script, "unset BASH_EXECUTION_STRING; shopt -s expand_aliases; ");
+        buffer_append_text(&script, "unset BASH_EXECUTION_STRING; shopt -s expand_aliases; ");
     if (restore)
-        bytes_print(&script, RESTORE "; ", state);
-    if (order->cwd) {
-        bytes_add_text(&script, "cd -- ");
-        add_quoted(&script, order->cwd);
-        bytes_add_text(&script, " || exit; ");
+        buffer_printf(&script, RESTORE "; ", state);
+    if (command->cwd) {
+        buffer_append_text(&script, "cd -- ");
+        add_quoted(&script, command->cwd);
+        buffer_append_text(&script, " || exit; ");
     }
-    for (const struct json *value = order->env->first; value; value = value->next) {
-        bytes_print(&script, "export %s=", value->name);
+    for (const struct json *value = command->env->first; value; value = value->next) {
+        buffer_printf(&script, "export %s=", value->name);
         add_quoted(&script, value->text);
-        bytes_add_text(&script, "; ");
+        buffer_append_text(&script, "; ");
     }
     if (save) {
-        bytes_add_text(&script, "trap ");
+        buffer_append_text(&script, "trap ");
         add_quoted(&script, save);
-        bytes_add_text(&script, " EXIT; ");
+        buffer_append_text(&script, " EXIT; ");
     }
-    bytes_print(&script, "%seval \"set -- ; $1\"", bash ? "builtin " : "");
+    buffer_printf(&script, "%seval \"set -- ; $1\"", bash ? "builtin " : "");
     if (save)
-        bytes_print(&script, "; %s; builtin exit \"$1\"", save);
-    bytes_add(&script, "", 1);
+        buffer_printf(&script, "; %s; builtin exit \"$1\"", save);
+    buffer_append(&script, "", 1);
     free(save);
     return script;
 }
 
-/* A new file: what a command has put there, a pipe perhaps, would hold us up. */
+/* Write a new file. An existing one is removed: a FIFO put there would block the agent. */
 static int write_file(const char *path, const char *data, size_t length)
 {
     unlink(path);
@@ -197,23 +198,24 @@ static int write_file(const char *path, const char *data, size_t length)
     return error;
 }
 
-/* The command as an argument; a long one becomes one that reads it. */
-static int write_argument(const struct order *order, char **argument)
+/* Set the argument to the command, or to a command that reads a long one from a file. */
+static int write_argument(const struct shell_command *command, char **argument)
 {
-    if (order->command_length <= MAX_ARGUMENT_BYTES) {
-        *argument = format("%s", order->command);
+    if (command->length <= MAX_ARGUMENT_BYTES) {
+        *argument = format("%s", command->text);
         return 0;
     }
-    char *path = format("%s/%u.command", directory, started);
-    int error = write_file(path, order->command, order->command_length);
+    char *path = format("%s/%u.command", directory, commands_started);
+    int error = write_file(path, command->text, command->length);
     *argument = format(bash ? "builtin eval \"$(<%s)\"" : ". %s", path);
     free(path);
     return error;
 }
 
-static int run_shell(const char *script, char *argument, bool is_restored, const int stdio[4],
+static int run_shell(const char *script, char *argument, bool has_snapshot, const int stdio[4],
                      struct child *child,
-                     void (*ended)(void *owner, const struct ending *ending), void *owner)
+                     void (*on_child_exit)(void *owner, const struct child_exit *status),
+                     void *owner)
 {
     char *shell = bash ? bash : "/bin/sh";
     char *const with_bash[] = {shell, "--noprofile", "--norc", "-c", (char *)script, "bash",
@@ -223,33 +225,34 @@ static int run_shell(const char *script, char *argument, bool is_restored, const
     const struct program program = {
         .path = shell,
         .argv = bash ? with_bash : with_sh,
-        /* A snapshot holds the whole environment, and what was unset must stay so. */
-        .env = is_restored ? nothing : environment,
+        /* A snapshot has all variables; those that were unset must stay unset. */
+        .env = has_snapshot ? nothing : environment,
         .stdio = {stdio[0], stdio[1], stdio[2], stdio[3]},
     };
-    return process_start(&program, child, ended, owner);
+    return process_start(&program, child, on_child_exit, owner);
 }
 
-int shell_start(const struct order *order, const int stdio[4], struct child *child,
-                void (*ended)(void *owner, const struct ending *ending), void *owner,
+int shell_start(const struct shell_command *command, const int stdio[4], struct child *child,
+                void (*on_child_exit)(void *owner, const struct child_exit *status), void *owner,
                 char **snapshot)
 {
-    started++;
+    commands_started++;
     if (!is_directory(directory)) { /* a command has removed it */
         int error = make_private_directory();
         if (error)
             return error;
     }
-    bool has_state = bash && order->has_state;
-    bool is_restored = has_state && access(state, F_OK) == 0;
-    bool is_saved = has_state && !order->cwd && !order->env->first;
+    bool has_state = bash && command->has_state;
+    bool has_snapshot = has_state && access(state, F_OK) == 0;
+    bool is_saved = has_state && !command->cwd && !command->env->first;
     char *argument;
-    int error = write_argument(order, &argument);
-    char *place = is_saved ? format("%s/%u", directory, started) : NULL;
+    int error = write_argument(command, &argument);
+    char *place = is_saved ? format("%s/%u", directory, commands_started) : NULL;
     if (!error) {
-        struct bytes script = write_script(order, stdio[3] >= 0, is_restored, place);
-        error = run_shell(bytes_front(&script), argument, is_restored, stdio, child, ended, owner);
-        bytes_free(&script);
+        struct buffer script = write_script(command, stdio[3] >= 0, has_snapshot, place);
+        error = run_shell(buffer_data(&script), argument, has_snapshot, stdio, child, on_child_exit,
+                          owner);
+        buffer_free(&script);
     }
     free(argument);
     if (error) {
@@ -260,24 +263,24 @@ int shell_start(const struct order *order, const int stdio[4], struct child *chi
     return error;
 }
 
-/* Whether a snapshot was written to its end, which a full disk prevents. */
-static bool is_whole(const char *snapshot)
+/* Return true if a snapshot is complete; a full disk can cut it short. */
+static bool is_complete(const char *snapshot)
 {
-    char end[sizeof WHOLE - 1];
+    char end[sizeof LAST_LINE - 1];
     int fd = open(snapshot, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return false;
     bool is_read = lseek(fd, -(off_t)sizeof end, SEEK_END) >= 0 &&
                    read(fd, end, sizeof end) == (ssize_t)sizeof end;
     close(fd);
-    return is_read && memcmp(end, WHOLE, sizeof end) == 0;
+    return is_read && memcmp(end, LAST_LINE, sizeof end) == 0;
 }
 
 void shell_commit(const char *snapshot, bool keep)
 {
     if (!snapshot)
         return;
-    if (keep && is_whole(snapshot) && rename(snapshot, state) == 0)
+    if (keep && is_complete(snapshot) && rename(snapshot, state) == 0)
         commits++;
     else
         unlink(snapshot);

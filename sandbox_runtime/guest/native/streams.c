@@ -9,19 +9,21 @@
 #include "report.h"
 
 #define MAX_MESSAGE_BYTES 1000u
-#define PIECES_A_ROUND 16
+#define PIECES_PER_ROUND 16
 
 struct stream {
     uint32_t number;
     const struct operation *operation;
     void *owner;
-    size_t credit;   /* how much we may send */
-    size_t expected; /* how much the host may send */
+    size_t credit;      /* bytes that the agent may send */
+    size_t host_credit; /* bytes that the host may send */
     bool is_ready;
     struct stream *next;
 };
 
-static struct stream *streams; /* the next to be pumped comes first */
+char scratch[MAX_DATA_BYTES];
+
+static struct stream *streams; /* in the order in which they may send next */
 static struct stream **last = &streams;
 
 static void append(struct stream *stream)
@@ -56,12 +58,12 @@ struct stream *stream_open(uint32_t number)
     struct stream *stream = allocate(sizeof *stream);
     stream->number = number;
     stream->credit = FIRST_WINDOW_BYTES;
-    stream->expected = WINDOW_BYTES;
+    stream->host_credit = WINDOW_BYTES;
     append(stream);
     return stream;
 }
 
-struct stream *stream_open_ours(void)
+struct stream *stream_open_from_agent(void)
 {
     static uint32_t opened;
     opened += 2;
@@ -69,7 +71,7 @@ struct stream *stream_open_ours(void)
     return stream_open(opened);
 }
 
-void stream_attend(struct stream *stream, const struct operation *operation, void *owner)
+void stream_attach(struct stream *stream, const struct operation *operation, void *owner)
 {
     stream->operation = operation;
     stream->owner = owner;
@@ -86,42 +88,42 @@ void stream_send(struct stream *stream, enum frame_type type, const char *data, 
     link_send(stream->number, type, data, length);
 }
 
-void stream_tell(struct stream *stream, enum frame_type type)
+void stream_send_control(struct stream *stream, enum frame_type type)
 {
     link_send(stream->number, type, NULL, 0);
 }
 
-void stream_grant(struct stream *stream, size_t length)
+void stream_grant_credit(struct stream *stream, size_t length)
 {
     if (length == 0)
         return;
     char credit[4];
     write_u32(credit, (uint32_t)length);
-    stream->expected += length;
+    stream->host_credit += length;
     link_send(stream->number, FRAME_WINDOW, credit, sizeof credit);
 }
 
-void stream_leave(struct stream *stream)
+void stream_close(struct stream *stream)
 {
     unlink_stream(stream);
     free(stream);
 }
 
-void stream_finish(struct stream *stream, struct bytes *report)
+void stream_finish(struct stream *stream, struct buffer *report)
 {
-    link_send(stream->number, FRAME_END, bytes_front(report), report->length);
-    bytes_free(report);
-    stream_leave(stream);
+    link_send(stream->number, FRAME_END, buffer_data(report), report->length);
+    buffer_free(report);
+    stream_close(stream);
 }
 
 void stream_fail(struct stream *stream, const char *code, const char *message)
 {
-    struct bytes report = {0};
+    struct buffer report = {0};
     size_t length = strlen(message);
     report_begin(&report);
-    report_words(&report, "error", code, strlen(code));
+    report_text(&report, "error", code, strlen(code));
     length = length < MAX_MESSAGE_BYTES ? length : MAX_MESSAGE_BYTES;
-    report_words(&report, "message", message, length);
+    report_text(&report, "message", message, length);
     report_end(&report);
     stream_finish(stream, &report);
 }
@@ -152,9 +154,9 @@ void stream_fail_errno(struct stream *stream, int error, const char *subject)
 
 static void receive_data(struct stream *stream, const struct frame *frame)
 {
-    if (frame->length > stream->expected)
+    if (frame->length > stream->host_credit)
         die("the host broke the protocol: more data than allowed on stream %u", stream->number);
-    stream->expected -= frame->length;
+    stream->host_credit -= frame->length;
     stream->operation->feed(stream->owner, frame->payload, frame->length);
 }
 
@@ -184,14 +186,14 @@ void streams_receive(const struct frame *frame)
         break;
     case FRAME_RESET:
         stream->operation->reset(stream->owner);
-        stream_leave(stream);
+        stream_close(stream);
         break;
     default:
         die("the host broke the protocol: frame type %u on stream %u", frame->type, frame->stream);
     }
 }
 
-static bool wants_to_send(const struct stream *stream)
+static bool can_send(const struct stream *stream)
 {
     return stream->is_ready && stream->credit > 0;
 }
@@ -199,7 +201,7 @@ static bool wants_to_send(const struct stream *stream)
 static struct stream *next_to_send(void)
 {
     struct stream *stream = streams;
-    while (stream && !wants_to_send(stream))
+    while (stream && !can_send(stream))
         stream = stream->next;
     return stream;
 }
@@ -207,13 +209,32 @@ static struct stream *next_to_send(void)
 bool streams_pump(void)
 {
     struct stream *stream;
-    for (int n = 0; n < PIECES_A_ROUND && !link_is_full() && (stream = next_to_send()); n++) {
+    for (int n = 0; n < PIECES_PER_ROUND && !link_is_full() && (stream = next_to_send()); n++) {
         size_t credit = stream->credit < MAX_DATA_BYTES ? stream->credit : MAX_DATA_BYTES;
-        unlink_stream(stream); /* to the end, so that each has its turn */
+        unlink_stream(stream); /* to the end: round-robin */
         append(stream);
         stream->is_ready = false;
-        if (stream->operation->pump(stream->owner, credit) == PUMPED_SOME)
+        if (stream->operation->pump(stream->owner, credit) == PUMP_MORE)
             stream->is_ready = true;
     }
     return !link_is_full() && next_to_send();
+}
+
+void ignore_data(void *owner, const char *data, size_t length)
+{
+    (void)owner;
+    (void)data;
+    (void)length;
+}
+
+void ignore_end(void *owner)
+{
+    (void)owner;
+}
+
+enum pump_result send_nothing(void *owner, size_t credit)
+{
+    (void)owner;
+    (void)credit;
+    return PUMP_IDLE;
 }

@@ -1,53 +1,61 @@
-/* Streams: each carries an operation of the host, or a connection of a program to the way out. */
+/* Streams. Each carries an operation of the host, or an egress connection of a program. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "bytes.h"
 #include "frames.h"
+#include "memory.h"
 
-enum pumped {
-    PUMPED_ALL,  /* nothing to send until stream_ready() */
-    PUMPED_SOME, /* there may be more */
-    PUMPED_LAST, /* the stream is over and must not be touched */
+enum pump_result {
+    PUMP_IDLE,   /* nothing to send until stream_ready() */
+    PUMP_MORE,   /* there may be more to send */
+    PUMP_CLOSED, /* the stream is closed and freed */
 };
 
-/* What a stream's frames mean to its owner. */
+/* The callbacks of a stream's owner. */
 struct operation {
-    /* Input; the credit for it is the owner's to give back, by stream_grant(). */
+    /* Take input. The owner grants credit for it by stream_grant_credit(). */
     void (*feed)(void *owner, const char *data, size_t length);
     void (*finish_input)(void *owner);
-    /* Send the next piece, no longer than `credit`, by stream_send(). */
-    enum pumped (*pump)(void *owner, size_t credit);
-    /* The host has given it up; the stream is over when this returns. */
+    /* Send the next piece, of at most `credit` bytes, by stream_send(). */
+    enum pump_result (*pump)(void *owner, size_t credit);
+    /* The host has cancelled the stream, which is freed after this returns. */
     void (*reset)(void *owner);
 };
 
 struct stream;
 
-/* A stream the host has opened, or one of ours, of which the host is told. */
+/* Open a stream that the host has requested; open one from the agent and announce it. */
 struct stream *stream_open(uint32_t number);
-struct stream *stream_open_ours(void);
-/* From now on the stream is `owner`'s. */
-void stream_attend(struct stream *stream, const struct operation *operation, void *owner);
-/* There is something to send: pump. */
+struct stream *stream_open_from_agent(void);
+/* Set the stream's owner and callbacks. */
+void stream_attach(struct stream *stream, const struct operation *operation, void *owner);
+/* Have `pump` called: there is something to send. */
 void stream_ready(struct stream *stream);
 void stream_send(struct stream *stream, enum frame_type type, const char *data, size_t length);
-/* A frame that takes no credit. */
-void stream_tell(struct stream *stream, enum frame_type type);
-/* So much input has been dealt with. */
-void stream_grant(struct stream *stream, size_t length);
+/* Send a frame without a payload, which needs no credit. */
+void stream_send_control(struct stream *stream, enum frame_type type);
+/* Allow the host to send `length` more bytes. */
+void stream_grant_credit(struct stream *stream, size_t length);
 
-/* The stream is over, and must not be touched any more: for both sides; with a report, which is
-   freed; with an error; with the error of a system call about `subject`. */
-void stream_leave(struct stream *stream);
-void stream_finish(struct stream *stream, struct bytes *report);
+/* Close and free the stream: without a frame; with a report, which is freed; with an error; with
+   the error of a system call about `subject`. */
+void stream_close(struct stream *stream);
+void stream_finish(struct stream *stream, struct buffer *report);
 void stream_fail(struct stream *stream, const char *code, const char *message);
 void stream_fail_errno(struct stream *stream, int error, const char *subject);
 
-/* A frame for an open stream; those for others are ignored, they crossed with its end. */
+/* Process a frame for a stream. Frames for closed streams are ignored: they were in flight. */
 void streams_receive(const struct frame *frame);
-/* Let the ready streams send some pieces in turn; returns whether there is more to send now. */
+/* Let the ready streams send some pieces in turn. Return true if there is more to send now. */
 bool streams_pump(void);
+
+/* Callbacks for operations without input, and without output. */
+void ignore_data(void *owner, const char *data, size_t length);
+void ignore_end(void *owner);
+enum pump_result send_nothing(void *owner, size_t credit);
+
+/* A buffer for data that is read and passed on at once. */
+extern char scratch[MAX_DATA_BYTES];

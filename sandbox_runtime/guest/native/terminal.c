@@ -10,25 +10,24 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "bytes.h"
-#include "loop.h"
 #include "memory.h"
+#include "loop.h"
 #include "processes.h"
 
 #define END_OF_INPUT "\004"
 
 struct terminal {
-    int master; /* -1: every program has closed its end, or the command has ended */
-    bool is_pipe, has_ended; /* a pipe in place of a terminal; its last byte was typed */
+    int master; /* -1: all programs have closed their end, or the command has ended */
+    bool is_pipe, has_eof; /* a pipe instead of a terminal; its end of input was written */
     char name[64];
     struct watch watch;
-    struct bytes typed;
-    size_t owed_from, owed; /* the part of `typed` that `taken` will hear of */
-    void (*taken)(void *owner, size_t count);
+    struct buffer typed;
+    size_t credited_from, credited; /* the part of `typed` that is reported to `on_consumed` */
+    void (*on_consumed)(void *owner, size_t count);
     void *owner;
 };
 
-static void type_on(void *owner);
+static void flush_typed(void *owner);
 
 static void set_modes(int slave)
 {
@@ -47,7 +46,7 @@ static int open_slave(struct terminal *terminal)
     return open(terminal->name, O_RDWR | O_NOCTTY | O_CLOEXEC);
 }
 
-/* Returns the command's end; -1 where there is no pseudo-terminal. */
+/* Return the command's end, or -1 if no pseudo-terminal is available. */
 static int open_terminal(struct terminal *terminal)
 {
     terminal->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
@@ -61,26 +60,27 @@ static int open_terminal(struct terminal *terminal)
     return slave;
 }
 
-/* Returns the command's end; -1 and errno. */
+/* Return the command's end, or -1 and set errno. */
 static int open_pipe(struct terminal *terminal)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) < 0)
         return -1;
-    struct stat facts;
-    fstat(ends[0], &facts);
+    struct stat info;
+    fstat(ends[0], &info);
     terminal->is_pipe = true;
     terminal->master = ends[1];
     fcntl(terminal->master, F_SETFL, O_NONBLOCK);
     snprintf(terminal->name, sizeof terminal->name, "pipe:[%llu]",
-             (unsigned long long)facts.st_ino);
+             (unsigned long long)info.st_ino);
     return ends[0];
 }
 
-struct terminal *terminal_open(int *slave, void (*taken)(void *owner, size_t count), void *owner)
+struct terminal *terminal_open(int *slave, void (*on_consumed)(void *owner, size_t count),
+                               void *owner)
 {
     struct terminal *terminal = allocate(sizeof *terminal);
-    terminal->taken = taken;
+    terminal->on_consumed = on_consumed;
     terminal->owner = owner;
     *slave = open_terminal(terminal);
     if (*slave < 0)
@@ -89,20 +89,20 @@ struct terminal *terminal_open(int *slave, void (*taken)(void *owner, size_t cou
         free(terminal);
         return NULL;
     }
-    watch(&terminal->watch, terminal->master, POLLIN, type_on, terminal);
+    watch(&terminal->watch, terminal->master, POLLIN, flush_typed, terminal);
     return terminal;
 }
 
-/* The first bytes of what was typed are gone. */
-static void take(struct terminal *terminal, size_t count)
+/* Remove the first bytes of `typed` and report them. */
+static void consume(struct terminal *terminal, size_t count)
 {
-    size_t before = count < terminal->owed_from ? count : terminal->owed_from;
-    size_t owed = count - before < terminal->owed ? count - before : terminal->owed;
-    terminal->owed_from -= before;
-    terminal->owed -= owed;
-    bytes_drop(&terminal->typed, count);
-    if (owed)
-        terminal->taken(terminal->owner, owed);
+    size_t before = count < terminal->credited_from ? count : terminal->credited_from;
+    size_t credited = count - before < terminal->credited ? count - before : terminal->credited;
+    terminal->credited_from -= before;
+    terminal->credited -= credited;
+    buffer_consume(&terminal->typed, count);
+    if (credited)
+        terminal->on_consumed(terminal->owner, credited);
 }
 
 static void hang_up(struct terminal *terminal)
@@ -112,7 +112,7 @@ static void hang_up(struct terminal *terminal)
         close(terminal->master);
         terminal->master = -1;
     }
-    take(terminal, terminal->typed.length);
+    consume(terminal, terminal->typed.length);
 }
 
 bool terminal_is_pipe(const struct terminal *terminal)
@@ -120,8 +120,8 @@ bool terminal_is_pipe(const struct terminal *terminal)
     return terminal->is_pipe;
 }
 
-/* Whether any program still has its end open. What programs write to a terminal, though it is their
-   input, is dropped. */
+/* Return true if a program still has the other end open. Output that programs write to their input
+   is dropped. */
 static bool has_reader(const struct terminal *terminal)
 {
     if (terminal->is_pipe) {
@@ -133,55 +133,55 @@ static bool has_reader(const struct terminal *terminal)
     return count > 0 || errno == EAGAIN || errno == EINTR;
 }
 
-static void type_on(void *owner)
+static void flush_typed(void *owner)
 {
     struct terminal *terminal = owner;
     ssize_t count = 1;
     while (terminal->typed.length && count > 0) {
-        count = write(terminal->master, bytes_front(&terminal->typed), terminal->typed.length);
+        count = write(terminal->master, buffer_data(&terminal->typed), terminal->typed.length);
         if (count > 0)
-            take(terminal, (size_t)count);
+            consume(terminal, (size_t)count);
     }
     bool has_failed = count < 0 && errno != EAGAIN && errno != EINTR;
-    bool is_over = terminal->has_ended && terminal->typed.length == 0;
+    bool is_over = terminal->has_eof && terminal->typed.length == 0;
     if (has_failed || is_over || !has_reader(terminal)) {
         hang_up(terminal);
         return;
     }
     short events = terminal->typed.length ? POLLIN | POLLOUT : POLLIN;
-    watch(&terminal->watch, terminal->master, events, type_on, terminal);
+    watch(&terminal->watch, terminal->master, events, flush_typed, terminal);
 }
 
-static void type(struct terminal *terminal, const char *data, size_t length)
+static void write_data(struct terminal *terminal, const char *data, size_t length)
 {
-    bytes_add(&terminal->typed, data, length);
+    buffer_append(&terminal->typed, data, length);
     if (terminal->master < 0)
-        hang_up(terminal); /* nobody reads any more */
+        hang_up(terminal); /* no program reads it any more */
     else
-        type_on(terminal);
+        flush_typed(terminal);
 }
 
-void terminal_type(struct terminal *terminal, const char *data, size_t length)
+void terminal_write(struct terminal *terminal, const char *data, size_t length)
 {
-    if (terminal->owed == 0)
-        terminal->owed_from = terminal->typed.length;
-    terminal->owed += length;
-    type(terminal, data, length);
+    if (terminal->credited == 0)
+        terminal->credited_from = terminal->typed.length;
+    terminal->credited += length;
+    write_data(terminal, data, length);
 }
 
-void terminal_type_end(struct terminal *terminal)
+void terminal_write_eof(struct terminal *terminal)
 {
-    terminal->has_ended = terminal->is_pipe;
-    type(terminal, END_OF_INPUT, terminal->is_pipe ? 0 : 1);
+    terminal->has_eof = terminal->is_pipe;
+    write_data(terminal, END_OF_INPUT, terminal->is_pipe ? 0 : 1);
 }
 
-void terminal_forget_typist(struct terminal *terminal)
+void terminal_drop_credit(struct terminal *terminal)
 {
-    terminal->owed = 0;
+    terminal->credited = 0;
 }
 
-/* Whether a process is blocked in reading the file called `name`. */
-static int reads(pid_t pid, const void *name)
+/* Return non-zero if a process blocks in a read of the file called `name`. */
+static int is_reading(pid_t pid, const void *name)
 {
     char path[64], text[128], link[64];
     snprintf(path, sizeof path, "/proc/%d/syscall", pid);
@@ -201,15 +201,15 @@ static int reads(pid_t pid, const void *name)
     return strcmp(link, name) == 0;
 }
 
-bool terminal_is_awaited(const struct terminal *terminal, pid_t session)
+bool terminal_has_waiting_reader(const struct terminal *terminal, pid_t session)
 {
     return terminal->master >= 0 && terminal->typed.length == 0 &&
-           session_visit(session, reads, terminal->name);
+           session_visit(session, is_reading, terminal->name);
 }
 
 void terminal_close(struct terminal *terminal)
 {
     hang_up(terminal);
-    bytes_free(&terminal->typed);
+    buffer_free(&terminal->typed);
     free(terminal);
 }

@@ -1,6 +1,6 @@
-/* A terminal as a command's standard input: somebody may type into it, and see that it waits.
-   It is nobody's controlling one, so no key is a signal. Where there is no pseudo-terminal to be
-   had, a pipe takes its place. */
+/* A terminal as a command's standard input, which shows whether the command waits for input. It is
+   not a controlling terminal, so no key sends a signal. If no pseudo-terminal is available, a pipe
+   is used instead. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,16 +9,18 @@
 
 struct terminal;
 
-/* A new one, and in `slave` the command's end, which the caller closes; NULL and errno. `taken`
-   hears how many of the bytes that were typed have gone in or been dropped. */
-struct terminal *terminal_open(int *slave, void (*taken)(void *owner, size_t count), void *owner);
+/* Return a new terminal and, in `slave`, the command's end, which the caller closes. Return NULL
+   and set errno on failure. `on_consumed` is called with the number of written bytes that the
+   command's end has taken or that were dropped. */
+struct terminal *terminal_open(int *slave, void (*on_consumed)(void *owner, size_t count),
+                               void *owner);
 bool terminal_is_pipe(const struct terminal *terminal);
-void terminal_type(struct terminal *terminal, const char *data, size_t length);
-/* Type the end of input, of which `taken` does not hear. */
-void terminal_type_end(struct terminal *terminal);
-/* `taken` does not hear of what was typed up to now. */
-void terminal_forget_typist(struct terminal *terminal);
-/* Whether all that was typed has gone in and a process of the session stands in a read. */
-bool terminal_is_awaited(const struct terminal *terminal, pid_t session);
-/* Hang up. */
+void terminal_write(struct terminal *terminal, const char *data, size_t length);
+/* Write the end of input, which `on_consumed` does not count. */
+void terminal_write_eof(struct terminal *terminal);
+/* Do not report the bytes written so far to `on_consumed`. */
+void terminal_drop_credit(struct terminal *terminal);
+/* Return true if all written data was consumed and a process of the session blocks in a read. */
+bool terminal_has_waiting_reader(const struct terminal *terminal, pid_t session);
+/* Hang up and free the terminal. */
 void terminal_close(struct terminal *terminal);

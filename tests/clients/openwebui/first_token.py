@@ -10,7 +10,7 @@ from statistics import median
 
 from playwright.async_api import Page, expect
 
-from bench.first_token import CALL_MODEL, PROSE_MODEL, Clock, question, slow_model
+from bench.first_token import CALL_MODEL, PROSE_MODEL, StreamTimer, question, slow_model
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.open_webui import FORWARDED, NOTHING_BESIDE, open_webui
 from tests.e2e.proxy_process import serving
@@ -39,7 +39,7 @@ MODELS = (f"{PROSE_MODEL}:plain", PROSE_MODEL, CALL_MODEL)
 
 async def measure(program: Path, page: Page, kind: Kind, home: Path, rounds: int) -> None:
     """Measure so many times and print the table."""
-    clock = Clock()
+    clock = StreamTimer()
     took: dict[str, list[float]] = {row: [] for name in MODELS for row in _rows(name)}
     async with _chat(program, page, kind, home, clock) as chat:
         for number in range(rounds + 1):  # the first warms up and does not count
@@ -63,7 +63,7 @@ def _rows(model: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def _chat(
-    program: Path, page: Page, kind: Kind, home: Path, clock: Clock
+    program: Path, page: Page, kind: Kind, home: Path, clock: StreamTimer
 ) -> AsyncIterator[Chat]:
     own = home / "proxy"
     own.mkdir()
@@ -76,7 +76,7 @@ async def _chat(
         yield Chat(page, url, home)
 
 
-async def _asked(chat: Chat, model: str, clock: Clock) -> tuple[float, float]:
+async def _asked(chat: Chat, model: str, clock: StreamTimer) -> tuple[float, float]:
     """When the question was sent, and when the answer began to show."""
     await chat.begin(model)
     await chat.page.evaluate(WATCH, WORD)

@@ -9,7 +9,7 @@ import httpx
 
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.model import Model
-from tests.fakes.backend import Backend
+from tests.fakes.backend import ScriptedBackend
 
 NUMBER = re.compile(r"^(sandbox_\w+)(?:\{[^}]*\})? (\d+)$", re.MULTILINE)
 PATIENCE_S = 30.0
@@ -21,7 +21,7 @@ class Stage:
 
     chat: Chat
     proxy_url: str
-    backend: Backend
+    backend: ScriptedBackend
     model: Model
     marker: str
     """On the command line of what runs until it is stopped."""

@@ -11,12 +11,12 @@ import anyio
 import httpx
 
 from policies.steps import STEPS_MODES, StepsMode
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from tests.clients.stacks.conversations import DOT, IN_EVERY_WAY, SAID, TABLE, UNAVAILABLE, answer
 from tests.clients.stacks.environments import variables
-from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import door_to, house, join, serve
+from tests.fakes.server import make_services, model_client, running_proxy, serve
 
 TIMEOUT_S = 600
 MODEL = "fake-model"
@@ -46,18 +46,18 @@ async def play(command: Sequence[str], folder: Path) -> Seen:
 
 @asynccontextmanager
 async def _places(
-    backend: Backend, profile: StepsMode, state_dir: Path
+    backend: ScriptedBackend, profile: StepsMode, state_dir: Path
 ) -> AsyncIterator[dict[str, str]]:
     """The house with computers, with none to be had, and with pretended ones for the rest."""
-    none = MemorySandboxes(failure=SandboxUnavailableError(UNAVAILABLE, retry_after_s=1))
-    model = door_to(backend)
+    none = MemorySandboxes(failure=NoFreeSandboxError(UNAVAILABLE, retry_after_s=1))
+    model = model_client(backend)
     # However slow the machine is, a backend that refuses has done so before the status is sent.
     settings: dict[str, Any] = {"steps": profile, "status_wait_s": 30.0, "status_hold_s": 30.0}
     try:
         async with (
-            house(backend, "bubblewrap", state_dir / "work", **settings) as work,
-            house(backend, "memory", state_dir / "others", **settings) as others,
-            serve(join(model, none, state_dir / "none", **settings)) as unavailable,
+            running_proxy(backend, "bubblewrap", state_dir / "work", **settings) as work,
+            running_proxy(backend, "memory", state_dir / "others", **settings) as others,
+            serve(make_services(model, none, state_dir / "none", **settings)) as unavailable,
         ):
             addresses = {"work": work, "unavailable": unavailable, "others": others}
             yield {name: f"{url}/v1" for name, url in addresses.items()}

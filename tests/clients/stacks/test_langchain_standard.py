@@ -7,7 +7,7 @@ import anyio
 from tests.clients.stacks.environments import HERE, python_of, variables
 from tests.clients.stacks.obliging import oblige
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import running_proxy
 
 # Its clients keep their connections, so there is one loop for all.
 OPTIONS = (
@@ -27,7 +27,7 @@ async def test_langchains_standard_suite_for_chat_models_passes(tmp_path: Path) 
     command = [str(python_of("langchain")), "-m", "pytest", *OPTIONS, str(suite)]
     async with (
         scripted_backend(oblige) as backend,
-        house(backend, "memory", tmp_path) as url,
+        running_proxy(backend, "memory", tmp_path) as url,
     ):
         here = {**variables(tmp_path), "BASE_URL": f"{url}/v1"}
         with anyio.fail_after(TIMEOUT_S):

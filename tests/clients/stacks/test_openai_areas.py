@@ -12,7 +12,7 @@ from tests.clients.stacks.dictated import DictatedModel
 from tests.clients.stacks.environments import HERE, python_of, variables
 from tests.clients.stacks.session import MODEL
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import EachKey, house, one_key
+from tests.fakes.server import EachKey, running_proxy, single_key
 
 STORIES = HERE / "python" / "openai_areas"
 OPTIONS = (
@@ -37,8 +37,10 @@ async def test_every_story_of_the_sdk_comes_true(major: str, tmp_path: Path) -> 
     command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(STORIES)]
     async with (
         scripted_backend(model.answer, model=MODEL, elsewhere=model.elsewhere) as backend,
-        house(backend, "bubblewrap", tmp_path / "open", keyring=EachKey(), **PATIENT) as url,
-        house(backend, "memory", tmp_path / "locked", keyring=one_key(KEY)) as locked,
+        running_proxy(
+            backend, "bubblewrap", tmp_path / "open", keyring=EachKey(), **PATIENT
+        ) as url,
+        running_proxy(backend, "memory", tmp_path / "locked", keyring=single_key(KEY)) as locked,
     ):
         here = {
             **variables(tmp_path),

@@ -1,4 +1,4 @@
-"""Logs of runs that did little, and what the verifier makes of them."""
+"""Small audit logs and the findings of the verifier."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ DAY = day_of(NOW)
 def write(
     root: Path, *run_ids: str, key: bytes | None = None, now: float = NOW, lines: int = 3
 ) -> list[Path]:
-    """Finished logs."""
+    """Write finished logs; return their paths."""
     return [_written(root / day_of(now), run_id, key, now, lines) for run_id in run_ids]
 
 
@@ -31,16 +31,16 @@ def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines:
 def found(
     root: Path, *names: str, key: bytes | None = None, keep_days: float = 90
 ) -> list[Finding]:
-    """What the verifier tells."""
+    """Return the verifier's findings."""
     return list(verify(root, key, names, keep_days))
 
 
 def states(root: Path, *names: str, key: bytes | None = None) -> list[str]:
-    """How the logs stand, the index first."""
+    """Return the state of each log, the index first."""
     return [finding.state for finding in found(root, *names, key=key)]
 
 
 def wrong(root: Path, key: bytes | None = None) -> Sequence[str]:
-    """What is wrong, in words."""
+    """Return the errors as text."""
     findings = found(root, key=key)
     return [f"{each.name}: {each.words}" for each in findings if each.state == "WRONG"]

@@ -1,4 +1,4 @@
-"""How long logs are kept."""
+"""Tests of log retention."""
 
 import math
 from pathlib import Path

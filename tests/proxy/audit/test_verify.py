@@ -1,4 +1,4 @@
-"""What the verifier finds: every change, cut and loss of a log, and what it cannot find."""
+"""The verifier finds every change, truncation and loss of a log, within its stated limits."""
 
 import contextlib
 import random
@@ -20,7 +20,7 @@ def index_of(root: Path, day: str = DAY) -> Path:
     return log_path(root / day, "index")
 
 
-def test_logs_that_nobody_touched_are_in_order(tmp_path: Path) -> None:
+def test_untouched_logs_verify(tmp_path: Path) -> None:
     write(tmp_path, "a", "b")
     assert [str(each) for each in found(tmp_path)][1:] == [
         f"ok          {DAY}/a  3 lines, failed: none",
@@ -31,7 +31,7 @@ def test_logs_that_nobody_touched_are_in_order(tmp_path: Path) -> None:
     assert states(tmp_path, str(tmp_path / DAY / "a.jsonl")) == ["ok"]
 
 
-def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+def test_flipped_bit_anywhere_in_a_log_is_found(tmp_path: Path) -> None:
     (log,) = write(tmp_path, "a", lines=2)
     written = log.read_bytes()
     chosen = random.Random(5)
@@ -44,7 +44,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
     assert states(tmp_path, "a") == ["ok"]
 
 
-def test_one_flipped_bit_of_the_index_is_found(tmp_path: Path) -> None:
+def test_flipped_bit_in_the_index_is_found(tmp_path: Path) -> None:
     write(tmp_path, "a")
     index = index_of(tmp_path)
     written = index.read_bytes()
@@ -57,7 +57,7 @@ def test_one_flipped_bit_of_the_index_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [None, b"known to few"])
 @pytest.mark.parametrize("name", ["index", "a"])
-def test_the_last_byte_flipped_is_found_though_another_run_goes_on(
+def test_flipped_last_byte_is_found_while_another_run_continues(
     tmp_path: Path, name: str, key: bytes | None
 ) -> None:
     write(tmp_path, "a", key=key)
@@ -72,7 +72,7 @@ def test_the_last_byte_flipped_is_found_though_another_run_goes_on(
 
 
 @pytest.mark.parametrize("spoilt", [b"\n", b"\r", b" ", b"}", b"\x8a", b"\xff", b"{"])
-def test_nobody_goes_on_from_a_spoilt_index(tmp_path: Path, spoilt: bytes) -> None:
+def test_damaged_index_is_not_continued(tmp_path: Path, spoilt: bytes) -> None:
     write(tmp_path, "a")
     index = index_of(tmp_path)
     written = index.read_bytes()
@@ -119,7 +119,7 @@ def test_a_finished_log_that_is_cut_off_anywhere_is_found(tmp_path: Path, cut: i
 
 
 @pytest.mark.parametrize("more", [b"x", b"\n", b"{", b"{}\n"])
-def test_what_is_put_behind_a_log_is_found(tmp_path: Path, more: bytes) -> None:
+def test_data_appended_to_a_log_is_found(tmp_path: Path, more: bytes) -> None:
     (log,) = write(tmp_path, "a")
     log.write_bytes(log.read_bytes() + more)
     assert len(wrong(tmp_path)) == 1
@@ -131,7 +131,7 @@ def test_the_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
     assert wrong(tmp_path) == [f"{DAY}/a: line 1 does not go on from what is before it"]
 
 
-def test_a_log_that_is_gone_or_was_slipped_in_is_found(tmp_path: Path) -> None:
+def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
     first, _ = write(tmp_path, "a", "b")
     first.rename(first.with_name("c.jsonl"))
     assert wrong(tmp_path) == [
@@ -143,7 +143,7 @@ def test_a_log_that_is_gone_or_was_slipped_in_is_found(tmp_path: Path) -> None:
     assert wrong(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
 
-def test_an_index_or_a_day_that_is_gone_is_found(tmp_path: Path) -> None:
+def test_removed_index_or_day_is_found(tmp_path: Path) -> None:
     for number, run_id in enumerate("abc"):
         write(tmp_path, run_id, now=NOW + number * A_DAY_S)
     first, second, third = sorted(tmp_path.iterdir())
@@ -165,7 +165,7 @@ def test_a_day_may_end_after_the_next_has_begun(tmp_path: Path) -> None:
     assert states(tmp_path) == ["ok"] * 4
 
 
-def test_with_a_key_who_makes_it_all_anew_without_it_is_found(tmp_path: Path) -> None:
+def test_rewrite_without_the_key_is_found(tmp_path: Path) -> None:
     key = b"known to few"
     write(tmp_path, "a", key=key)
     assert states(tmp_path, key=key) == ["ok", "ok"]
@@ -188,7 +188,7 @@ def test_a_log_that_breaks_off_is_unfinished_and_not_wrong(
     assert states(tmp_path) == ["ok", "unfinished"]
 
 
-def test_what_a_killed_process_left_of_an_index_line_holds_up_nobody(tmp_path: Path) -> None:
+def test_partial_index_line_of_a_killed_process_is_tolerated(tmp_path: Path) -> None:
     write(tmp_path, "a")
     with index_of(tmp_path).open("ab") as index:
         index.write(b'{"hash":"half of a li')
@@ -212,7 +212,7 @@ def test_two_processes_keep_one_index(tmp_path: Path) -> None:
     assert states(tmp_path) == ["ok"] * 21
 
 
-def test_an_index_that_cannot_be_gone_on_from_is_an_error(tmp_path: Path) -> None:
+def test_index_that_cannot_be_continued_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, "a")
     index_of(tmp_path).write_bytes(b"no line of ours\n")
     with pytest.raises(OSError, match="cannot be read"):

@@ -19,11 +19,11 @@ from proxy.errors import BackendError
 from proxy.models.litellm_model import LiteLLMModel, as_openai, call_arguments
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
-    Backend,
     Frames,
     Held,
     Item,
     Refusal,
+    ScriptedBackend,
     chunk,
     frames,
     scripted_backend,
@@ -51,7 +51,7 @@ TOOLS = [
 @asynccontextmanager
 async def opened(
     script: Sequence[Item], *, timeout_s: float = 5
-) -> AsyncIterator[tuple[Backend, LiteLLMModel]]:
+) -> AsyncIterator[tuple[ScriptedBackend, LiteLLMModel]]:
     """Run a backend, and open the client for it for at most 20 seconds."""
     async with scripted_backend(script) as backend:
         model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=timeout_s)

@@ -15,12 +15,12 @@ from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
-    Backend,
     Frames,
     Held,
     Item,
     Raw,
     Refusal,
+    ScriptedBackend,
     Style,
     chunk,
     frames,
@@ -40,7 +40,7 @@ async def opened(
     timeout_s: float = 5,
     style: Style = "vllm",
     limit_s: float = 5,
-) -> AsyncIterator[tuple[Backend, OpenAIHTTPModel]]:
+) -> AsyncIterator[tuple[ScriptedBackend, OpenAIHTTPModel]]:
     """Run a backend, and open the client for it for at most `limit_s` seconds."""
     async with scripted_backend(script, style=style) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=api_key, timeout_s=timeout_s)

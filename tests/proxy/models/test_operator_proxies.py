@@ -23,7 +23,7 @@ from proxy.models.operator_proxies import proxy_for
 from proxy.models.scripted import text_reply
 from sandbox_runtime.egress.dialer import Dialer
 from tests.e2e.proxy_process import serving
-from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.forward_proxy import ForwardProxy, forward_proxy
 from tests.sandbox_runtime.egress.internet import CERTIFICATE, PUBLIC, Internet, Origin
 
@@ -97,7 +97,7 @@ def test_invalid_proxy_is_a_configuration_error(
 @asynccontextmanager
 async def behind_proxy(
     monkeypatch: pytest.MonkeyPatch, *, refusal: bytes = b"", user: str = "", replies: int = 1
-) -> AsyncIterator[tuple[Backend, ForwardProxy]]:
+) -> AsyncIterator[tuple[ScriptedBackend, ForwardProxy]]:
     """Run a backend, and a proxy that the environment names."""
     async with (
         scripted_backend([text_reply("42")] * replies) as backend,
@@ -111,7 +111,7 @@ async def behind_proxy(
         yield backend, proxy
 
 
-def port_of(backend: Backend) -> int:
+def port_of(backend: ScriptedBackend) -> int:
     return int(backend.base_url.rsplit(":", 1)[1].split("/")[0])
 
 

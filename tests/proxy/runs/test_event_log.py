@@ -1,4 +1,4 @@
-"""What listeners that come later are told."""
+"""The event log replays the past events of a run to subscribers that join later."""
 
 from policies.limits import StopReason
 from proxy.agent.events import (
@@ -53,7 +53,7 @@ def test_pieces_that_carry_probabilities_stay_as_they_are() -> None:
     assert replayed(*pieces) == pieces
 
 
-def test_it_can_be_told_while_it_grows() -> None:
+def test_event_log_can_be_read_while_it_grows() -> None:
     replay = EventLog()
     replay.add(AnswerDelta("a"))
     assert replay.events() == [AnswerDelta("a")]
@@ -101,7 +101,7 @@ def test_narration_of_forgotten_turns_stays_apart_from_the_answer() -> None:
     assert kept[-1] == AnswerDelta("42")
 
 
-def test_one_turn_that_is_too_long_is_kept() -> None:
+def test_single_turn_beyond_the_limit_is_kept() -> None:
     events = [TurnStarted(1), *(call("x" * 1000) for _ in range(50))]
     assert replayed(*events, max_chars=10_000) == events
 
@@ -118,7 +118,7 @@ def test_further_choices_are_kept_as_the_first_is() -> None:
     ]
 
 
-def test_how_many_steps_are_forgotten_is_told() -> None:
+def test_number_of_dropped_steps_is_reported() -> None:
     events: list[Event] = [AnswerDelta("First words.")]
     for step in range(1, 101):
         made = ToolCallStarted(step, f"c{step}", "execute_bash", {"command": "ls"})

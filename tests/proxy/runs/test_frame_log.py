@@ -1,11 +1,11 @@
-"""Frames that are kept for readers who come later."""
+"""The frame log replays past frames to readers that join later."""
 
 import anyio
 
 from proxy.runs.frame_log import FrameLog
 
 
-async def test_a_reader_hears_what_was_and_then_what_comes() -> None:
+async def test_reader_gets_past_frames_and_then_new_ones() -> None:
     recording = FrameLog()
     recording.add(["a", "b"])
     heard: list[list[str]] = []
@@ -25,7 +25,7 @@ async def test_a_reader_hears_what_was_and_then_what_comes() -> None:
     assert heard == [["b"], ["c"]]
 
 
-async def test_what_was_written_down_is_told_again_with_what_came_last() -> None:
+async def test_recorded_frames_are_replayed_with_the_latest_ones() -> None:
     recording = FrameLog(max_chars=10)
     recording.add(["aaaa", "bbbb", "cccc"])
     again = FrameLog.from_json(recording.to_json(["dd"]))

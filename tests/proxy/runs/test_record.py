@@ -1,4 +1,4 @@
-"""What came of a run, as JSON and back."""
+"""Records of runs survive conversion to JSON and back."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ def again(record: Record) -> Record:
     return Record.from_json(record.status, record.to_json())
 
 
-def test_nothing_of_a_result_or_of_its_events_is_lost() -> None:
+def test_results_and_events_survive_serialization() -> None:
     record = Record("completed", EVENTS, replace(RESULT, others=[RESULT]))
     assert again(record) == record
     assert again(record).outcome().stop_reason is StopReason.SUBMITTED
@@ -91,21 +91,27 @@ def test_an_error_stays_what_it_was() -> None:
     error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
     with pytest.raises(ProxyError) as caught:
         again(Record("failed", error=error)).outcome()
-    told = caught.value
-    assert (told.status, told.headers, told.body()) == (429, error.headers, error.body())
+    restored = caught.value
+    assert (restored.status, restored.headers, restored.body()) == (
+        429,
+        error.headers,
+        error.body(),
+    )
 
 
 @pytest.mark.parametrize(
     ("status", "expected"), [("cancelled", RunCancelledError), ("lost", RunLostError)]
 )
-def test_a_run_that_came_to_nothing_says_why(status: RunStatus, expected: type[ProxyError]) -> None:
+def test_record_of_a_failed_run_has_the_reason(
+    status: RunStatus, expected: type[ProxyError]
+) -> None:
     with pytest.raises(expected):
         again(Record(status)).outcome()
     with pytest.raises(expected):
         Record.from_json(status, "").outcome()
 
 
-def test_a_failure_of_ours_is_told_as_one() -> None:
+def test_internal_error_is_recorded_as_internal() -> None:
     with pytest.raises(ProxyError) as caught:
         again(Record("failed")).outcome()
     assert caught.value.code == "internal_error"

@@ -16,7 +16,7 @@ from tests.fakes.results import SUBMITTED
 RESULT = replace(SUBMITTED, answer="42", stop_reason=StopReason.ANSWERED)
 
 
-class Counting:
+class CountingSubscriber:
     """Work that tells how far it has come."""
 
     def __init__(self, turns: int) -> None:
@@ -30,7 +30,9 @@ class Counting:
         return RESULT
 
 
-def started(work: Counting, on_unsubscribed: Callable[[Run], None] = lambda run: None) -> Run:
+def started(
+    work: CountingSubscriber, on_unsubscribed: Callable[[Run], None] = lambda run: None
+) -> Run:
     head = RunMetadata(id="r1", model="m", container_id="cntr_test", created=0)
     return Run(head, RequestIdentity(owner="o", fingerprint="f"), work, on_unsubscribed)
 
@@ -42,8 +44,8 @@ async def heard(subscriber: Subscriber) -> list[Event]:
     return events
 
 
-async def test_each_listener_hears_all_whenever_it_came() -> None:
-    run = started(Counting(3))
+async def test_each_subscriber_gets_all_events() -> None:
+    run = started(CountingSubscriber(3))
     with anyio.fail_after(5), run.subscribe() as first:
         await run.ended()
         with run.subscribe() as late:
@@ -52,8 +54,8 @@ async def test_each_listener_hears_all_whenever_it_came() -> None:
     assert run.result() is RESULT
 
 
-async def test_a_run_waits_for_the_only_listener_there_is() -> None:
-    work = Counting(10 * MAX_BEHIND)
+async def test_run_waits_for_its_only_subscriber() -> None:
+    work = CountingSubscriber(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.subscribe() as subscriber:
         await anyio.wait_all_tasks_blocked()
@@ -65,16 +67,16 @@ async def test_a_run_waits_for_the_only_listener_there_is() -> None:
     assert work.done == 10 * MAX_BEHIND
 
 
-async def test_a_run_waits_for_the_fastest_of_several() -> None:
-    work = Counting(10 * MAX_BEHIND)
+async def test_run_waits_for_the_fastest_subscriber() -> None:
+    work = CountingSubscriber(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.subscribe() as slow, run.subscribe() as fast:
         assert len(await heard(fast)) == 10 * MAX_BEHIND
         assert len(await heard(slow)) == 10 * MAX_BEHIND
 
 
-async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
-    work = Counting(10 * MAX_BEHIND)
+async def test_run_continues_when_the_awaited_subscriber_leaves() -> None:
+    work = CountingSubscriber(10 * MAX_BEHIND)
     alone: list[Run] = []
     run = started(work, alone.append)
     with anyio.fail_after(5):
@@ -85,8 +87,8 @@ async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
     assert (work.done, run.status) == (10 * MAX_BEHIND, "completed")
 
 
-async def test_who_listens_to_a_run_that_is_cancelled_is_told() -> None:
-    run = started(Counting(10 * MAX_BEHIND))
+async def test_subscribers_of_a_cancelled_run_are_notified() -> None:
+    run = started(CountingSubscriber(10 * MAX_BEHIND))
     with anyio.fail_after(5), run.subscribe() as subscriber:
         await anyio.wait_all_tasks_blocked()
         run.cancel("by hand")

@@ -1,4 +1,4 @@
-"""What a guest says, for tests without a channel."""
+"""Reads the output of a guest, for tests without a channel."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from sandbox_runtime.backends.base import Guest
 
 
 async def first_words(guest: Guest) -> bytes:
-    """The next bytes that it says; b"" when it is gone."""
+    """Return the next bytes; b"" once the guest has ended."""
     heard = bytearray()
     something = asyncio.Event()
 

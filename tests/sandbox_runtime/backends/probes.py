@@ -1,4 +1,4 @@
-"""Programs that try, from inside, what is not to be possible, and one for what is."""
+"""Programs that try forbidden operations from inside, and one for permitted operations."""
 
 import errno
 import json
@@ -35,11 +35,11 @@ FREE_FOR_ALL = (
     *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register"),
     *("unshare", "personality", "tiocsti", "16", "38"),
 )
-"""What the kernel itself lets an unprivileged process at least try."""
+"""The calls that the kernel itself permits to an unprivileged process."""
 
 
 def calls(only: tuple[str, ...] | None = None) -> str:
-    """What PROGRAM takes as its argument."""
+    """Return the argument of PROGRAM."""
     new_user, no_randomisation, tiocsti = 0x1000_0000, 0x0004_0000, 0x5412
     examined = {
         "unshare": (_NUMBERS["unshare"], new_user),
@@ -55,7 +55,7 @@ def calls(only: tuple[str, ...] | None = None) -> str:
 
 
 def refusals(printed: str) -> dict[str, int]:
-    """What PROGRAM printed, less what failed as it is to fail: nothing is to be left."""
+    """Return the calls printed by PROGRAM that did not fail as expected: none if all is denied."""
     errors: dict[str, int] = json.loads(printed)
     assert errors.keys() >= (REFUSED | UNIMPLEMENTED) & _NUMBERS.keys()
     families = dict.fromkeys(("16", "38"), errno.EAFNOSUPPORT)

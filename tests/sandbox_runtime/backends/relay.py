@@ -1,4 +1,4 @@
-"""The local Docker engine on a TCP port, with somebody in between who can cut the line."""
+"""The local Docker engine on a TCP port, through a relay that can cut the connections."""
 
 import contextlib
 import ssl
@@ -12,8 +12,8 @@ from anyio.streams.tls import TLSListener
 SOCKET = "/var/run/docker.sock"
 
 
-class Relay:
-    """A line to the engine."""
+class EngineSocketRelay:
+    """A relay to the engine."""
 
     def __init__(self, change: Callable[[bytes], bytes]) -> None:
         self.port = 0
@@ -22,13 +22,13 @@ class Relay:
         self._is_cut = False
 
     def cut(self) -> None:
-        """From now on nobody gets through, and who was through is cut off."""
+        """Close all connections and refuse new ones."""
         self._is_cut = True
         for call in self._calls:
             call.cancel()
 
-    def mend(self) -> None:
-        """Who calls gets through again."""
+    def restore(self) -> None:
+        """Accept connections again."""
         self._is_cut = False
 
     async def serve(self, caller: ByteStream) -> None:
@@ -58,10 +58,10 @@ class Relay:
 @asynccontextmanager
 async def relay(
     tls: ssl.SSLContext | None = None, change: Callable[[bytes], bytes] = bytes
-) -> AsyncIterator[Relay]:
-    """One, with what the engine says changed on its way."""
+) -> AsyncIterator[EngineSocketRelay]:
+    """Yield a relay that changes the responses of the engine."""
     plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    line = Relay(change)
+    line = EngineSocketRelay(change)
     line.port = plain.extra(SocketAttribute.local_port)
     async with plain, anyio.create_task_group() as serving:
         listener = TLSListener(plain, tls, standard_compatible=False) if tls else plain

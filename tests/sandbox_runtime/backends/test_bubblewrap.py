@@ -1,4 +1,4 @@
-"""The walls and the bounds as they are felt from inside."""
+"""Isolation and limits of bubblewrap sandboxes, tested from inside."""
 
 import asyncio
 import errno
@@ -209,7 +209,7 @@ async def test_system_calls_that_only_attacks_need_are_refused() -> None:
 
 
 def test_outside_the_same_calls_get_further() -> None:
-    """The positive control: as nobody, and with arguments that make each call fail or harmless."""
+    """Positive control: as the user nobody, with arguments that make each call fail or harmless."""
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
     calls = probes.calls(only=probes.FREE_FOR_ALL)
     done = subprocess.run(
@@ -273,7 +273,7 @@ print(os.wait()[1])
 
 
 @needs_cgroups
-async def test_who_takes_more_memory_than_there_is_gets_killed() -> None:
+async def test_process_beyond_the_memory_limit_is_killed() -> None:
     async with new_sandbox() as sandbox:
         command = "python3 -c 'len(bytearray(512 << 20))'"
         result = await sandbox.exec(command, timeout_s=20)

@@ -1,4 +1,4 @@
-"""Who programs are inside bubblewrap, what they see of the host, and the agent among them."""
+"""Programs inside bubblewrap: their user, their view of the host, and the agent."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
     return result.stdout
 
 
-async def test_at_the_strict_level_nobody_is_root() -> None:
+async def test_strict_level_has_no_root() -> None:
     async with new_sandbox(STRICT) as sandbox:
         assert await output(sandbox, "id -u; id -g; id -un; echo ~; echo $USER") == (
             "1000\n1000\nsandbox\n/home/sandbox\nsandbox\n"
@@ -74,7 +74,7 @@ async def test_python_goes_by_both_names_whatever_the_host_calls_it(isolation: I
         assert plain.startswith("/usr/")
 
 
-async def test_tls_finds_whom_to_trust_but_no_private_key() -> None:
+async def test_certificates_are_visible_and_private_keys_are_not() -> None:
     trusted = (
         "import os, ssl; path = ssl.get_default_verify_paths().capath;"
         " print(sum(os.path.exists(f'{path}/{name}') for name in os.listdir(path)))"

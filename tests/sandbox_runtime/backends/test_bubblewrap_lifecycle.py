@@ -1,4 +1,4 @@
-"""How sandboxes begin, fail to, and end without leaving anything behind."""
+"""Start, failed start and end of bubblewrap sandboxes; none leaves anything behind."""
 
 import asyncio
 import os
@@ -139,7 +139,7 @@ async def test_a_sandbox_dies_with_its_owner_and_the_next_one_sweeps() -> None:
     assert cgroups_of(id) == []
 
 
-async def test_a_start_that_fails_says_what_bubblewrap_said(tmp_path: Path) -> None:
+async def test_failed_start_has_the_error_output_of_bubblewrap(tmp_path: Path) -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE, inputs=tmp_path / "none")
     with (
         anyio.fail_after(10),
@@ -149,7 +149,7 @@ async def test_a_start_that_fails_says_what_bubblewrap_said(tmp_path: Path) -> N
     await backend.aclose()
 
 
-async def test_the_check_tries_a_sandbox_and_tells_every_wall() -> None:
+async def test_check_starts_a_sandbox_and_reports_every_boundary() -> None:
     with anyio.fail_after(20):
         checks = await BubblewrapBackend(state_dir=NOWHERE).check()
     assert [(check.name, check.ok) for check in checks] == [
@@ -164,7 +164,7 @@ async def test_the_check_tries_a_sandbox_and_tells_every_wall() -> None:
     ]
 
 
-def test_a_wall_that_does_not_stand_is_told() -> None:
+def test_check_reports_a_missing_boundary() -> None:
     printed = b"""CapEff: 0000000000000001
 NoNewPrivs: 1
 Seccomp: 0
@@ -180,11 +180,11 @@ opens /proc/sys/kernel/core_pattern
     ]
 
 
-def test_a_probe_that_says_nothing_shows_no_wall() -> None:
+def test_probe_without_output_fails_the_check() -> None:
     assert [check.ok for check in isolation_checks(b"")] == [False, False, False, True]
 
 
-def test_known_reasons_why_no_sandbox_starts_are_told_with_their_cure(tmp_path: Path) -> None:
+def test_known_start_failures_are_reported_with_a_remedy(tmp_path: Path) -> None:
     settings = tmp_path / "sys/kernel"
     settings.mkdir(parents=True)
     assert diagnose(tmp_path, tmp_path) == "for no known reason"
@@ -195,7 +195,7 @@ def test_known_reasons_why_no_sandbox_starts_are_told_with_their_cure(tmp_path: 
     assert cure in diagnose(tmp_path, tmp_path)
 
 
-async def test_the_check_says_why_no_sandbox_starts(tmp_path: Path) -> None:
+async def test_check_reports_why_no_sandbox_starts(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path, 65534, -1)
     checks = await BubblewrapBackend(rootfs=tmp_path, state_dir=NOWHERE).check()

@@ -1,4 +1,4 @@
-"""A root file system of one's own: unpacked once, whole or not at all, written only in memory."""
+"""Custom root file systems: unpacked once, completely or not at all, and written only in memory."""
 
 import os
 import re
@@ -69,7 +69,7 @@ async def output(sandbox: Sandbox, command: str) -> str:
     return result.stdout.strip()
 
 
-async def test_everything_in_it_can_be_changed_and_the_next_one_finds_it_unchanged(
+async def test_changes_to_the_root_file_system_last_only_for_one_sandbox(
     image: Path, tmp_path: Path
 ) -> None:
     tmp_path.chmod(0o700)
@@ -84,7 +84,7 @@ async def test_everything_in_it_can_be_changed_and_the_next_one_finds_it_unchang
         assert await output(sandbox, "ls -A /opt; cat from-the-image") == ""
 
 
-async def test_its_disk_is_bounded_as_a_whole(image: Path, tmp_path: Path) -> None:
+async def test_disk_of_a_custom_root_file_system_is_bounded(image: Path, tmp_path: Path) -> None:
     async with new_sandbox(image, tmp_path) as sandbox:
         result = await sandbox.exec("head -c 20M /dev/zero > /opt/a", timeout_s=20)
         assert result.exit_code == 0
@@ -93,19 +93,23 @@ async def test_its_disk_is_bounded_as_a_whole(image: Path, tmp_path: Path) -> No
             assert "No space left on device" in result.stderr
 
 
-async def test_neither_the_way_to_it_nor_its_devices_get_inside(
+async def test_host_path_and_devices_of_the_root_file_system_are_hidden(
     image: Path, tmp_path: Path
 ) -> None:
     async with new_sandbox(image, tmp_path) as sandbox:
-        told = "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2> /dev/null; :"
-        assert str(tmp_path) not in await output(sandbox, told)
+        command = (
+            "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2> /dev/null; :"
+        )
+        assert str(tmp_path) not in await output(sandbox, command)
         devices = (await output(sandbox, "ls /dev")).split()
         assert "null" in devices
         assert "sda" not in devices
         assert "localhost" in await output(sandbox, "cat /etc/hosts")
 
 
-async def test_many_who_start_at_once_unpack_it_once(image: Path, tmp_path: Path) -> None:
+async def test_concurrent_starts_unpack_the_root_file_system_once(
+    image: Path, tmp_path: Path
+) -> None:
     async def start() -> None:
         async with new_sandbox(image, tmp_path) as sandbox:
             assert await output(sandbox, "echo alive") == "alive"
@@ -118,7 +122,9 @@ async def test_many_who_start_at_once_unpack_it_once(image: Path, tmp_path: Path
     assert unpacked.stat().st_uid == OWNER
 
 
-async def test_half_a_tar_is_a_start_error_and_leaves_nothing(image: Path, tmp_path: Path) -> None:
+async def test_truncated_tar_is_a_start_error_and_leaves_nothing(
+    image: Path, tmp_path: Path
+) -> None:
     half = tmp_path / "half.tar"
     half.write_bytes(image.read_bytes()[: 1 << 20])
     with pytest.raises(SandboxStartError, match=r"cannot unpack .*half.tar'"):
@@ -143,7 +149,9 @@ async def test_a_root_file_system_that_is_not_there_is_a_start_error(tmp_path: P
         await backend.start(SMALL)
 
 
-async def test_at_the_strict_level_it_can_only_be_read(image: Path, tmp_path: Path) -> None:
+async def test_root_file_system_is_read_only_at_the_strict_level(
+    image: Path, tmp_path: Path
+) -> None:
     async with new_sandbox(image, tmp_path, replace(SMALL, level="strict")) as sandbox:
         for place in ("/", "/opt", "/usr/bin", "/etc"):
             result = await sandbox.exec(f"echo > {place}/file", timeout_s=20)

@@ -1,4 +1,4 @@
-"""Our end of a byte stream, with a socket at the other."""
+"""The byte stream to a guest, with a socket as its peer."""
 
 import asyncio
 import socket
@@ -27,128 +27,128 @@ MEGABYTE = 1 << 20
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[ByteStreamProtocol, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    ours, peer = socket.socketpair()
+    peer.setblocking(False)
     connect = asyncio.get_running_loop().create_unix_connection
-    transport, duplex = await connect(ByteStreamProtocol, sock=ours)
-    with theirs, anyio.fail_after(20):
-        yield duplex, theirs
+    transport, byte_stream = await connect(ByteStreamProtocol, sock=ours)
+    with peer, anyio.fail_after(20):
+        yield byte_stream, peer
     transport.abort()
 
 
 @asynccontextmanager
 async def attached() -> AsyncIterator[tuple[AttachStream, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    ours, peer = socket.socketpair()
+    peer.setblocking(False)
     connect = asyncio.get_running_loop().create_unix_connection
     transport, stream = await connect(AttachStream, sock=ours)
-    with theirs, anyio.fail_after(20):
-        yield stream, theirs
+    with peer, anyio.fail_after(20):
+        yield stream, peer
     transport.abort()
 
 
-async def heard(duplex: ByteStreamProtocol) -> bytes:
-    """All that comes."""
+async def read_all(byte_stream: ByteStreamProtocol) -> bytes:
+    """Return all received bytes."""
     said = bytearray()
-    await duplex.listen(said.extend)
+    await byte_stream.listen(said.extend)
     return bytes(said)
 
 
-async def test_what_comes_before_anybody_listens_is_heard_first() -> None:
-    async with connected() as (duplex, theirs):
-        theirs.send(b"head\r\n\r\nearly ")
-        assert await duplex.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
-        listening = asyncio.create_task(heard(duplex))
-        theirs.send(b"late")
-        theirs.close()
+async def test_bytes_before_listen_are_delivered_first() -> None:
+    async with connected() as (byte_stream, peer):
+        peer.send(b"head\r\n\r\nearly ")
+        assert await byte_stream.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
+        listening = asyncio.create_task(read_all(byte_stream))
+        peer.send(b"late")
+        peer.close()
         assert await listening == b"early late"
 
 
-async def test_who_talks_on_without_being_heard_is_not_read_any_more() -> None:
-    async with connected() as (duplex, theirs):
+async def test_stream_without_a_listener_stops_reading() -> None:
+    async with connected() as (byte_stream, peer):
         flood = asyncio.create_task(
-            asyncio.get_running_loop().sock_sendall(theirs, bytes(8 * MEGABYTE))
+            asyncio.get_running_loop().sock_sendall(peer, bytes(8 * MEGABYTE))
         )
         with pytest.raises(ValueError, match="first"):
-            await duplex.read_until(b"mark")
-        listening = asyncio.create_task(heard(duplex))
+            await byte_stream.read_until(b"mark")
+        listening = asyncio.create_task(read_all(byte_stream))
         await flood
-        theirs.close()
+        peer.close()
         assert len(await listening) == 8 * MEGABYTE
 
 
-async def test_what_is_refused_ends_the_listening() -> None:
+async def test_protocol_error_ends_listen() -> None:
     def refuse(data: bytes) -> None:
         raise ProtocolError("no frame")
 
-    async with connected() as (duplex, theirs):
-        theirs.send(b"garbage")
+    async with connected() as (byte_stream, peer):
+        peer.send(b"garbage")
         with pytest.raises(ProtocolError, match="no frame"):
-            await duplex.listen(refuse)
+            await byte_stream.listen(refuse)
 
 
-async def test_writer_waits_for_room_while_nobody_reads() -> None:
-    async with connected() as (duplex, theirs):
-        duplex.write(bytes(8 * MEGABYTE))
-        waiting = asyncio.create_task(duplex.drain())
+async def test_drain_waits_while_the_peer_does_not_read() -> None:
+    async with connected() as (byte_stream, peer):
+        byte_stream.write(bytes(8 * MEGABYTE))
+        waiting = asyncio.create_task(byte_stream.drain())
         receive = asyncio.get_running_loop().sock_recv
-        received = len(await receive(theirs, MEGABYTE))
+        received = len(await receive(peer, MEGABYTE))
         assert not waiting.done()
         while received < 8 * MEGABYTE:
-            received += len(await receive(theirs, MEGABYTE))
+            received += len(await receive(peer, MEGABYTE))
         await waiting
 
 
-async def test_nobody_waits_for_room_once_the_other_end_is_closed() -> None:
-    async with connected() as (duplex, theirs):
-        duplex.write(bytes(8 * MEGABYTE))
-        await asyncio.get_running_loop().sock_recv(theirs, 1)
-        theirs.close()
+async def test_drain_returns_once_the_peer_has_closed() -> None:
+    async with connected() as (byte_stream, peer):
+        byte_stream.write(bytes(8 * MEGABYTE))
+        await asyncio.get_running_loop().sock_recv(peer, 1)
+        peer.close()
         for _ in range(2):
             with pytest.raises(BrokenPipeError):
-                await duplex.drain()
-        duplex.write(b"more")  # is lost
-        assert await heard(duplex) == b""
+                await byte_stream.drain()
+        byte_stream.write(b"more")  # is lost
+        assert await read_all(byte_stream) == b""
 
 
-async def test_a_head_that_ends_too_early_is_none() -> None:
-    async with connected() as (duplex, theirs):
-        theirs.send(b"HTTP/1.1")
-        theirs.close()
+async def test_incomplete_head_is_an_error() -> None:
+    async with connected() as (byte_stream, peer):
+        peer.send(b"HTTP/1.1")
+        peer.close()
         with pytest.raises(ConnectionResetError):
-            await duplex.read_until(b"\r\n\r\n")
+            await byte_stream.read_until(b"\r\n\r\n")
 
 
-async def test_who_does_not_read_has_no_more_queued_for_him_and_is_refused() -> None:
-    async with connected() as (duplex, _theirs):
-        listening = asyncio.create_task(heard(duplex))
+async def test_control_data_for_a_peer_that_does_not_read_is_bounded() -> None:
+    async with connected() as (byte_stream, _theirs):
+        listening = asyncio.create_task(read_all(byte_stream))
         await asyncio.sleep(0)
         sent = 0
         while not listening.done():
             for _ in range(1000):
-                duplex.write_control(bytes(9))
+                byte_stream.write_control(bytes(9))
                 sent += 9
             await asyncio.sleep(0)
         with pytest.raises(ProtocolError, match="does not read"):
             await listening
         assert sent < MEGABYTE
-        waiting = duplex._transport.get_write_buffer_size()
+        waiting = byte_stream._transport.get_write_buffer_size()
         assert waiting <= _MAX_UNREAD_BYTES + (128 << 10)  # asyncio's own high-water mark
-        duplex.write_control(bytes(9))
-        assert duplex._transport.get_write_buffer_size() == waiting
+        byte_stream.write_control(bytes(9))
+        assert byte_stream._transport.get_write_buffer_size() == waiting
 
 
-async def test_what_waits_behind_a_large_request_is_not_too_much() -> None:
-    async with connected() as (duplex, theirs):
-        listening = asyncio.create_task(heard(duplex))
-        duplex.write(bytes(8 * MEGABYTE))
+async def test_control_data_behind_a_large_request_is_not_counted_against_the_peer() -> None:
+    async with connected() as (byte_stream, peer):
+        listening = asyncio.create_task(read_all(byte_stream))
+        byte_stream.write(bytes(8 * MEGABYTE))
         for _ in range(1000):
-            duplex.write_control(bytes(9))
+            byte_stream.write_control(bytes(9))
         receive, received = asyncio.get_running_loop().sock_recv, 0
         while received < 8 * MEGABYTE + 9000:
-            received += len(await receive(theirs, MEGABYTE))
-        await duplex.drain()
-        theirs.close()
+            received += len(await receive(peer, MEGABYTE))
+        await byte_stream.drain()
+        peer.close()
         assert await listening == b""
 
 
@@ -159,20 +159,20 @@ async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
         taken.append(bytes(data))
         return 3600 if len(taken) == 1 else None
 
-    async with connected() as (duplex, theirs):
-        listening = asyncio.create_task(duplex.listen(take))
+    async with connected() as (byte_stream, peer):
+        listening = asyncio.create_task(byte_stream.listen(take))
         await asyncio.sleep(0)
         flood = asyncio.create_task(
-            asyncio.get_running_loop().sock_sendall(theirs, bytes(8 * MEGABYTE))
+            asyncio.get_running_loop().sock_sendall(peer, bytes(8 * MEGABYTE))
         )
-        await until(lambda: bool(taken) and not duplex._transport.is_reading())
+        await until(lambda: bool(taken) and not byte_stream._transport.is_reading())
         assert sum(map(len, taken)) <= _TURN_BYTES
         assert not flood.done()
-        assert duplex._pause
-        duplex._pause.cancel()
-        duplex._resume()
+        assert byte_stream._pause
+        byte_stream._pause.cancel()
+        byte_stream._resume()
         await flood
-        theirs.close()
+        peer.close()
         await listening
         assert sum(map(len, taken)) == 8 * MEGABYTE
 
@@ -185,36 +185,36 @@ async def test_pauses_lose_nothing_and_change_no_order() -> None:
         taken.extend(data)
         return 1e-6 if data else None
 
-    async with connected() as (duplex, theirs):
-        flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, said))
-        listening = asyncio.create_task(duplex.listen(take))
+    async with connected() as (byte_stream, peer):
+        flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, said))
+        listening = asyncio.create_task(byte_stream.listen(take))
         await flood
-        theirs.close()
+        peer.close()
         await listening
         assert taken == said
 
 
-async def test_what_came_before_anybody_listened_is_heard_after_the_end_too() -> None:
+async def test_bytes_before_listen_are_delivered_after_the_end() -> None:
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> float | None:
         taken.extend(data)
         return 3600 if data else None
 
-    async with connected() as (duplex, theirs):
+    async with connected() as (byte_stream, peer):
         said = bytes(2 * _TURN_BYTES)
-        await asyncio.get_running_loop().sock_sendall(theirs, said)
-        theirs.close()
-        await duplex._ended.wait()
-        await duplex.listen(take)
+        await asyncio.get_running_loop().sock_sendall(peer, said)
+        peer.close()
+        await byte_stream._ended.wait()
+        await byte_stream.listen(take)
         assert taken == said
 
 
 async def test_a_container_with_endless_diagnostics_is_refused() -> None:
     piece = FRAME_HEADER.pack(2, 1 << 16) + bytes(1 << 16)
-    async with attached() as (stream, theirs):
+    async with attached() as (stream, peer):
         flood = asyncio.create_task(
-            asyncio.get_running_loop().sock_sendall(theirs, piece * (MAX_STDERR_BYTES // (1 << 15)))
+            asyncio.get_running_loop().sock_sendall(peer, piece * (MAX_STDERR_BYTES // (1 << 15)))
         )
         with pytest.raises(ProtocolError, match="diagnostics"):
             await stream.listen(lambda data: None)
@@ -244,12 +244,12 @@ async def test_small_frames_of_the_engine_pause_their_container(number: int) -> 
         taken.extend(data)
 
     flood = (FRAME_HEADER.pack(number, 1) + b"x") * (4 * BURST_FRAMES)
-    async with attached() as (stream, theirs):
+    async with attached() as (stream, peer):
         listening = asyncio.create_task(stream.listen(take))
-        flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, flood))
+        flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, flood))
         await until(lambda: bool(stream._pause))
         await flooding
-        theirs.close()
+        peer.close()
         await listening
     assert len(taken) == (4 * BURST_FRAMES if number == 1 else 0)
 
@@ -257,9 +257,9 @@ async def test_small_frames_of_the_engine_pause_their_container(number: int) -> 
 async def test_large_frames_of_the_engine_never_pause_their_container() -> None:
     frames = (FRAME_HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
     pauses = []
-    async with attached() as (stream, theirs):
+    async with attached() as (stream, peer):
         listening = asyncio.create_task(stream.listen(lambda data: pauses.append(stream._pause)))
-        await asyncio.get_running_loop().sock_sendall(theirs, frames)
-        theirs.close()
+        await asyncio.get_running_loop().sock_sendall(peer, frames)
+        peer.close()
         await listening
     assert set(pauses) == {None}

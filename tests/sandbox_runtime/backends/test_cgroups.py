@@ -1,4 +1,4 @@
-"""Bounds written where the kernel reads them, and nothing left behind, nothing else touched."""
+"""Limits are written to cgroups; no cgroup is left behind, and no other is touched."""
 
 import os
 import re
@@ -125,7 +125,7 @@ def test_a_cgroup_that_cannot_be_made_is_a_start_error_and_leaves_nothing(tmp_pa
 
 
 def version_2_without_controllers() -> Cgroups | None:
-    """Where version 1 has the controllers, version 2 still holds processes."""
+    """Return a writable version 2 hierarchy without controllers, as beside version 1, or None."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         if "cgroup2" in fields and os.access(fields[4], os.W_OK):

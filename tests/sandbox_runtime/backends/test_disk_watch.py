@@ -1,4 +1,4 @@
-"""Who is measured when, and who is stopped, on a disk that is pretended."""
+"""The disk watch measures and stops sandboxes on a fake disk."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ LIMIT = DiskUsage(100 * MIB, 1000)
 
 
 class PretendDisk:
-    """A disk to which the test writes."""
+    """A fake disk to which the test writes."""
 
     def __init__(self) -> None:
         self.usages: dict[str, DiskUsage] = {}
@@ -38,8 +38,8 @@ class PretendDisk:
         return self.free
 
 
-class Sandboxes:
-    """Those on the disk, and why they were stopped."""
+class WatchedSandboxes:
+    """The sandboxes on the disk, and the reasons why they were stopped."""
 
     def __init__(self, disk: PretendDisk, reserve_bytes: int = 0) -> None:
         self.watch = DiskWatch(disk, period_s=0.001, reserve_bytes=reserve_bytes)
@@ -61,9 +61,9 @@ async def a_few_looks(disk: PretendDisk) -> None:
         await until(lambda: disk.looks >= enough)
 
 
-async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
+async def test_sandbox_beyond_its_disk_limit_is_stopped_with_the_reason() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("greedy", "modest")
     disk.usages = {"greedy": DiskUsage(101 * MIB - 1, 5), "modest": DiskUsage(90 * MIB, 5)}
     assert await sandboxes.is_stopped("greedy") == (
@@ -76,7 +76,7 @@ async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
 
 async def test_too_many_files_are_too_much_as_well() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("bomb")
     disk.usages = {"bomb": DiskUsage(0, 1001)}
     assert await sandboxes.is_stopped("bomb") == (
@@ -85,9 +85,9 @@ async def test_too_many_files_are_too_much_as_well() -> None:
     await sandboxes.watch.aclose()
 
 
-async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> None:
+async def test_disks_are_not_measured_before_enough_was_written() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("idle", "idle too")
     disk.by_others = DiskUsage(99 * MIB, 10)
     await a_few_looks(disk)
@@ -95,9 +95,9 @@ async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> No
     await sandboxes.watch.aclose()
 
 
-async def test_who_was_measured_is_left_alone_until_that_much_more_was_written() -> None:
+async def test_measured_sandbox_is_measured_again_only_after_enough_was_written() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("working")
     disk.usages = {"working": DiskUsage(40 * MIB, 10)}
     disk.by_others = DiskUsage(90 * MIB, 10)
@@ -113,10 +113,10 @@ async def test_who_was_measured_is_left_alone_until_that_much_more_was_written()
 
 
 @pytest.mark.parametrize("seen_bytes", [MIB, -MIB])
-async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes: int) -> None:
+async def test_space_freed_by_one_sandbox_does_not_hide_writes_of_another(seen_bytes: int) -> None:
     disk = PretendDisk()
     disk.free = 1000 * MIB
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("hidden")
     disk.usages = {"hidden": DiskUsage(101 * MIB, 10)}
     disk.by_others = DiskUsage(-101 * MIB, -10)
@@ -127,9 +127,9 @@ async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes:
     await sandboxes.watch.aclose()
 
 
-async def test_who_cannot_be_measured_is_asked_again() -> None:
+async def test_failed_measurement_is_repeated() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("unseen")
     disk.by_others = DiskUsage(200 * MIB, 10)
     with anyio.fail_after(5):
@@ -141,7 +141,7 @@ async def test_who_cannot_be_measured_is_asked_again() -> None:
 
 async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk, reserve_bytes=1000 * MIB)
+    sandboxes = WatchedSandboxes(disk, reserve_bytes=1000 * MIB)
     sandboxes.begin("large", "larger", "small")
     disk.usages = {
         "large": DiskUsage(50 * MIB, 5),
@@ -159,9 +159,9 @@ async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> N
     await sandboxes.watch.aclose()
 
 
-async def test_the_disk_is_looked_at_only_while_there_is_somebody() -> None:
+async def test_disk_is_watched_only_while_sandboxes_exist() -> None:
     disk = PretendDisk()
-    sandboxes = Sandboxes(disk)
+    sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("first")
     await a_few_looks(disk)
     sandboxes.watch.discard("first")

@@ -1,4 +1,4 @@
-"""Containers from their start to their end, and who may remove which."""
+"""Start, end and removal of containers."""
 
 import asyncio
 import subprocess
@@ -83,7 +83,7 @@ class ForeignEngine(DockerEngine):
         return {**await super().image(name), "Architecture": "s390x"}
 
 
-async def test_an_image_for_a_machine_without_an_agent_is_told_of(
+async def test_image_for_a_machine_without_an_agent_is_an_error(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     await backend._engine.aclose()
@@ -104,9 +104,7 @@ async def test_the_agents_program_cannot_be_changed_from_inside(backend: DockerB
     await sandbox.close()
 
 
-async def test_a_start_that_is_given_up_leaves_no_container(
-    backend: DockerBackend, tmp_path: Path
-) -> None:
+async def test_cancelled_start_leaves_no_container(backend: DockerBackend, tmp_path: Path) -> None:
     for delay_s in (0.0, 0.01, 0.03, 0.06, 0.1):
         with anyio.move_on_after(delay_s):
             sandbox = await start_sandbox(backend, Isolation())
@@ -115,7 +113,7 @@ async def test_a_start_that_is_given_up_leaves_no_container(
 
 
 @pytest.mark.parametrize("end", [("rm", "-f"), ("kill",)])
-async def test_a_container_that_somebody_else_removes_is_told_as_that(
+async def test_container_removed_by_another_client_is_reported(
     backend: DockerBackend, end: tuple[str, ...]
 ) -> None:
     sandbox = await start_sandbox(backend, Isolation())

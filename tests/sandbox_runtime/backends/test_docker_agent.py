@@ -1,4 +1,4 @@
-"""The volume with the agent: what sandboxes run is this program, whoever was at it."""
+"""The volume with the agent: sandboxes run this program even if the volume was changed."""
 
 import asyncio
 import io
@@ -28,7 +28,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
     await backend.aclose()
 
 
-async def test_the_agents_volume_is_filled_once_and_again_when_somebody_removes_it(
+async def test_agent_volume_is_filled_once_and_again_after_its_removal(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     program = tmp_path / "agent"

@@ -1,4 +1,4 @@
-"""What doctor says of an engine, from what the engine says of itself and the host of its disks."""
+"""The checks of `doctor` for an engine, from its info and the block devices of its host."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def said(
     return {each.name.removeprefix("docker "): (each.ok, each.detail) for each in found}
 
 
-def test_a_shared_kernel_is_told_loudly_and_runscs_own_is_not() -> None:
+def test_check_warns_about_a_shared_kernel_and_not_about_gvisor() -> None:
     fine, words = said()["runtime"]
     assert fine
     assert "SHARE THE HOST'S KERNEL" in words
@@ -52,7 +52,7 @@ def test_a_shared_kernel_is_told_loudly_and_runscs_own_is_not() -> None:
     assert said("kata")["runtime"] == (False, "the engine has no 'kata'; it has runc, runsc")
 
 
-def test_limits_that_the_engine_cannot_set_are_told() -> None:
+def test_check_reports_unsupported_limits() -> None:
     assert said()["limits"] == (True, "memory, swap, cpu, pids by cgroup v2; disk watched")
     fine, words = said(SwapLimit=False)["limits"]
     assert (fine, words.rpartition("; ")[2]) == (True, "NOT LIMITED: swap")
@@ -60,7 +60,7 @@ def test_limits_that_the_engine_cannot_set_are_told() -> None:
     assert (fine, words.rpartition("; ")[2]) == (False, "NOT LIMITED: memory, pids")
 
 
-def test_whether_reading_and_writing_the_disk_is_limited_is_told() -> None:
+def test_check_reports_whether_disk_throughput_is_limited() -> None:
     limited = "what each sandbox reads from /dev/vda and writes to it is limited"
     assert said()["disk speed"] == (True, limited)
     assert said(CgroupVersion="1")["disk speed"][1].startswith(f"{limited}, except writes")
@@ -68,7 +68,7 @@ def test_whether_reading_and_writing_the_disk_is_limited_is_told() -> None:
     assert without["disk speed"] == (True, "NOT LIMITED: it lies nowhere")
 
 
-def test_whose_root_it_is_inside_is_told() -> None:
+def test_check_reports_the_host_user_of_root() -> None:
     assert "userns-remap is on" in said()["users"][1]
     assert "userns-remap is OFF" in said(SecurityOptions=["name=seccomp"])["users"][1]
     assert "without root" in said(SecurityOptions=["name=seccomp", "name=rootless"])["users"][1]
@@ -80,7 +80,7 @@ def test_an_engine_without_seccomp_is_not_good_enough() -> None:
     assert said(SecurityOptions=None)["system calls"][0] is False
 
 
-def test_confinement_is_told() -> None:
+def test_check_reports_confinement() -> None:
     assert said()["confinement"][1].endswith("; apparmor")
     assert said(SecurityOptions=["name=seccomp"])["confinement"][1].endswith("no SELinux")
 
@@ -113,7 +113,7 @@ def test_the_whole_disk_below_the_engine_is_found(tmp_path: Path, partition: boo
     assert block_device(engine, **devices).why_not.endswith("/sda is missing")
 
 
-def test_why_block_io_cannot_be_limited_is_told(tmp_path: Path) -> None:
+def test_check_reports_why_block_io_cannot_be_limited(tmp_path: Path) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=False)
     unable = {"Warnings": ["WARNING: No blkio throttle.read_bps_device support"]}
     for answer, directory, numbers, why in (

@@ -1,4 +1,4 @@
-"""Disks of containers: what is found on them, and the end of who takes too much."""
+"""Disk usage of containers is measured, and containers beyond their limit are stopped."""
 
 import asyncio
 import re
@@ -32,13 +32,13 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
 
 
 async def failure_of(sandbox: Sandbox, command: str) -> str:
-    """What is said of a sandbox that does not survive a command."""
+    """Return the error of a sandbox that is lost during a command."""
     with anyio.fail_after(40), pytest.raises(SandboxLostError) as lost:
         await sandbox.exec(command, timeout_s=PLENTY_S)
     return str(lost.value)
 
 
-async def test_who_fills_the_disk_is_stopped_and_nobody_else(
+async def test_only_the_sandbox_that_fills_the_disk_is_stopped(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     greedy, modest = [await start_sandbox(backend, SMALL) for _ in range(2)]
@@ -69,14 +69,14 @@ async def test_files_that_are_deleted_and_kept_open_count_too(backend: DockerBac
     await sandbox.close()
 
 
-async def test_who_makes_too_many_files_is_stopped(backend: DockerBackend) -> None:
+async def test_sandbox_with_too_many_files_is_stopped(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, Isolation(disk_mib=2))
     said = await failure_of(sandbox, f"for n in {{1..400}}; do : > $n; done; {NEVER}")
     assert "more than the 256 files" in said
     await sandbox.close()
 
 
-async def test_who_hides_files_deeper_than_one_can_look_is_stopped(backend: DockerBackend) -> None:
+async def test_sandbox_with_unreadably_deep_files_is_stopped(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     name = "d" * 250
     dig = f"for n in {{1..20}}; do mkdir {name}; cd -P {name}; done"

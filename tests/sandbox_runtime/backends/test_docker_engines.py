@@ -1,4 +1,4 @@
-"""Engines that are far away, behind TLS, or gone."""
+"""Remote engines, engines behind TLS, and lost engines."""
 
 import asyncio
 import shutil
@@ -16,9 +16,9 @@ from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.engine import docker_backend, inspect, names
 from tests.sandbox_runtime.backends.guest_output import first_words
-from tests.sandbox_runtime.backends.relay import Relay, relay
+from tests.sandbox_runtime.backends.relay import EngineSocketRelay, relay
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 pytestmark = pytest.mark.docker
 
@@ -28,13 +28,15 @@ def _engine_at(port: int, state_dir: Path) -> DockerBackend:
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Relay]:
+async def line(tmp_path: Path) -> AsyncIterator[EngineSocketRelay]:
     await docker_backend(tmp_path).aclose()  # skips where there is no engine
     async with relay() as opened:
         yield opened
 
 
-async def test_an_engine_reached_over_tcp_serves_as_well(line: Relay, tmp_path: Path) -> None:
+async def test_an_engine_reached_over_tcp_serves_as_well(
+    line: EngineSocketRelay, tmp_path: Path
+) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
     assert await output(sandbox, "echo far away") == "far away\n"
@@ -43,7 +45,7 @@ async def test_an_engine_reached_over_tcp_serves_as_well(line: Relay, tmp_path: 
 
 
 async def test_proxies_of_the_environment_are_not_asked_for_the_engine(
-    line: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: EngineSocketRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -90,12 +92,12 @@ async def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
         DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host="carrier-pigeon://roof")
 
 
-async def test_who_loses_the_engine_hears_so_and_can_still_close(
-    line: Relay, tmp_path: Path
+async def test_lost_engine_loses_the_sandbox_which_still_closes(
+    line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
-    heard = Heard()
+    heard = OutputRecorder()
 
     async def run() -> None:
         command = "echo begun; mkfifo never; cat never"
@@ -115,15 +117,15 @@ async def test_who_loses_the_engine_hears_so_and_can_still_close(
         await sandbox.close()
         # The container's input has ended with the connection, and so has the agent.
         await until(lambda: not names(tmp_path))
-        line.mend()
+        line.restore()
         again = await start_sandbox(backend, Isolation())
         assert await output(again, "echo healed") == "healed\n"
         await again.close()
     await backend.aclose()
 
 
-async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
-    line: Relay, tmp_path: Path
+async def test_lost_connection_is_distinguished_from_a_stopped_engine(
+    line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     guest = await backend.start(Isolation())
@@ -132,13 +134,13 @@ async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
         line.cut()
         assert await first_words(guest) == b""
         assert guest.diagnostics().startswith("the engine closed the connection")
-        line.mend()
+        line.restore()
         await guest.kill()
     await backend.aclose()
 
 
 async def test_of_an_engine_far_away_all_strict_sandboxes_are_one_user(
-    line: Relay, tmp_path: Path
+    line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     """Whether that host gives away a range of uids cannot be seen from here."""
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
@@ -151,7 +153,7 @@ async def test_of_an_engine_far_away_all_strict_sandboxes_are_one_user(
 
 
 async def test_where_block_io_cannot_be_limited_sandboxes_start_and_the_log_says_so_once(
-    line: Relay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    line: EngineSocketRelay, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Containers as walls: what is in force, and what a program inside feels of it."""
+"""Isolation of containers: the settings in force, and their effect on programs inside."""
 
 import asyncio
 import ctypes
@@ -50,7 +50,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
     return result.stdout
 
 
-async def test_every_wall_is_up(backend: DockerBackend) -> None:
+async def test_container_settings_enforce_every_boundary(backend: DockerBackend) -> None:
     isolation = Isolation(memory_mib=256, cpus=0.5, pids=64, disk_mib=32, open_files=128)
     async with new_sandbox(backend, isolation) as sandbox:
         facts = await asyncio.to_thread(inspect, sandbox.id)
@@ -85,7 +85,7 @@ async def test_every_wall_is_up(backend: DockerBackend) -> None:
     assert facts["Config"]["StdinOnce"]
 
 
-async def test_the_walls_hold_inside(backend: DockerBackend) -> None:
+async def test_boundaries_hold_from_inside(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation(pids=64)) as sandbox:
         status = await output(sandbox, "cat /proc/self/status")
         assert "CapEff:\t00000000000000fb\n" in status
@@ -174,7 +174,7 @@ cat io.max 2>/dev/null || cat blkio/blkio.throttle.*_bps_device
 """
 
 
-async def test_what_a_sandbox_reads_and_writes_of_the_disk_is_limited(
+async def test_disk_throughput_is_limited(
     backend: DockerBackend,
 ) -> None:
     said = {check.name: check.detail for check in await backend.check()}["docker disk speed"]
@@ -220,7 +220,7 @@ async def test_hitting_a_limit_is_counted(backend: DockerBackend) -> None:
         assert many.pids_refused > 0
 
 
-async def test_at_the_strict_level_nobody_is_root_and_nobody_can_become_it(
+async def test_strict_level_has_no_root_and_no_way_to_become_root(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
@@ -247,7 +247,7 @@ async def test_at_the_strict_level_each_sandbox_is_a_host_user_of_its_own(
 
 
 def host_user(container: str) -> int:
-    """Who the first process of a container is on the host."""
+    """Return the host uid of a container's first process."""
     pid = inspect(container)["State"]["Pid"]
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(re.findall(r"^Uid:\t(\d+)", status, re.MULTILINE)[0])
@@ -271,10 +271,10 @@ async def test_at_the_strict_level_a_user_that_the_image_does_not_name_can_work(
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
         printed = await output(sandbox, EVERYDAY_AT_STRICT)
-        nobody = await sandbox.exec("whoami", timeout_s=20)
+        whoami = await sandbox.exec("whoami", timeout_s=20)
     home = "/home/sandbox"
     assert printed == f"sandbox {home} {home}\nvenv\n{home}\nUNKNOWN:644\n"
-    assert (nobody.exit_code, "cannot find name" in nobody.stderr) == (1, True)
+    assert (whoami.exit_code, "cannot find name" in whoami.stderr) == (1, True)
 
 
 async def test_at_the_strict_level_a_workspace_moves_to_another_user(
@@ -312,7 +312,7 @@ async def test_at_the_strict_level_the_disk_is_full_at_its_bound(backend: Docker
         assert "No space left on device" in many.stderr
 
 
-async def test_what_an_image_says_of_users_volumes_and_health_opens_no_wall(
+async def test_users_volumes_and_health_checks_of_an_image_do_not_weaken_isolation(
     tmp_path: Path,
 ) -> None:
     await docker_backend(tmp_path).aclose()  # skips where there is none

@@ -78,14 +78,14 @@ async def test_processes_are_counted_and_too_many_do_no_harm(backend: DockerBack
     await sandbox.close()
 
 
-async def test_memory_that_runs_out_is_the_end_and_is_said(backend: DockerBackend) -> None:
+async def test_exhausted_memory_loses_the_sandbox_with_the_reason(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     with pytest.raises(SandboxLostError, match="memory ran out"):
         await sandbox.exec("python3 -c 'x = bytearray(2 << 30)'", timeout_s=PLENTY_S)
     await sandbox.close()
 
 
-async def test_who_fills_the_disk_is_stopped(backend: DockerBackend) -> None:
+async def test_sandbox_that_fills_the_disk_is_stopped(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done; mkfifo never; cat never"
     with anyio.fail_after(60), pytest.raises(SandboxLostError, match="exceeded the limit"):
@@ -93,7 +93,7 @@ async def test_who_fills_the_disk_is_stopped(backend: DockerBackend) -> None:
     await sandbox.close()
 
 
-async def test_its_limits_stay_as_they_are(backend: DockerBackend) -> None:
+async def test_gvisor_sandbox_keeps_its_limits(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     with pytest.raises(SandboxStartError, match="cannot be changed"):
         await sandbox.resize(Isolation(memory_mib=1024))
@@ -128,7 +128,7 @@ async def test_a_start_that_fails_leaves_no_process(backend: DockerBackend) -> N
         await until(lambda: orphans() <= before)
 
 
-async def test_what_a_dead_owner_left_running_is_found_and_the_livings_is_not(
+async def test_only_processes_of_dead_owners_are_swept(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     """A process that is called as runsc's are stands in for what it leaves when a start fails."""
@@ -168,7 +168,7 @@ with open("/proc/1/fd/2", "wb", buffering=0) as output:
 async def test_flood_from_the_agents_own_descriptors_costs_that_sandbox_only(
     backend: DockerBackend, program: str
 ) -> None:
-    """gVisor lets programs inside open them, whoever they are."""
+    """gVisor lets all programs inside open them."""
     hostile, sound = await start_sandbox(backend, SMALL), await start_sandbox(backend, SMALL)
     with anyio.fail_after(60), pytest.raises(SandboxLostError, match="broke the protocol"):
         await hostile.exec(

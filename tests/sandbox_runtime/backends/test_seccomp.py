@@ -36,7 +36,7 @@ UNIX, IPV4, IPV6, NETLINK, PACKET, ALG, VSOCK = 1, 2, 10, 16, 17, 38, 40
 
 
 def verdict(code: bytes, audit: int, number: int | None, *arguments: int) -> str | int:
-    """What the kernel would do: allow, kill, or fail with an errno."""
+    """Return the verdict of the kernel: allow, kill, or an errno."""
     data = struct.pack("<IIQ6Q", number, audit, 0, *arguments, *[0] * (6 - len(arguments)))
     program: list[tuple[int, int, int, int]] = list(struct.iter_unpack("<HBBI", code))
     accumulator = at = 0
@@ -67,7 +67,7 @@ def test_calls_are_allowed_refused_or_unknown_as_the_policy_says(machine: str, a
     assert {verdicts[name] for name in UNIMPLEMENTED & numbers.keys()} == {errno.ENOSYS}
 
 
-def test_what_programs_live_on_is_allowed_and_what_attacks_need_is_not() -> None:
+def test_ordinary_calls_are_allowed_and_dangerous_calls_are_denied() -> None:
     assert {"read", "openat", "munmap", "execve", "wait4", "futex", "mknod", "seccomp"} <= ALLOWED
     dangerous = ("ptrace", "bpf", "keyctl", "mount", "setns", "kexec_load", "init_module", "syslog")
     assert not ALLOWED & {*dangerous, "io_uring_setup", "userfaultfd", "open_by_handle_at"}
@@ -153,7 +153,7 @@ def test_the_hosts_huge_pages_cannot_be_asked_for(
 
 
 def profile_verdict(profile: dict[str, Any], name: str, *arguments: int) -> str | int:
-    """What libseccomp makes of a Docker profile: at most one entry may be for a call."""
+    """Return the verdict of libseccomp for a Docker profile; at most one entry may match."""
     matching = [
         entry
         for entry in profile["syscalls"]
@@ -177,7 +177,7 @@ def arguments_of_interest() -> Iterator[tuple[int, ...]]:
 
 
 @every_machine
-def test_docker_is_told_the_same(machine: str, audit: int) -> None:
+def test_docker_profile_matches_the_filter(machine: str, audit: int) -> None:
     code, profile = bpf_filter(machine), json.loads(docker_seccomp_profile())
     for name, number in SYSCALL_NUMBERS[machine].items():
         tries = list(arguments_of_interest()) if name in ARG_FILTERED else [(0,) * 4]

@@ -134,7 +134,7 @@ async def test_exit_code_124_is_no_timeout(sandbox: Sandbox) -> None:
     assert (result.exit_code, result.timed_out) == (124, False)
 
 
-async def test_the_papers_directories_are_there_and_the_first_is_where_one_starts(
+async def test_commands_start_in_the_working_directory_of_the_paper(
     sandbox: Sandbox,
 ) -> None:
     command = "pwd; [ -d /testbed/documents ] && [ -d /testbed/output ] && echo there; ls"

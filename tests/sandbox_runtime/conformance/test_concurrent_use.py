@@ -5,7 +5,7 @@ import anyio.lowlevel
 import pytest
 
 from sandbox_runtime.sandbox import ExecResult, Sandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output, read, write
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output, read, write
 
 
 async def test_two_commands_run_at_the_same_time(sandbox: Sandbox) -> None:
@@ -83,7 +83,7 @@ async def test_cancelling_kills_the_command_and_leaves_the_sandbox_usable(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "x=1; mkfifo never")
-    heard = Heard()
+    heard = OutputRecorder()
     with anyio.fail_after(30), anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
 
@@ -110,7 +110,7 @@ async def test_cancelling_one_command_does_not_disturb_another(sandbox: Sandbox)
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(last)
-            heard = Heard()
+            heard = OutputRecorder()
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as cancelled:
 

@@ -1,4 +1,4 @@
-"""A command may go on as a job: read on, typed into, stopped; and none ever runs twice."""
+"""A command may become a job, which can be read, given input and stopped; no command runs twice."""
 
 import anyio
 import pytest
@@ -9,11 +9,11 @@ from tests.sandbox_runtime.transfer import PLENTY_S, output
 
 AT_ONCE_S = 0.3
 GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
-"""A command that goes on when somebody writes to `gate`."""
+"""A command that continues when `gate` is written to."""
 
 
-async def at_the_gate(sandbox: Sandbox) -> str:
-    """The job, still running, of which "before" was heard: a busy machine needs its time."""
+async def start_waiting_job(sandbox: Sandbox) -> str:
+    """Start the command and return its job id once "before" was printed."""
     heard = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     job_id, said = heard.job_id, heard.stdout
     with anyio.fail_after(PLENTY_S):
@@ -29,7 +29,7 @@ async def test_a_command_that_ends_in_time_is_no_job(sandbox: Sandbox) -> None:
     assert (result.stdout, result.running, result.job_id) == ("done\n", False, "")
 
 
-async def test_what_runs_in_the_background_outlives_a_command_that_could_be_typed_to(
+async def test_background_process_outlives_a_command_with_a_terminal(
     sandbox: Sandbox,
 ) -> None:
     started = "mkfifo go ack; (cat go > heard; echo alive > ack) & echo started"
@@ -38,14 +38,14 @@ async def test_what_runs_in_the_background_outlives_a_command_that_could_be_type
     assert await output(sandbox, "echo hello > go; cat ack heard") == "alive\nhello\n"
 
 
-async def test_a_long_command_goes_on_as_a_job(sandbox: Sandbox) -> None:
-    job_id = await at_the_gate(sandbox)
+async def test_long_command_continues_as_a_job(sandbox: Sandbox) -> None:
+    job_id = await start_waiting_job(sandbox)
     await output(sandbox, "echo now > gate")
     end = await sandbox.wait(job_id, wait_s=PLENTY_S)
     assert (end.running, end.exit_code, end.stdout) == (False, 0, "after now\n")
 
 
-async def test_what_a_job_writes_between_two_questions_is_not_lost(sandbox: Sandbox) -> None:
+async def test_output_of_a_job_between_two_waits_is_not_lost(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo one two")
     command = "read a < one; seq 3; read b < two"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
@@ -54,8 +54,8 @@ async def test_what_a_job_writes_between_two_questions_is_not_lost(sandbox: Sand
     assert (await sandbox.wait(job.job_id, wait_s=PLENTY_S)).stdout == "1\n2\n3\n"
 
 
-async def test_a_job_that_is_asked_too_early_is_still_running(sandbox: Sandbox) -> None:
-    job_id = await at_the_gate(sandbox)
+async def test_job_that_has_not_ended_is_still_running(sandbox: Sandbox) -> None:
+    job_id = await start_waiting_job(sandbox)
     again = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
     assert (again.running, again.job_id, again.stdout) == (True, job_id, "")
 
@@ -65,7 +65,7 @@ async def test_other_commands_run_beside_a_job(sandbox: Sandbox) -> None:
     assert await output(sandbox, "x=1; echo $x") == "1\n"
 
 
-async def test_a_job_does_not_take_later_commands_state_back(sandbox: Sandbox) -> None:
+async def test_job_does_not_overwrite_the_state_of_later_commands(sandbox: Sandbox) -> None:
     job = await sandbox.exec(f"x=old; {GATED}", timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     await output(sandbox, "x=new")
     await output(sandbox, "echo go > gate")
@@ -96,14 +96,14 @@ async def test_each_reading_of_a_job_has_the_cap_to_itself(sandbox: Sandbox) -> 
     assert end.stdout == job.stdout
 
 
-async def test_an_unknown_job_is_said_to_be_missing(sandbox: Sandbox) -> None:
+async def test_unknown_job_is_missing(sandbox: Sandbox) -> None:
     with pytest.raises(JobMissingError):
         await sandbox.wait("nothing", wait_s=PLENTY_S)
     with pytest.raises(JobMissingError):
         await sandbox.stop("nothing")
 
 
-async def test_a_job_that_has_ended_is_told_of_once(sandbox: Sandbox) -> None:
+async def test_result_of_an_ended_job_is_returned_once(sandbox: Sandbox) -> None:
     job = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     await sandbox.stop(job.job_id)
     await sandbox.wait(job.job_id, wait_s=PLENTY_S)
@@ -121,7 +121,7 @@ async def test_a_command_that_waits_to_be_typed_into_is_returned_and_answered(
     assert (end.running, end.stdout) == (False, "heard yes\n")
 
 
-async def test_a_terminal_can_be_told_that_there_is_no_more_to_come(
+async def test_end_of_input_reaches_a_terminal(
     sandbox: Sandbox, request: pytest.FixtureRequest
 ) -> None:
     if "runsc" in request.node.name:

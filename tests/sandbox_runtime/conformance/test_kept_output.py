@@ -36,7 +36,7 @@ async def test_output_that_is_shown_whole_leaves_no_file(sandbox: Sandbox, comma
         assert (await sandbox.list(KEEP)).entries == ()
 
 
-async def test_nothing_is_kept_where_nobody_asks(sandbox: Sandbox) -> None:
+async def test_output_is_not_kept_by_default(sandbox: Sandbox) -> None:
     result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=OutputCap(max_bytes=1000))
     assert (result.truncated, result.stdout_file) == (True, "")
     assert re.search(r"lines left out \.\.\.\]", result.stdout)
@@ -88,7 +88,7 @@ async def test_all_readings_of_a_job_keep_no_more_than_one_command_may(sandbox: 
     assert len((await sandbox.list(KEEP)).entries) == 2
 
 
-async def test_one_computer_keeps_no_more_than_its_part_of_all_outputs(tmp_path: Path) -> None:
+async def test_output_files_of_one_sandbox_are_bounded_together(tmp_path: Path) -> None:
     much = f"yes | head -c {20 << 20}"
     cap = replace(CAP, max_kept_bytes=20 << 20)
     async with open_backend("bubblewrap", tmp_path) as sandbox:

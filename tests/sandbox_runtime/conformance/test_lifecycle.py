@@ -1,11 +1,11 @@
-"""A sandbox ends once, for good, and whoever still uses it hears so."""
+"""A closed sandbox raises SandboxLostError in every use."""
 
 import anyio
 import pytest
 
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output, pieces, read
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output, pieces, read
 
 
 async def test_a_sandbox_has_a_name(sandbox: Sandbox) -> None:
@@ -30,11 +30,11 @@ async def test_a_closed_sandbox_is_lost_to_every_use(sandbox: Sandbox) -> None:
         await sandbox.list("/testbed")
 
 
-async def test_a_command_that_runs_when_the_sandbox_closes_hears_that_it_is_lost(
+async def test_running_command_raises_when_its_sandbox_closes(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "mkfifo never")
-    heard = Heard()
+    heard = OutputRecorder()
 
     async def run() -> None:
         with pytest.raises(SandboxLostError):

@@ -3,7 +3,7 @@
 import pytest
 
 from sandbox_runtime.errors import FileMissingError, FileTimeoutError, NotARegularFileError
-from sandbox_runtime.sandbox import Entry, HashLimits, Sandbox
+from sandbox_runtime.sandbox import DirectoryEntry, HashLimits, Sandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, output, write
 
 
@@ -27,8 +27,8 @@ async def test_files_have_their_size_and_directories_are_told_apart(sandbox: San
         "five": "file",
         "none": "file",
     }
-    assert Entry("five", "file", 5) in listing.entries
-    assert Entry("none", "file", 0) in listing.entries
+    assert DirectoryEntry("five", "file", 5) in listing.entries
+    assert DirectoryEntry("none", "file", 0) in listing.entries
 
 
 async def test_an_empty_directory_has_no_entries(sandbox: Sandbox) -> None:
@@ -91,7 +91,7 @@ async def test_listing_what_is_no_directory_is_refused(sandbox: Sandbox, making:
         await sandbox.list("/testbed/it")
 
 
-async def test_files_over_the_hash_limit_are_listed_without_a_hash(sandbox: Sandbox) -> None:
+async def test_files_over_the_hash_limit_have_no_hash(sandbox: Sandbox) -> None:
     await write(sandbox, "/testbed/d/fits", b"1234")
     await write(sandbox, "/testbed/d/large", b"12345")
     listing = await sandbox.list("/testbed/d", hashes=HashLimits(4, PLENTY_S))
@@ -106,10 +106,10 @@ async def test_files_that_are_not_hashed_in_time_are_listed_without_a_hash(
 ) -> None:
     await write(sandbox, "/testbed/d/file", b"1234")
     listing = await sandbox.list("/testbed/d", hashes=HashLimits(4, 0.0))
-    assert listing.entries == (Entry("file", "file", 4),)
+    assert listing.entries == (DirectoryEntry("file", "file", 4),)
 
 
-async def test_a_listing_that_takes_too_long_is_given_up_and_harms_nothing(
+async def test_timed_out_listing_leaves_the_sandbox_usable(
     sandbox: Sandbox,
 ) -> None:
     with pytest.raises(FileTimeoutError):

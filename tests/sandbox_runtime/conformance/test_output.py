@@ -1,4 +1,4 @@
-"""Output is bounded at its source, counted in full, and heard while the command runs."""
+"""Output is bounded at its source, counted in full, and streamed while the command runs."""
 
 import re
 
@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from sandbox_runtime.sandbox import ExecResult, OutputCap, Sandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 
 async def test_output_of_just_the_cap_is_whole(sandbox: Sandbox) -> None:
@@ -62,7 +62,7 @@ async def test_lines_are_counted_whether_they_are_shown_or_not(
     assert result.output_lines == lines
 
 
-async def test_one_line_of_300_kb_is_cut_in_its_middle(sandbox: Sandbox) -> None:
+async def test_line_of_300_kb_is_cut_in_its_middle(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=2000, max_lines=50)
     command = f"printf start; {_letters(300_000)}; printf end"
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap)
@@ -102,8 +102,8 @@ async def test_a_cut_never_leaves_half_a_character(sandbox: Sandbox, max_bytes: 
     assert "\ufffd" not in result.stdout
 
 
-async def test_what_is_heard_is_what_is_reported(sandbox: Sandbox) -> None:
-    heard = Heard()
+async def test_streamed_output_equals_the_reported_output(sandbox: Sandbox) -> None:
+    heard = OutputRecorder()
     result = await sandbox.exec(
         "for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'é'",
         timeout_s=PLENTY_S,
@@ -113,16 +113,16 @@ async def test_what_is_heard_is_what_is_reported(sandbox: Sandbox) -> None:
     assert heard.text("stderr") == result.stderr == "err 1\nerr 2\nerr 3\n"
 
 
-async def test_a_character_written_in_two_parts_is_heard_whole(sandbox: Sandbox) -> None:
-    heard = Heard()
+async def test_character_written_in_two_parts_is_streamed_whole(sandbox: Sandbox) -> None:
+    heard = OutputRecorder()
     command = "printf 'caf\\303'; sleep 0.2; printf '\\251'"
     await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
     assert heard.text() == "café"
 
 
-async def test_output_is_heard_while_its_command_still_runs(sandbox: Sandbox) -> None:
+async def test_output_is_streamed_while_its_command_runs(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo gate")
-    heard = Heard()
+    heard = OutputRecorder()
     results: list[ExecResult] = []
 
     async def run() -> None:
@@ -138,14 +138,14 @@ async def test_output_is_heard_while_its_command_still_runs(sandbox: Sandbox) ->
     assert heard.text() == results[0].stdout == "first\nopened\nlast\n"
 
 
-async def test_a_silent_command_is_not_heard(sandbox: Sandbox) -> None:
-    heard = Heard()
+async def test_silent_command_streams_nothing(sandbox: Sandbox) -> None:
+    heard = OutputRecorder()
     await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=heard)
     assert heard.pieces == []
 
 
-async def test_no_more_than_the_head_of_the_cap_is_heard(sandbox: Sandbox) -> None:
-    heard = Heard()
+async def test_only_the_head_of_the_cap_is_streamed(sandbox: Sandbox) -> None:
+    heard = OutputRecorder()
     await sandbox.exec(
         f"echo start; {_letters(200_000)}; seq 1 1000 >&2",
         timeout_s=PLENTY_S,

@@ -1,4 +1,4 @@
-"""What one command leaves behind is there for the next, and nothing else is."""
+"""The shell state of one command carries over to the next, and nothing else does."""
 
 import pytest
 
@@ -43,7 +43,7 @@ async def test_a_function_persists(sandbox: Sandbox) -> None:
     assert await output(sandbox, "greet 'you there' 2") == "hello you there, of 2\n"
 
 
-async def test_what_was_unset_stays_unset(sandbox: Sandbox) -> None:
+async def test_unset_variable_stays_unset(sandbox: Sandbox) -> None:
     await output(sandbox, "export gone=1; kept=2; f() { echo f; }")
     await output(sandbox, "unset gone; unset -f f; unset HOME")
     assert await output(sandbox, 'echo "[$gone][$kept][$HOME]"') == "[][2][]\n"

@@ -1,4 +1,4 @@
-"""A workspace leaves one computer and arrives in another, whole; its manifest says what it is."""
+"""A workspace moves from one sandbox to another; its manifest has the hash of each file."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
+from sandbox_runtime.errors import FileSizeLimitError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import HashLimits, Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, copy_workspace, output, read, write
@@ -44,12 +44,12 @@ async def test_a_workspace_over_the_limit_is_refused_and_the_sandbox_works_on(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/large", bytes(100_000))
-    with pytest.raises(FileTooLargeError):
+    with pytest.raises(FileSizeLimitError):
         await sandbox.snapshot(_nowhere, max_bytes=50_000)
     assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_what_is_no_snapshot_is_refused(sandbox: Sandbox) -> None:
+async def test_invalid_snapshot_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxFileError):
         await sandbox.restore(_pieces(b"this is no tar " * 100))
     assert await output(sandbox, "echo well") == "well\n"

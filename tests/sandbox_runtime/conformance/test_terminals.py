@@ -1,4 +1,4 @@
-"""Where a sandbox's pseudo-terminals are all taken, commands run on pipes, and say so."""
+"""Commands run on pipes and report it when no pseudo-terminal is free."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -56,7 +56,7 @@ async def test_a_pipe_ends_where_the_input_does(sandbox: Sandbox) -> None:
     assert end.stdout.endswith("text\nend\n")
 
 
-async def test_typing_where_nobody_reads_does_no_harm(sandbox: Sandbox) -> None:
+async def test_input_that_is_never_read_does_no_harm(sandbox: Sandbox) -> None:
     command = "mkfifo gate; exec 0< /dev/null; echo closed; read line < gate; echo $line"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=WAIT_S, stdin=None)
     assert job.running

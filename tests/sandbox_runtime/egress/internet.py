@@ -15,13 +15,13 @@ Behaviour = Callable[[Reader, Writer], Awaitable[None]]
 PUBLIC = "93.184.215.14"
 
 
-def trusting() -> ssl.SSLContext:
-    """For a program that trusts the stand-ins."""
+def client_tls_context() -> ssl.SSLContext:
+    """Return a TLS context that trusts the fake servers."""
     return ssl.create_default_context(cafile=str(CERTIFICATE))
 
 
 class Internet:
-    """Gives a Gateway its `resolve` and its `connect`, and keeps what was asked of them."""
+    """A fake internet: `resolve` and `connect` for a Gateway, which record their calls."""
 
     def __init__(self, names: Mapping[str, Sequence[str]] | None = None) -> None:
         self.names = dict(names or {"allowed.example": [PUBLIC], "other.example": [PUBLIC]})
@@ -45,7 +45,7 @@ class Internet:
     async def server(
         self, behaviour: Behaviour, *, ip: str = PUBLIC, port: int = 80, tls: bool = False
     ) -> AsyncIterator[int]:
-        """A server at a public address, while the context lasts; gives its port on loopback."""
+        """Run a server at a public address for the length of the block; yield its loopback port."""
         writers: list[Writer] = []
 
         async def served(reader: Reader, writer: Writer) -> None:
@@ -81,13 +81,13 @@ async def end(writers: Iterable[Writer]) -> None:
 
 
 class Origin:
-    """Answers every HTTP request with what it got."""
+    """Answers every HTTP request with the head of the request."""
 
     def __init__(self) -> None:
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.cut: int = 0
-        """Requests that ended in their middle."""
+        """Number of incomplete requests."""
 
     async def __call__(self, reader: Reader, writer: Writer) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A name server on a port of its own, and the two files of a host that asks it."""
+"""A name server on its own port, and the two resolver files of a host that uses it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from sandbox_runtime.egress.dialer import SystemResolver
 SILENT = "silent.example."
 """Names below it are never answered."""
 LATE_TURNS = 200
-"""How long an answer takes where names are denied for the other kind."""
+"""Delay of an answer, in loop turns, if the other address family is denied."""
 
 
 class NameServer(asyncio.DatagramProtocol):
@@ -28,8 +28,8 @@ class NameServer(asyncio.DatagramProtocol):
         silent_kinds: Sequence[str],
         denied_kinds: Sequence[str],
     ) -> None:
-        self.asked: list[tuple[str, str]] = []
-        """Every question: a name and A or AAAA."""
+        self.queries: list[tuple[str, str]] = []
+        """The received queries: a name, and A or AAAA."""
         self.transport: asyncio.DatagramTransport | None = None
         self._records = records
         self._silent_kinds = silent_kinds
@@ -39,7 +39,7 @@ class NameServer(asyncio.DatagramProtocol):
         query = dns.message.from_wire(data)
         (question,) = query.question
         name, kind = question.name.to_text(), dns.rdatatype.to_text(question.rdtype)
-        self.asked.append((name, kind))
+        self.queries.append((name, kind))
         if name.endswith(SILENT) or kind in self._silent_kinds:
             return
         response = dns.message.make_response(query)
@@ -52,7 +52,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._send(response.to_wire(), addr, LATE_TURNS if is_late else 0)
 
     def _send(self, response: bytes, addr: tuple[str, int], turns: int) -> None:
-        """Answer after so many turns of the loop."""
+        """Send a response after `turns` turns of the loop."""
         assert self.transport
         if turns:
             asyncio.get_running_loop().call_soon(self._send, response, addr, turns - 1)
@@ -70,7 +70,7 @@ async def name_server(
     silent_kinds: Sequence[str] = (),
     denied_kinds: Sequence[str] = (),
 ) -> AsyncIterator[tuple[SystemResolver, NameServer]]:
-    """The resolver of a host with these `hosts`, and resolv.conf with these `options`."""
+    """Yield a resolver with these `hosts` and these `options` in resolv.conf, and its server."""
     (directory / "hosts").write_text(hosts)
     (directory / "resolv.conf").write_text(f"nameserver 127.0.0.1\n{options}\n")
     transport, server = await asyncio.get_running_loop().create_datagram_endpoint(

@@ -11,7 +11,7 @@ from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
 from sandbox_runtime.egress.gateway import Gateway
 from sandbox_runtime.egress.limits import Timeouts
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer, end, trusting
+from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer, client_tls_context, end
 
 Streams = tuple[Reader, Writer]
 
@@ -43,8 +43,8 @@ class SocketConnection:
         self._writer.transport.abort()
 
 
-class Pieces:
-    """A Connection from which these pieces come."""
+class PieceConnection:
+    """A Connection that receives these pieces."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -62,8 +62,8 @@ class Pieces:
         raise NotImplementedError
 
 
-class Inside:
-    """The port that programs connect to, and what was decided on their connections."""
+class GatewayClient:
+    """The client side of a gateway: connects as programs do, and records the decisions."""
 
     def __init__(self, gateway: Gateway, port: int, decisions: list[Decision]) -> None:
         self.gateway = gateway
@@ -71,15 +71,15 @@ class Inside:
         self.decisions = decisions
         self.writers: list[Writer] = []
         self.tasks: list[asyncio.Task[None]] = []
-        """In which connections are served, in their order."""
+        """The tasks that serve the connections, in order."""
 
     async def open(self) -> Streams:
-        """A connection of a program."""
+        """Open a connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
         return reader, writer
 
-    async def say(self, *pieces: bytes) -> bytes:
+    async def exchange(self, *pieces: bytes) -> bytes:
         """Send and return the whole answer, to its end."""
         reader, writer = await self.open()
         for piece in pieces:
@@ -90,34 +90,34 @@ class Inside:
         return answer
 
     async def connect(self, authority: str) -> Streams:
-        """A tunnel that CONNECT has opened."""
+        """Open a tunnel by CONNECT."""
         reader, writer = await self.open()
         writer.write(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
         return reader, writer
 
     async def connect_tls(self, authority: str, server_name: str) -> Streams:
-        """TLS in such a tunnel. Raises ssl.SSLError."""
+        """Open a tunnel and begin TLS in it. Raises ssl.SSLError."""
         reader, writer = await self.connect(authority)
-        await writer.start_tls(trusting(), server_hostname=server_name)
+        await writer.start_tls(client_tls_context(), server_hostname=server_name)
         return reader, writer
 
     async def socks(self, host: bytes, port: int) -> Streams:
-        """A tunnel that SOCKS has opened; `host` as it is on the wire, with its kind."""
+        """Open a tunnel by SOCKS; `host` is the encoded address with its type."""
         reader, writer = await self.open()
         writer.write(b"\x05\x01\x00\x05\x01\x00" + host + port.to_bytes(2, "big"))
         assert await reader.readexactly(12) == b"\x05\x00\x05\x00\x00\x01" + bytes(6)
         return reader, writer
 
-    async def decided(self) -> Decision:
-        """The one decision there is, once its connection is over."""
+    async def only_decision(self) -> Decision:
+        """Wait for the only decision and return it."""
         await until(lambda: bool(self.decisions))
         (decision,) = self.decisions
         return decision
 
 
 @asynccontextmanager
-async def inside(
+async def gateway_client(
     egress: Egress,
     internet: Internet,
     *,
@@ -126,8 +126,8 @@ async def inside(
     forbidden: Collection[Endpoint] = (),
     secrets: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
-) -> AsyncIterator[Inside]:
-    """A sandbox's way out to stand-ins, with programs that may connect to it."""
+) -> AsyncIterator[GatewayClient]:
+    """Yield the client side of a gateway to a fake internet."""
     decisions: list[Decision] = []
     gateway = Gateway(
         egress,
@@ -138,13 +138,15 @@ async def inside(
         on_decision=decisions.append,
         timeouts=timeouts,
     )
-    async with ways_in(gateway, decisions) as sandbox:
+    async with serve_programs(gateway, decisions) as sandbox:
         yield sandbox
 
 
 @asynccontextmanager
-async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[Inside]:
-    """A port for programs, and behind it this gateway."""
+async def serve_programs(
+    gateway: Gateway, decisions: list[Decision]
+) -> AsyncIterator[GatewayClient]:
+    """Serve a gateway on a port for programs."""
 
     async def serve(reader: Reader, writer: Writer) -> None:
         task = asyncio.current_task()
@@ -153,7 +155,7 @@ async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[
         await gateway.serve(SocketConnection(reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    sandbox = Inside(gateway, server.sockets[0].getsockname()[1], decisions)
+    sandbox = GatewayClient(gateway, server.sockets[0].getsockname()[1], decisions)
     try:
         yield sandbox
     finally:
@@ -162,6 +164,6 @@ async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[
         await end(sandbox.writers)
 
 
-def allowing(*allow: str, **others: Any) -> Egress:
-    """An allowlist."""
+def allowlist(*allow: str, **others: Any) -> Egress:
+    """Return an allowlist policy."""
     return Egress(mode="allowlist", allowed_hosts=allow, **others)

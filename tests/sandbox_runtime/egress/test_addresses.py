@@ -13,16 +13,23 @@ from sandbox_runtime.egress.dialer import Server, SystemResolver
 from sandbox_runtime.egress.gateway import Gateway
 from sandbox_runtime.egress.limits import Timeouts
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Origin, echo
-from tests.sandbox_runtime.egress.programs import Inside, allowing, inside, ways_in
+from tests.sandbox_runtime.egress.programs import (
+    GatewayClient,
+    allowlist,
+    gateway_client,
+    serve_programs,
+)
 
 OPEN = Egress(mode="open")
 NO_ADDRESS = b"has no address that a sandbox may reach"
 OTHER = "1.1.1.1"
 
 
-async def get(sandbox: Inside, host: str) -> bytes:
+async def get(sandbox: GatewayClient, host: str) -> bytes:
     with fail_after(5):
-        return await sandbox.say(f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        return await sandbox.exchange(
+            f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+        )
 
 
 @pytest.mark.parametrize(
@@ -51,14 +58,12 @@ async def get(sandbox: Inside, host: str) -> bytes:
         "ff02::1",
     ],
 )
-@pytest.mark.parametrize("egress", [OPEN, allowing("inner.example")], ids=["open", "allowlist"])
-async def test_a_name_that_leads_to_no_public_address_is_denied(
-    address: str, egress: Egress
-) -> None:
+@pytest.mark.parametrize("egress", [OPEN, allowlist("inner.example")], ids=["open", "allowlist"])
+async def test_name_without_a_public_address_is_denied(address: str, egress: Egress) -> None:
     internet = Internet({"inner.example": [address]})
-    async with inside(egress, internet) as sandbox:
+    async with gateway_client(egress, internet) as sandbox:
         answer = await get(sandbox, "inner.example")
-        decision = await sandbox.decided()
+        decision = await sandbox.only_decision()
     assert NO_ADDRESS in answer
     assert address.encode() not in answer
     assert decision.verdict == "denied"
@@ -71,7 +76,7 @@ async def test_a_name_that_leads_to_no_public_address_is_denied(
 )
 async def test_an_address_that_is_not_public_is_denied_though_all_is_open(literal: str) -> None:
     internet = Internet()
-    async with inside(OPEN, internet) as sandbox:
+    async with gateway_client(OPEN, internet) as sandbox:
         assert NO_ADDRESS in await get(sandbox, literal)
     assert internet.dialed == []
 
@@ -82,7 +87,7 @@ async def test_an_address_that_is_not_public_is_denied_though_all_is_open(litera
 )
 async def test_an_address_in_another_spelling_is_refused(literal: str) -> None:
     internet = Internet()
-    async with inside(OPEN, internet) as sandbox:
+    async with gateway_client(OPEN, internet) as sandbox:
         assert (await get(sandbox, literal)).startswith(b"HTTP/1.1 400 ")
     assert internet.lookups == internet.dialed == []
 
@@ -90,10 +95,10 @@ async def test_an_address_in_another_spelling_is_refused(literal: str) -> None:
 async def test_a_public_address_needs_a_rule_unless_all_is_open() -> None:
     internet, origin = Internet(), Origin()
     async with internet.server(origin):
-        async with inside(allowing("allowed.example"), internet) as sandbox:
+        async with gateway_client(allowlist("allowed.example"), internet) as sandbox:
             assert b"is not in this sandbox's allowlist" in await get(sandbox, PUBLIC)
-        for egress in (OPEN, allowing(PUBLIC)):
-            async with inside(egress, internet) as sandbox:
+        for egress in (OPEN, allowlist(PUBLIC)):
+            async with gateway_client(egress, internet) as sandbox:
                 assert (await get(sandbox, PUBLIC)).startswith(b"HTTP/1.1 200 ")
     assert internet.lookups == []
 
@@ -106,7 +111,10 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialed() -> None
         internet.names[host] = ["127.0.0.1"]
         return answer
 
-    async with internet.server(origin), inside(OPEN, internet, resolve=rebinding) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(OPEN, internet, resolve=rebinding) as sandbox,
+    ):
         assert (await get(sandbox, "rebinding.example")).startswith(b"HTTP/1.1 200 ")
         assert internet.lookups == ["rebinding.example"]
         assert NO_ADDRESS in await get(sandbox, "rebinding.example")
@@ -115,14 +123,14 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialed() -> None
 
 async def test_of_several_addresses_only_public_ones_are_dialed() -> None:
     internet, origin = Internet({"mixed.example": ["127.0.0.1", PUBLIC, "::1"]}), Origin()
-    async with internet.server(origin), inside(OPEN, internet) as sandbox:
+    async with internet.server(origin), gateway_client(OPEN, internet) as sandbox:
         assert (await get(sandbox, "mixed.example")).startswith(b"HTTP/1.1 200 ")
     assert internet.dialed == [(PUBLIC, 80)]
 
 
 async def test_the_next_address_is_tried_where_one_refuses() -> None:
     internet, origin = Internet({"two.example": [OTHER, PUBLIC, OTHER]}), Origin()
-    async with internet.server(origin), inside(OPEN, internet) as sandbox:
+    async with internet.server(origin), gateway_client(OPEN, internet) as sandbox:
         assert (await get(sandbox, "two.example")).startswith(b"HTTP/1.1 200 ")
     assert internet.dialed == [(OTHER, 80), (PUBLIC, 80)]
 
@@ -140,7 +148,7 @@ async def test_the_next_address_is_tried_where_one_is_silent() -> None:
     timeouts = Timeouts(connect_s=0.05)
     async with (
         internet.server(origin),
-        inside(OPEN, internet, connect=drops, timeouts=timeouts) as sandbox,
+        gateway_client(OPEN, internet, connect=drops, timeouts=timeouts) as sandbox,
     ):
         assert (await get(sandbox, "two.example")).startswith(b"HTTP/1.1 200 ")
     assert dialed == [OTHER, PUBLIC]
@@ -152,14 +160,14 @@ async def test_silence_of_all_addresses_and_of_the_resolver_is_a_timeout() -> No
     async def silence(*_: object) -> Any:
         await asyncio.Event().wait()
 
-    async with inside(OPEN, internet, connect=silence, timeouts=timeouts) as sandbox:
+    async with gateway_client(OPEN, internet, connect=silence, timeouts=timeouts) as sandbox:
         assert (await get(sandbox, "silent.example")).startswith(b"HTTP/1.1 504 Gateway Timeout: ")
-    async with inside(OPEN, internet, resolve=silence, timeouts=timeouts) as sandbox:
+    async with gateway_client(OPEN, internet, resolve=silence, timeouts=timeouts) as sandbox:
         assert b"cannot resolve silent.example: no answer" in await get(sandbox, "silent.example")
 
 
 async def test_a_name_without_addresses_cannot_be_resolved() -> None:
-    async with inside(OPEN, Internet({"empty.example": []})) as sandbox:
+    async with gateway_client(OPEN, Internet({"empty.example": []})) as sandbox:
         assert b"cannot resolve empty.example: it has no address" in await get(
             sandbox, "empty.example"
         )
@@ -172,7 +180,7 @@ async def test_a_name_without_addresses_cannot_be_resolved() -> None:
     [
         OPEN,
         Egress(mode="open", allowed_cidrs=(f"{PUBLIC}/32",)),
-        allowing("allowed.example", PUBLIC),
+        allowlist("allowed.example", PUBLIC),
     ],
     ids=["open", "named network", "allowlist"],
 )
@@ -180,7 +188,7 @@ async def test_the_proxys_own_addresses_are_denied_whatever_the_rules(
     egress: Egress, host: str, forbidden: tuple[str, int | None]
 ) -> None:
     internet = Internet()
-    async with inside(egress, internet, forbidden=[forbidden]) as sandbox:
+    async with gateway_client(egress, internet, forbidden=[forbidden]) as sandbox:
         assert NO_ADDRESS in await get(sandbox, host)
     assert internet.dialed == []
 
@@ -189,12 +197,12 @@ async def test_other_ports_of_the_proxys_own_address_stay_what_they_are() -> Non
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
-        inside(OPEN, internet, forbidden=[(PUBLIC, 8080)]) as sandbox,
+        gateway_client(OPEN, internet, forbidden=[(PUBLIC, 8080)]) as sandbox,
     ):
         assert (await get(sandbox, "allowed.example")).startswith(b"HTTP/1.1 200 ")
 
 
-def test_an_own_address_that_is_none_is_an_error() -> None:
+def test_invalid_own_address_is_an_error() -> None:
     with pytest.raises(ValueError, match="localhost"):
         Gateway(OPEN, resolve=Internet().resolve, forbidden=[("localhost", 80)])
 
@@ -206,7 +214,7 @@ async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
         for cidrs, status in (((), b"403"), (("127.0.0.0/8",), b"200")):
             egress = Egress(mode="allowlist", allowed_hosts=allow, allowed_cidrs=cidrs)
             for authority in allow:
-                async with ways_in(Gateway(egress, resolve=resolver), []) as sandbox:
+                async with serve_programs(Gateway(egress, resolve=resolver), []) as sandbox:
                     reader, writer = await sandbox.open()
                     writer.write(f"CONNECT {authority} HTTP/1.1\r\n\r\nhello".encode())
                     with fail_after(5):
@@ -215,7 +223,7 @@ async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
                         assert (await reader.read()).endswith(b"hello") is (status == b"200")
 
 
-async def test_the_hosts_resolver_tells_addresses_and_failures() -> None:
+async def test_system_resolver_returns_addresses_and_failures() -> None:
     resolver = SystemResolver()
     with fail_after(20):
         assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}

@@ -1,41 +1,41 @@
-"""What a program sends is found however it is cut, and never without end."""
+"""The reader finds heads and lines in any pieces, and reads within its bounds."""
 
 import pytest
 
 from sandbox_runtime.egress.connection import BufferedReader
 from sandbox_runtime.egress.decision import DeniedError
-from tests.sandbox_runtime.egress.programs import Pieces
+from tests.sandbox_runtime.egress.programs import PieceConnection
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
 
 
 @pytest.mark.parametrize("at", range(1, len(HEAD)))
 async def test_a_head_ends_at_its_empty_line(at: int) -> None:
-    reader = BufferedReader(Pieces([HEAD[:at], HEAD[at:] + b"body\r\n\r\n"]))
+    reader = BufferedReader(PieceConnection([HEAD[:at], HEAD[at:] + b"body\r\n\r\n"]))
     assert await reader.read_head(1000) == HEAD
     assert await reader.read_line(100) == b"body\r\n"
 
 
 async def test_a_head_may_come_byte_by_byte() -> None:
-    reader = BufferedReader(Pieces([bytes((byte,)) for byte in HEAD]))
+    reader = BufferedReader(PieceConnection([bytes((byte,)) for byte in HEAD]))
     assert await reader.read_head(len(HEAD)) == HEAD
     assert await reader.peek() is None
     assert await reader.read(10) == b""
 
 
 async def test_bare_line_feeds_end_a_head_at_once_so_that_it_is_refused_at_once() -> None:
-    reader = BufferedReader(Pieces([b"GET / HTTP/1.1\n\nbody", b"\r\n\r\n"]))
+    reader = BufferedReader(PieceConnection([b"GET / HTTP/1.1\n\nbody", b"\r\n\r\n"]))
     assert await reader.read_head(1000) == b"GET / HTTP/1.1\n\n"
 
 
-async def test_what_is_too_long_or_ends_in_its_middle_is_denied() -> None:
+async def test_too_long_or_incomplete_input_is_denied() -> None:
     with pytest.raises(DeniedError, match="more than 20 bytes"):
-        await BufferedReader(Pieces([HEAD])).read_head(20)
+        await BufferedReader(PieceConnection([HEAD])).read_head(20)
     with pytest.raises(DeniedError, match="more than 20 bytes"):
-        await BufferedReader(Pieces([b"x" * 8] * 100)).read_line(20)
+        await BufferedReader(PieceConnection([b"x" * 8] * 100)).read_line(20)
     for read in (
-        BufferedReader(Pieces([HEAD[:-1]])).read_head(100),
-        BufferedReader(Pieces([b"abc"])).read_exactly(4),
+        BufferedReader(PieceConnection([HEAD[:-1]])).read_head(100),
+        BufferedReader(PieceConnection([b"abc"])).read_exactly(4),
     ):
         with pytest.raises(DeniedError, match="ends in its middle"):
             await read

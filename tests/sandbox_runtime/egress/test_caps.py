@@ -1,4 +1,4 @@
-"""What one sandbox may use of the network, and for how long it may take its time."""
+"""Limits on connections, traffic and time of one sandbox."""
 
 import tracemalloc
 
@@ -11,7 +11,7 @@ from sandbox_runtime.egress.decision import DeniedError
 from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Origin, Reader, Writer, echo
-from tests.sandbox_runtime.egress.programs import allowing, inside
+from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 
 MIB = 1 << 20
 GET = b"GET http://allowed.example/ HTTP/1.1\r\nHost: allowed.example\r\n\r\n"
@@ -27,21 +27,21 @@ async def pour(reader: Reader, writer: Writer) -> None:
 
 async def test_connections_beyond_the_cap_are_refused_in_words() -> None:
     internet, origin = Internet(), Origin()
-    egress = allowing("allowed.example", HOST, max_connections=2)
+    egress = allowlist("allowed.example", HOST, max_connections=2)
     async with (
         internet.server(echo, port=7),
         internet.server(origin),
-        inside(egress, internet) as sandbox,
+        gateway_client(egress, internet) as sandbox,
     ):
         with fail_after(5):
             held = [await sandbox.connect(HOST) for _ in range(2)]
-            answer = await sandbox.say(GET)
+            answer = await sandbox.exchange(GET)
             assert answer.startswith(b"HTTP/1.1 503 Service Unavailable: this sandbox has 2 conn")
-            refused = await sandbox.say(b"\x05\x01\x00\x05\x01\x00\x03\x01a\x00\x50")
+            refused = await sandbox.exchange(b"\x05\x01\x00\x05\x01\x00\x03\x01a\x00\x50")
             assert refused == b"\x05\x00\x05\x02\x00\x01" + bytes(6)
             held[0][1].close()
             await until(lambda: len(sandbox.decisions) == 3)
-            assert (await sandbox.say(GET)).startswith(b"HTTP/1.1 200 ")
+            assert (await sandbox.exchange(GET)).startswith(b"HTTP/1.1 200 ")
     assert [decision.verdict for decision in sandbox.decisions[:3]] == [
         "denied",
         "denied",
@@ -53,14 +53,14 @@ async def test_bytes_beyond_the_cap_do_not_pass() -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
-        inside(allowing(HOST), internet) as sandbox,
+        gateway_client(allowlist(HOST), internet) as sandbox,
     ):
         sandbox.gateway.traffic.cap(MIB)
         with fail_after(5):
             reader, _ = await sandbox.connect(HOST)
             assert MIB - (64 << 10) <= len(await reader.read()) <= MIB
-            decision = await sandbox.decided()
-            assert b"the budget for network traffic is used up" in await sandbox.say(
+            decision = await sandbox.only_decision()
+            assert b"the budget for network traffic is used up" in await sandbox.exchange(
                 GET.replace(b"allowed.example", HOST.encode())
             )
     assert len(internet.dialed) == 1
@@ -73,14 +73,14 @@ async def test_both_directions_count() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
-        inside(allowing(HOST), internet) as sandbox,
+        gateway_client(allowlist(HOST), internet) as sandbox,
     ):
         sandbox.gateway.traffic.cap(MIB)
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
             writer.write(bytes(MIB * 2 // 3))
             assert len(await reader.read()) < MIB * 2 // 3
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert decision.bytes_up + decision.bytes_down <= MIB
 
 
@@ -96,7 +96,7 @@ def test_the_rate_lets_a_second_pass_at_once_and_the_rest_in_its_time() -> None:
     assert traffic.reserve(MIB, now=1000.0) == 1.0
 
 
-def test_what_is_refused_uses_the_rest_up() -> None:
+def test_refused_bytes_use_up_the_quota() -> None:
     traffic = TrafficQuota()
     traffic.cap(2 * MIB)
     assert traffic.reserve(MIB, now=0.0) == 0
@@ -118,11 +118,11 @@ def test_an_allowance_bounds_what_passes_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 100.0])
-async def test_what_is_too_fast_waits(rate: float) -> None:
+async def test_traffic_above_the_rate_waits(rate: float) -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
-        inside(allowing(HOST, max_mib_per_s=rate), internet) as sandbox,
+        gateway_client(allowlist(HOST, max_mib_per_s=rate), internet) as sandbox,
     ):
         reader, _ = await sandbox.connect(HOST)
         with move_on_after(0.5 if rate < 1 else 5) as scope:
@@ -134,10 +134,10 @@ async def test_what_is_too_fast_waits(rate: float) -> None:
 async def test_a_request_that_does_not_come_ends_the_connection(sent: bytes) -> None:
     internet = Internet()
     timeouts = Timeouts(head_s=0.05)
-    async with inside(allowing("allowed.example"), internet, timeouts=timeouts) as sandbox:
+    async with gateway_client(allowlist("allowed.example"), internet, timeouts=timeouts) as sandbox:
         with fail_after(5):
-            answer = await sandbox.say(sent)
-            decision = await sandbox.decided()
+            answer = await sandbox.exchange(sent)
+            decision = await sandbox.only_decision()
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout: no complete request within 0.05 s\r\n")
     assert (decision.verdict, decision.host) == ("denied", "")
     assert internet.dialed == []
@@ -145,7 +145,9 @@ async def test_a_request_that_does_not_come_ends_the_connection(sent: bytes) -> 
 
 async def test_a_request_that_comes_byte_by_byte_has_no_more_time() -> None:
     timeouts = Timeouts(head_s=0.1)
-    async with inside(allowing("allowed.example"), Internet(), timeouts=timeouts) as sandbox:
+    async with gateway_client(
+        allowlist("allowed.example"), Internet(), timeouts=timeouts
+    ) as sandbox:
         reader, writer = await sandbox.open()
 
         async def dribble() -> None:
@@ -164,13 +166,13 @@ async def test_a_tunnel_in_which_nothing_passes_is_closed() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
-        inside(allowing(HOST), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
+        gateway_client(allowlist(HOST), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
             writer.write(b"hello")
             assert await reader.read() == b"hello"
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert (decision.verdict, decision.reason) == ("allowed", "nothing passed for 0.1 s")
 
 
@@ -191,8 +193,8 @@ async def test_bytes_in_one_direction_keep_a_tunnel_open() -> None:
     async with (
         internet.server(trickle, port=7),
         internet.server(count, port=9),
-        inside(
-            allowing(HOST, "allowed.example:9"), internet, timeouts=Timeouts(idle_s=1.0)
+        gateway_client(
+            allowlist(HOST, "allowed.example:9"), internet, timeouts=Timeouts(idle_s=1.0)
         ) as sandbox,
     ):
         with fail_after(10):
@@ -208,20 +210,20 @@ async def test_bytes_in_one_direction_keep_a_tunnel_open() -> None:
     assert (len(received), arrived) == (15, 15)
 
 
-async def test_a_program_that_does_not_read_is_left() -> None:
+async def test_program_that_does_not_read_times_out() -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
-        inside(allowing(HOST), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
+        gateway_client(allowlist(HOST), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
     ):
         with fail_after(5):
             await sandbox.connect(HOST)
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert decision.reason == "nothing passed for 0.1 s"
     assert decision.bytes_down < 64 * MIB
 
 
-async def test_a_server_that_does_not_answer_is_left() -> None:
+async def test_server_that_does_not_answer_times_out() -> None:
     internet = Internet()
 
     async def mute(reader: Reader, _writer: Writer) -> None:
@@ -229,24 +231,28 @@ async def test_a_server_that_does_not_answer_is_left() -> None:
 
     async with (
         internet.server(mute),
-        inside(allowing("allowed.example"), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
+        gateway_client(
+            allowlist("allowed.example"), internet, timeouts=Timeouts(idle_s=0.1)
+        ) as sandbox,
     ):
         with fail_after(5):
-            answer = await sandbox.say(GET)
+            answer = await sandbox.exchange(GET)
     assert answer.startswith(b"HTTP/1.1 504 Gateway Timeout: nothing passed for 0.1 s\r\n")
 
 
-async def test_a_program_that_stays_after_its_answer_is_left() -> None:
+async def test_program_that_stays_after_its_answer_times_out() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
-        inside(allowing("allowed.example"), internet, timeouts=Timeouts(linger_s=0.05)) as sandbox,
+        gateway_client(
+            allowlist("allowed.example"), internet, timeouts=Timeouts(linger_s=0.05)
+        ) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.open()
             writer.write(GET)
             assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert (decision.verdict, decision.reason) == ("allowed", "")
 
 
@@ -262,7 +268,7 @@ async def test_much_passes_in_little_memory(direction: str) -> None:
 
     async with (
         internet.server(pour if direction == "down" else count, port=7),
-        inside(allowing(HOST, max_mib_per_s=10_000), internet) as sandbox,
+        gateway_client(allowlist(HOST, max_mib_per_s=10_000), internet) as sandbox,
     ):
         with fail_after(30):
             reader, writer = await sandbox.connect(HOST)

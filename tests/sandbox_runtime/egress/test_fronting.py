@@ -5,7 +5,7 @@ from anyio import fail_after
 
 from policies.egress import Egress
 from tests.sandbox_runtime.egress.internet import Internet, Origin
-from tests.sandbox_runtime.egress.programs import allowing, inside
+from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,26 @@ from tests.sandbox_runtime.egress.programs import allowing, inside
 )
 async def test_a_request_that_names_two_hosts_or_none_is_refused(url: str, host: str) -> None:
     internet = Internet()
-    async with inside(allowing("allowed.example"), internet) as sandbox:
+    async with gateway_client(allowlist("allowed.example"), internet) as sandbox:
         with fail_after(5):
-            answer = await sandbox.say(f"GET {url} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            answer = await sandbox.exchange(f"GET {url} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     assert answer.split(b" ", 2)[1] in (b"400", b"403")
     assert internet.lookups == internet.dialed == []
 
 
 async def test_a_request_without_host_header_is_refused_but_in_http_1_0() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            assert b" 400 " in await sandbox.say(b"GET http://allowed.example/ HTTP/1.1\r\n\r\n")
-            assert b" 200 " in await sandbox.say(b"GET http://allowed.example/ HTTP/1.0\r\n\r\n")
+            assert b" 400 " in await sandbox.exchange(
+                b"GET http://allowed.example/ HTTP/1.1\r\n\r\n"
+            )
+            assert b" 200 " in await sandbox.exchange(
+                b"GET http://allowed.example/ HTTP/1.0\r\n\r\n"
+            )
     assert origin.heads == [b"GET / HTTP/1.0\r\nHost: allowed.example\r\nConnection: close\r\n\r\n"]
 
 
@@ -67,9 +74,12 @@ async def test_a_request_without_host_header_is_refused_but_in_http_1_0() -> Non
 )
 async def test_spellings_of_one_host_are_one_host(url: str, host: str) -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            await sandbox.say(f"GET {url} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            await sandbox.exchange(f"GET {url} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     assert origin.heads == [
         b"GET /?x HTTP/1.1\r\nHost: allowed.example\r\nConnection: close\r\n\r\n"
     ]
@@ -77,9 +87,12 @@ async def test_spellings_of_one_host_are_one_host(url: str, host: str) -> None:
 
 async def test_a_name_outside_ascii_is_the_name_that_its_letters_stand_for() -> None:
     internet, origin = Internet({"xn--bcher-kva.example": ["93.184.215.14"]}), Origin()
-    async with internet.server(origin), inside(allowing("bücher.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("bücher.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            await sandbox.say(
+            await sandbox.exchange(
                 "GET http://BÜCHER.example/ HTTP/1.1\r\nHost: bücher.example\r\n\r\n".encode()
             )
     assert internet.lookups == ["xn--bcher-kva.example"]
@@ -105,7 +118,7 @@ async def test_in_a_tunnel_to_port_80_only_requests_for_its_host_pass(
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
-        inside(Egress(mode="open"), internet) as sandbox,
+        gateway_client(Egress(mode="open"), internet) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await (
@@ -116,14 +129,17 @@ async def test_in_a_tunnel_to_port_80_only_requests_for_its_host_pass(
             writer.write(request_bytes)
             assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
             writer.close()
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert origin.heads == []
     assert (decision.host, decision.verdict) == ("allowed.example", "denied")
 
 
 async def test_in_a_tunnel_to_port_80_a_request_for_its_host_passes() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
             reader, writer = await sandbox.connect("allowed.example:80")
             writer.write(b"GET /a HTTP/1.1\r\nHost: allowed.example\r\n\r\n")

@@ -15,7 +15,12 @@ from sandbox_runtime.egress.dialer import Server
 from sandbox_runtime.egress.gateway import Gateway
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer, echo
-from tests.sandbox_runtime.egress.programs import Pieces, allowing, inside, ways_in
+from tests.sandbox_runtime.egress.programs import (
+    PieceConnection,
+    allowlist,
+    gateway_client,
+    serve_programs,
+)
 
 HOST = "allowed.example:7"
 OPEN = f"CONNECT {HOST} HTTP/1.1\r\n\r\n".encode()
@@ -60,7 +65,7 @@ async def test_closing_ends_every_connection_at_whatever_step_it_is() -> None:
         Egress(mode="open"), resolve=resolve, connect=connect, on_decision=decisions.append
     )
     before = asyncio.all_tasks()
-    async with internet.server(host, port=7), ways_in(gateway, decisions) as sandbox:
+    async with internet.server(host, port=7), serve_programs(gateway, decisions) as sandbox:
         with fail_after(5):
             readers = [(await sandbox.connect(HOST))[0]]
             slow = b"CONNECT slow.example:7 HTTP/1.1\r\n\r\n"
@@ -76,20 +81,20 @@ async def test_closing_ends_every_connection_at_whatever_step_it_is() -> None:
             await until(lambda: host.open == 0)
             await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
             with suppress(ConnectionResetError):
-                assert await sandbox.say(OPEN) == b""
+                assert await sandbox.exchange(OPEN) == b""
     assert len(decisions) == 6
     assert {decision.reason for decision in decisions} == {"the sandbox ended"}
 
 
 async def test_a_program_that_leaves_takes_its_connection_with_it() -> None:
     internet, host = Internet(), Host()
-    async with internet.server(host, port=7), inside(allowing(HOST), internet) as sandbox:
+    async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
             writer.write(b"hello")
             await reader.readexactly(5)
             writer.transport.abort()
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
             await until(lambda: host.open == 0)
     assert (decision.verdict, decision.reason) == ("allowed", "")
 
@@ -103,7 +108,10 @@ async def test_a_program_that_waits_for_its_answer_and_leaves_is_noticed() -> No
             pass
         host.open -= 1
 
-    async with internet.server(mute), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(mute),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
             _, writer = await sandbox.open()
             writer.write(b"GET http://allowed.example/ HTTP/1.0\r\n\r\n")
@@ -122,7 +130,7 @@ def reset(writer: Writer) -> None:
 async def test_each_side_may_finish_before_the_other() -> None:
     internet = Internet()
 
-    async def last_words(reader: Reader, writer: Writer) -> None:
+    async def send_and_close(reader: Reader, writer: Writer) -> None:
         heard = await reader.read()
         writer.write(b"you said " + heard)
 
@@ -133,9 +141,9 @@ async def test_each_side_may_finish_before_the_other() -> None:
 
     heard: list[bytes] = []
     async with (
-        internet.server(last_words, port=7),
+        internet.server(send_and_close, port=7),
         internet.server(first_words, port=9),
-        inside(allowing(HOST, "allowed.example:9"), internet) as sandbox,
+        gateway_client(allowlist(HOST, "allowed.example:9"), internet) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
@@ -151,26 +159,29 @@ async def test_each_side_may_finish_before_the_other() -> None:
     assert {decision.reason for decision in sandbox.decisions} == {""}
 
 
-async def test_a_host_that_breaks_off_is_told_of() -> None:
+async def test_connection_reset_by_the_host_is_reported() -> None:
     internet = Internet()
 
     async def breaking(reader: Reader, writer: Writer) -> None:
         await reader.readexactly(5)
         reset(writer)
 
-    async with internet.server(breaking, port=7), inside(allowing(HOST), internet) as sandbox:
+    async with (
+        internet.server(breaking, port=7),
+        gateway_client(allowlist(HOST), internet) as sandbox,
+    ):
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
             writer.write(b"hello")
             assert await reader.read() == b""
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert decision.verdict == "allowed"
     assert decision.reason.startswith("the host broke the connection: ")
 
 
-async def test_a_task_that_is_cancelled_closes_both_sides() -> None:
+async def test_cancelled_task_closes_both_sides() -> None:
     internet, host = Internet(), Host()
-    async with internet.server(host, port=7), inside(allowing(HOST), internet) as sandbox:
+    async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):
             reader, _ = await sandbox.connect(HOST)
             sandbox.tasks[0].cancel()
@@ -178,23 +189,23 @@ async def test_a_task_that_is_cancelled_closes_both_sides() -> None:
             await until(lambda: host.open == 0)
 
 
-async def test_a_listener_may_be_a_coroutine_and_is_waited_for() -> None:
+async def test_on_decision_coroutine_is_awaited() -> None:
     internet = Internet()
-    told: list[str] = []
+    reported: list[str] = []
 
     async def listen(decision: Decision) -> None:
         await anyio.lowlevel.checkpoint()
-        told.append(decision.verdict)
+        reported.append(decision.verdict)
 
     gateway = Gateway(Egress(), resolve=internet.resolve, on_decision=listen)
-    async with ways_in(gateway, []) as sandbox:
+    async with serve_programs(gateway, []) as sandbox:
         with fail_after(5):
-            await sandbox.say(OPEN)
+            await sandbox.exchange(OPEN)
             await gateway.aclose()
-    assert told == ["denied"]
+    assert reported == ["denied"]
 
 
-class Silent(Pieces):
+class SilentConnection(PieceConnection):
     """A Connection whose program says nothing."""
 
     aborted = False
@@ -206,25 +217,25 @@ class Silent(Pieces):
         self.aborted = True
 
 
-async def test_a_listener_is_told_also_when_all_around_is_cancelled() -> None:
-    told: list[str] = []
+async def test_on_decision_is_called_when_serving_is_cancelled() -> None:
+    reported: list[str] = []
 
     async def listen(decision: Decision) -> None:
         await anyio.lowlevel.checkpoint()
-        told.append(decision.reason)
+        reported.append(decision.reason)
 
     gateway = Gateway(Egress(), resolve=Internet().resolve, on_decision=listen)
-    connection = Silent([])
+    connection = SilentConnection([])
     with fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(gateway.serve, connection)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-    assert told == ["the sandbox ended"]
+    assert reported == ["the sandbox ended"]
     assert connection.aborted
 
 
-async def test_what_is_on_its_way_to_a_slow_host_still_arrives() -> None:
+async def test_data_in_flight_to_a_slow_host_arrives() -> None:
     internet, reads = Internet(), asyncio.Event()
     arrived: list[bytes] = []
 
@@ -243,7 +254,7 @@ async def test_what_is_on_its_way_to_a_slow_host_still_arrives() -> None:
 
     async with (
         internet.server(slow, port=7),
-        inside(allowing(HOST), internet, connect=narrow) as sandbox,
+        gateway_client(allowlist(HOST), internet, connect=narrow) as sandbox,
     ):
         with fail_after(10):
             reader, writer = await sandbox.connect(HOST)
@@ -258,11 +269,11 @@ async def test_what_is_on_its_way_to_a_slow_host_still_arrives() -> None:
 
 
 @pytest.mark.parametrize("connections", [200])
-async def test_many_at_once_all_get_their_own(connections: int) -> None:
+async def test_concurrent_connections_get_their_own_answers(connections: int) -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
-        inside(allowing(HOST, max_connections=connections), internet) as sandbox,
+        gateway_client(allowlist(HOST, max_connections=connections), internet) as sandbox,
     ):
         with fail_after(20):
             tunnels = [await sandbox.connect(HOST) for _ in range(connections)]

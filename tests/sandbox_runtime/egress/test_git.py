@@ -9,7 +9,7 @@ from sandbox_runtime.egress.decision import Decision
 from sandbox_runtime.egress.gateway import Gateway
 from tests.sandbox_runtime.conformance.backends import KINDS, backend_of, started
 from tests.sandbox_runtime.egress.internet import CERTIFICATE, Internet, Reader, Writer
-from tests.sandbox_runtime.egress.programs import allowing
+from tests.sandbox_runtime.egress.programs import allowlist
 from tests.sandbox_runtime.transfer import PLENTY_S, output
 
 MAKE_REPOSITORY = """
@@ -44,7 +44,7 @@ async def test_git_clones_from_the_host_that_is_allowed_and_from_no_other(
     internet = Internet()
     decisions: list[Decision] = []
     gateway = Gateway(
-        allowing("allowed.example"),
+        allowlist("allowed.example"),
         resolve=internet.resolve,
         connect=internet.connect,
         on_decision=decisions.append,

@@ -6,22 +6,25 @@ from anyio import fail_after
 from policies.egress import Egress
 from sandbox_runtime.egress.decision import Decision
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Origin, Reader, Writer
-from tests.sandbox_runtime.egress.programs import allowing, inside
+from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 
 GET = b"GET http://allowed.example/a?b HTTP/1.1\r\nHost: allowed.example\r\n"
 
 
 async def test_a_request_reaches_its_host_in_the_form_that_servers_read() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            answer = await sandbox.say(
+            answer = await sandbox.exchange(
                 GET,
                 b"Accept: */*\r\nProxy-Connection: keep-alive\r\nProxy-Authorization: eA==\r\n"
                 b"Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nUpgrade: h2c\r\n"
                 b"TE: trailers\r\nX-End: 2\r\n\r\n",
             )
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     seen = (
         b"GET /a?b HTTP/1.1\r\nHost: allowed.example\r\nAccept: */*\r\nX-End: 2\r\n"
         b"Connection: close\r\n\r\n"
@@ -41,12 +44,12 @@ async def test_a_request_reaches_its_host_in_the_form_that_servers_read() -> Non
     )
 
 
-async def test_a_denied_host_is_told_in_words_and_never_looked_up() -> None:
+async def test_denied_host_is_refused_with_a_reason_and_never_resolved() -> None:
     internet = Internet()
-    async with inside(allowing("pypi"), internet) as sandbox:
+    async with gateway_client(allowlist("pypi"), internet) as sandbox:
         with fail_after(5):
-            answer = await sandbox.say(b"GET http://example.com/ HTTP/1.0\r\n\r\n")
-            decision = await sandbox.decided()
+            answer = await sandbox.exchange(b"GET http://example.com/ HTTP/1.0\r\n\r\n")
+            decision = await sandbox.only_decision()
     words = (
         "host example.com is not in this sandbox's allowlist"
         " (allowed: pypi.org, files.pythonhosted.org)"
@@ -60,17 +63,17 @@ async def test_a_denied_host_is_told_in_words_and_never_looked_up() -> None:
     assert decision.bytes_up == decision.bytes_down == 0
 
 
-async def test_a_refusal_is_heard_by_who_still_sends_a_long_body() -> None:
-    async with inside(allowing("pypi"), Internet()) as sandbox:
+async def test_refusal_reaches_a_program_that_still_sends_its_body() -> None:
+    async with gateway_client(allowlist("pypi"), Internet()) as sandbox:
         with fail_after(5):
             post = b"POST http://example.com/ HTTP/1.0\r\nContent-Length: 9999999\r\n\r\n"
-            assert (await sandbox.say(post, bytes(9_999_999))).startswith(b"HTTP/1.1 403 ")
+            assert (await sandbox.exchange(post, bytes(9_999_999))).startswith(b"HTTP/1.1 403 ")
 
 
 async def test_without_network_everything_is_denied() -> None:
-    async with inside(Egress(), Internet()) as sandbox:
+    async with gateway_client(Egress(), Internet()) as sandbox:
         with fail_after(5):
-            assert (await sandbox.say(GET, b"\r\n")).endswith(b"this sandbox has no network\n")
+            assert (await sandbox.exchange(GET, b"\r\n")).endswith(b"this sandbox has no network\n")
 
 
 @pytest.mark.parametrize(
@@ -91,18 +94,24 @@ async def test_without_network_everything_is_denied() -> None:
 )
 async def test_a_body_arrives_whole(framing: bytes, body: list[bytes], seen: bytes) -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
             post = GET.replace(b"GET", b"POST")
-            assert (await sandbox.say(post + framing, *body)).startswith(b"HTTP/1.1 200 ")
+            assert (await sandbox.exchange(post + framing, *body)).startswith(b"HTTP/1.1 200 ")
     assert origin.bodies == [seen]
 
 
 async def test_only_the_first_of_several_requests_is_answered() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            answer = await sandbox.say(GET + b"\r\n" + GET.replace(b"/a?b", b"/c") + b"\r\n")
+            answer = await sandbox.exchange(GET + b"\r\n" + GET.replace(b"/a?b", b"/c") + b"\r\n")
     assert len(origin.heads) == 1
     assert answer.count(b"HTTP/1.1 200 OK") == 1
     assert b"\r\nConnection: close\r\n" in answer
@@ -112,12 +121,12 @@ async def test_a_request_to_another_port_needs_a_rule_for_it() -> None:
     internet, origin = Internet(), Origin()
     url = GET.replace(b"allowed.example", b"allowed.example:8080")
     async with internet.server(origin, port=8080):
-        async with inside(allowing("allowed.example"), internet) as sandbox:
+        async with gateway_client(allowlist("allowed.example"), internet) as sandbox:
             with fail_after(5):
-                assert b"port 8080 of host allowed.example" in await sandbox.say(url, b"\r\n")
-        async with inside(allowing("allowed.example:8080"), internet) as sandbox:
+                assert b"port 8080 of host allowed.example" in await sandbox.exchange(url, b"\r\n")
+        async with gateway_client(allowlist("allowed.example:8080"), internet) as sandbox:
             with fail_after(5):
-                assert (await sandbox.say(url, b"\r\n")).startswith(b"HTTP/1.1 200 ")
+                assert (await sandbox.exchange(url, b"\r\n")).startswith(b"HTTP/1.1 200 ")
     assert b"\r\nHost: allowed.example:8080\r\n" in origin.heads[0]
 
 
@@ -130,7 +139,10 @@ async def test_interim_answers_come_before_the_answer() -> None:
         assert await reader.readexactly(2) == b"ok"
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: 9\r\n\r\nthanks")
 
-    async with internet.server(slow), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(slow),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
             reader, writer = await sandbox.open()
             writer.write(
@@ -150,7 +162,10 @@ async def test_an_answer_that_comes_before_the_body_is_read_still_arrives() -> N
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
 
-    async with internet.server(impatient), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(impatient),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
             reader, writer = await sandbox.open()
             writer.write(GET.replace(b"GET", b"PUT") + b"Content-Length: 99999999\r\n\r\nsome")
@@ -179,21 +194,26 @@ async def test_a_server_that_does_not_speak_http_is_a_bad_gateway(answer: bytes)
         writer.write(answer)
         await writer.drain()
 
-    async with internet.server(odd), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(odd),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            assert (await sandbox.say(GET, b"\r\n")).startswith(
+            assert (await sandbox.exchange(GET, b"\r\n")).startswith(
                 b"HTTP/1.1 502 Bad Gateway: the host"
             )
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert decision.verdict == "allowed"
     assert decision.reason.startswith("the host")
 
 
-async def test_a_host_that_is_not_there_is_told_as_such() -> None:
+async def test_unreachable_host_is_reported() -> None:
     internet = Internet({"allowed.example": [PUBLIC]})
-    async with inside(allowing("allowed.example", "gone.example"), internet) as sandbox:
+    async with gateway_client(allowlist("allowed.example", "gone.example"), internet) as sandbox:
         with fail_after(5):
-            assert b"cannot connect to allowed.example:80: Conn" in await sandbox.say(GET, b"\r\n")
+            assert b"cannot connect to allowed.example:80: Conn" in await sandbox.exchange(
+                GET, b"\r\n"
+            )
             gone = GET.replace(b"allowed", b"gone")
-            assert b"cannot resolve gone.example: Name or" in await sandbox.say(gone, b"\r\n")
+            assert b"cannot resolve gone.example: Name or" in await sandbox.exchange(gone, b"\r\n")
     assert {decision.verdict for decision in sandbox.decisions} == {"allowed"}

@@ -1,4 +1,4 @@
-"""Names are resolved as the host has it, and silent name servers cost nobody else anything."""
+"""Names are resolved by the host's files; silent name servers do not delay other lookups."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from policies.egress import Egress
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet
 from tests.sandbox_runtime.egress.name_server import name_server
-from tests.sandbox_runtime.egress.programs import Inside, inside
+from tests.sandbox_runtime.egress.programs import GatewayClient, gateway_client
 
 HERE, THERE = "93.184.216.34", "2606:2800:220:1::1"
 RECORDS = {"a.example": [HERE], "both.example": [HERE, THERE], "none.example": []}
@@ -28,11 +28,11 @@ async def test_both_families_of_a_name_are_found(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, server):
         assert sorted(await resolver("both.example")) == [THERE, HERE]
         assert await resolver("a.example") == [HERE]
-    assert set(server.asked[:2]) == {("both.example.", "A"), ("both.example.", "AAAA")}
+    assert set(server.queries[:2]) == {("both.example.", "A"), ("both.example.", "AAAA")}
 
 
 @pytest.mark.parametrize("name", ["missing.example", "none.example", "x" * 63 + ".example"])
-async def test_a_name_without_addresses_is_told(name: str, tmp_path: Path) -> None:
+async def test_name_without_addresses_is_an_error(name: str, tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, _):
         with pytest.raises(socket.gaierror, match="not known"):
             await resolver(name)
@@ -55,24 +55,24 @@ nonsense printer
 10.0.0.1 a.example."""
     async with name_server(tmp_path, RECORDS, hosts=hosts) as (resolver, server):
         assert await resolver(name) == found
-    assert server.asked == []
+    assert server.queries == []
 
 
 @pytest.mark.parametrize("name", ["localhost", "web.localhost"])
-async def test_localhost_is_this_host_without_being_asked_for(name: str, tmp_path: Path) -> None:
+async def test_localhost_resolves_without_a_name_server(name: str, tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, server):
         assert await resolver(name) == ("127.0.0.1", "::1")
-    assert server.asked == []
+    assert server.queries == []
 
 
 async def test_search_domains_complete_a_short_name(tmp_path: Path) -> None:
     options = "search nowhere.example example\noptions ndots:1"
     async with name_server(tmp_path, RECORDS, options=options) as (resolver, server):
         assert await resolver("a") == [HERE]
-        assert ("a.nowhere.example.", "A") in server.asked
-        server.asked.clear()
+        assert ("a.nowhere.example.", "A") in server.queries
+        server.queries.clear()
         assert await resolver("a.example") == [HERE]
-        assert {name for name, _ in server.asked} == {"a.example."}
+        assert {name for name, _ in server.queries} == {"a.example."}
 
 
 async def test_files_that_change_are_read_again(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_files_that_change_are_read_again(tmp_path: Path) -> None:
         assert await resolver("new.example") == ["10.1.1.1"]
 
 
-async def test_a_host_without_its_files_asks_itself(tmp_path: Path) -> None:
+async def test_host_without_resolver_files_queries_localhost(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, _):
         (tmp_path / "hosts").unlink()
         (tmp_path / "resolv.conf").write_text("nameserver nonsense\n")
@@ -122,7 +122,7 @@ async def test_a_cancelled_lookup_frees_all_it_had(tmp_path: Path) -> None:
         before, threads = open_files(), threading.active_count()
         names = [f"n{n}.silent.example" for n in range(50)]
         lookups = [asyncio.ensure_future(resolver(name)) for name in names]
-        await until(lambda: len(server.asked) == 2 + 100)
+        await until(lambda: len(server.queries) == 2 + 100)
         for lookup in lookups:
             lookup.cancel()
         await asyncio.wait(lookups)
@@ -132,24 +132,24 @@ async def test_a_cancelled_lookup_frees_all_it_had(tmp_path: Path) -> None:
 
 
 async def test_silent_names_of_some_sandboxes_do_not_hold_up_another(tmp_path: Path) -> None:
-    async def wish(sandbox: Inside, host: str) -> None:
+    async def wish(sandbox: GatewayClient, host: str) -> None:
         _, writer = await sandbox.open()
         writer.write(f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode())
 
     internet = Internet()
     async with (
         name_server(tmp_path, RECORDS) as (resolver, server),
-        inside(OPEN, internet, resolve=resolver) as first,
-        inside(OPEN, internet, resolve=resolver) as second,
-        inside(OPEN, internet, resolve=resolver) as other,
+        gateway_client(OPEN, internet, resolve=resolver) as first,
+        gateway_client(OPEN, internet, resolve=resolver) as second,
+        gateway_client(OPEN, internet, resolve=resolver) as other,
     ):
         for n in range(50):
             for sandbox in (first, second):
                 await wish(sandbox, f"n{n}.silent.example")
-        await until(lambda: len(server.asked) >= 2 * 2 * 4)
+        await until(lambda: len(server.queries) >= 2 * 2 * 4)
         with fail_after(3):  # less than a lookup may take
             await wish(other, "missing.example")
-            assert "not known" in (await other.decided()).reason
+            assert "not known" in (await other.only_decision()).reason
         assert first.decisions == second.decisions == []
-        names = {name for name, _ in server.asked} - {"missing.example."}
+        names = {name for name, _ in server.queries} - {"missing.example."}
         assert names == {f"n{n}.silent.example." for n in range(4)}  # at one time of a sandbox

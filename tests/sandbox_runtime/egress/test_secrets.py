@@ -6,7 +6,7 @@ from anyio import fail_after
 from policies.egress import BoundHeader, Egress
 from sandbox_runtime.egress.gateway import Gateway
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Origin, Reader, Writer
-from tests.sandbox_runtime.egress.programs import allowing, inside
+from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 
 SECRET = "s3cr3t-value"
 SECRETS = {"API_KEY": SECRET}
@@ -15,7 +15,7 @@ GET = b"GET http://allowed.example/ HTTP/1.1\r\nHost: allowed.example\r\n"
 
 
 def egress(*allow: str) -> Egress:
-    return allowing("allowed.example", "other.example", *allow, headers=(KEY,))
+    return allowlist("allowed.example", "other.example", *allow, headers=(KEY,))
 
 
 async def seen_by_the_host(sent: bytes) -> list[bytes]:
@@ -23,35 +23,35 @@ async def seen_by_the_host(sent: bytes) -> list[bytes]:
     async with (
         internet.server(origin),
         internet.server(origin, port=8080),
-        inside(egress("allowed.example:8080"), internet, secrets=SECRETS) as sandbox,
+        gateway_client(egress("allowed.example:8080"), internet, secrets=SECRETS) as sandbox,
     ):
         with fail_after(5):
-            await sandbox.say(sent)
+            await sandbox.exchange(sent)
     (head,) = origin.heads
     return [line for line in head.split(b"\r\n") if line.lower().startswith((b"x-api", b"x_api"))]
 
 
-async def test_the_host_gets_the_value() -> None:
+async def test_bound_header_reaches_its_host() -> None:
     assert await seen_by_the_host(GET + b"\r\n") == [b"X-Api-Key: " + SECRET.encode()]
 
 
 @pytest.mark.parametrize("name", [b"X-Api-Key", b"x-api-key", b"X_API_KEY", b"X-Api_Key"])
-async def test_what_the_program_sent_in_its_place_is_replaced(name: bytes) -> None:
+async def test_header_sent_by_the_program_is_replaced(name: bytes) -> None:
     sent = GET + name + b": forged\r\nConnection: close, X-Api-Key\r\n\r\n"
     assert await seen_by_the_host(sent) == [b"X-Api-Key: " + SECRET.encode()]
 
 
-async def test_no_other_host_and_no_other_port_gets_it() -> None:
+async def test_bound_header_reaches_no_other_host_or_port() -> None:
     for other in (b"other.example", b"allowed.example:8080"):
         sent = GET.replace(b"allowed.example", other) + b"X-Api-Key: mine\r\n\r\n"
         assert await seen_by_the_host(sent) == [b"X-Api-Key: mine"]
 
 
-async def test_a_request_in_a_tunnel_to_port_80_gets_it_too() -> None:
+async def test_bound_header_is_added_inside_a_tunnel_to_port_80() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
-        inside(egress(), internet, secrets=SECRETS) as sandbox,
+        gateway_client(egress(), internet, secrets=SECRETS) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect("allowed.example:80")
@@ -60,7 +60,7 @@ async def test_a_request_in_a_tunnel_to_port_80_gets_it_too() -> None:
     assert b"\r\nX-Api-Key: " + SECRET.encode() + b"\r\n" in origin.heads[0]
 
 
-async def test_nothing_that_is_told_of_a_failure_holds_it() -> None:
+async def test_errors_do_not_contain_the_secret() -> None:
     async def nonsense(reader: Reader, writer: Writer) -> None:
         writer.write(b"nonsense\r\n\r\n")
         await reader.read()
@@ -69,13 +69,13 @@ async def test_nothing_that_is_told_of_a_failure_holds_it() -> None:
     answers: list[bytes] = []
     async with (
         internet.server(nonsense),
-        inside(egress(), internet, secrets=SECRETS) as sandbox,
+        gateway_client(egress(), internet, secrets=SECRETS) as sandbox,
     ):
         with fail_after(5):
-            answers.append(await sandbox.say(GET + b"\r\n"))
-            answers.append(await sandbox.say(GET.replace(b"GET", b"TRACE") + b"\r\n"))
-            answers.append(await sandbox.say(GET + b"bad header\r\n\r\n"))
-            answers.append(await sandbox.say(GET + b"Transfer-Encoding: chunked\r\n\r\nx"))
+            answers.append(await sandbox.exchange(GET + b"\r\n"))
+            answers.append(await sandbox.exchange(GET.replace(b"GET", b"TRACE") + b"\r\n"))
+            answers.append(await sandbox.exchange(GET + b"bad header\r\n\r\n"))
+            answers.append(await sandbox.exchange(GET + b"Transfer-Encoding: chunked\r\n\r\nx"))
     assert [answer.split(b" ", 2)[1] for answer in answers] == [b"502", b"405", b"400", b"502"]
     assert SECRET.encode() not in b"".join(answers)
     assert SECRET not in repr(sandbox.decisions)

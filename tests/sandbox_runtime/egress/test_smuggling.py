@@ -10,7 +10,7 @@ from sandbox_runtime.egress.decision import DeniedError
 from sandbox_runtime.egress.http1 import CHUNKED, parse_request_head
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Origin
-from tests.sandbox_runtime.egress.programs import allowing, inside
+from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 
 START = b"POST http://allowed.example/ HTTP/1.1\r\nHost: allowed.example\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: allowed.example\r\n\r\n"
@@ -68,10 +68,10 @@ async def test_an_ambiguous_request_is_refused_before_anything_is_dialed(
     request_bytes: bytes,
 ) -> None:
     internet = Internet()
-    async with inside(allowing("allowed.example"), internet) as sandbox:
+    async with gateway_client(allowlist("allowed.example"), internet) as sandbox:
         with fail_after(5):
-            answer = await sandbox.say(request_bytes)
-            decision = await sandbox.decided()
+            answer = await sandbox.exchange(request_bytes)
+            decision = await sandbox.only_decision()
     assert answer.split(b" ", 2)[1] in (b"400", b"405")
     assert decision.verdict == "denied"
     assert internet.lookups == internet.dialed == []
@@ -99,9 +99,12 @@ async def test_an_ambiguous_request_is_refused_before_anything_is_dialed(
 )
 async def test_a_malformed_body_never_ends_for_the_server(body: bytes) -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            answer = await sandbox.say(START + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+            answer = await sandbox.exchange(START + b"Transfer-Encoding: chunked\r\n\r\n" + body)
             await until(lambda: origin.cut == 1)
     assert answer.startswith(b"HTTP/1.1 400 Bad Request: ")
     assert origin.bodies == []
@@ -109,7 +112,10 @@ async def test_a_malformed_body_never_ends_for_the_server(body: bytes) -> None:
 
 async def test_a_body_that_breaks_off_never_ends_for_the_server() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
             reader, writer = await sandbox.open()
             writer.write(START + b"Content-Length: 9\r\n\r\nhello")
@@ -121,19 +127,25 @@ async def test_a_body_that_breaks_off_never_ends_for_the_server() -> None:
 
 async def test_bytes_after_the_body_are_no_second_request() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            await sandbox.say(START + b"Content-Length: 5\r\n\r\nhello" + SMUGGLED)
-            await sandbox.say(START + b"\r\n" + SMUGGLED)
+            await sandbox.exchange(START + b"Content-Length: 5\r\n\r\nhello" + SMUGGLED)
+            await sandbox.exchange(START + b"\r\n" + SMUGGLED)
     assert len(origin.heads) == 2
     assert origin.bodies == [b"hello", b""]
 
 
 async def test_headers_that_servers_may_take_for_others_are_not_passed_on() -> None:
     internet, origin = Internet(), Origin()
-    async with internet.server(origin), inside(allowing("allowed.example"), internet) as sandbox:
+    async with (
+        internet.server(origin),
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
+    ):
         with fail_after(5):
-            await sandbox.say(
+            await sandbox.exchange(
                 START + b"Content_Length: 99\r\nTransfer_Encoding: chunked\r\n"
                 b"Connection: close, content-length, host\r\nContent-Length: 2\r\n\r\nhi"
             )
@@ -171,7 +183,7 @@ PIECES = (
 )
 
 
-def test_whatever_passes_the_parser_another_reader_takes_for_the_same_request() -> None:
+def test_other_parsers_agree_with_every_accepted_request() -> None:
     dice = random.Random(20260116)
     passed = 0
     for _ in range(20_000):

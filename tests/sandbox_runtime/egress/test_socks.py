@@ -8,8 +8,15 @@ from anyio import fail_after
 
 from policies.egress import Egress
 from sandbox_runtime.egress.limits import Timeouts
-from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Reader, Writer, echo, trusting
-from tests.sandbox_runtime.egress.programs import allowing, inside
+from tests.sandbox_runtime.egress.internet import (
+    PUBLIC,
+    Internet,
+    Reader,
+    Writer,
+    client_tls_context,
+    echo,
+)
+from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 
 HELLO = b"\x05\x01\x00"
 CHOSEN = b"\x05\x00"
@@ -45,7 +52,7 @@ async def test_a_tunnel_carries_what_is_not_tls_where_the_rule_names_the_port(
     async with (
         internet.server(echo, port=7),
         internet.server(echo, ip="2606:4700::1111", port=7),
-        inside(allowing(allow), internet) as sandbox,
+        gateway_client(allowlist(allow), internet) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.socks(host, 7)
@@ -54,12 +61,12 @@ async def test_a_tunnel_carries_what_is_not_tls_where_the_rule_names_the_port(
             writer.write_eof()
             assert await reader.read() == b""
             writer.close()
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert (decision.verdict, decision.reason) == ("allowed", "")
     assert (decision.bytes_up, decision.bytes_down) == (5, 5)
 
 
-async def test_a_server_that_speaks_first_is_heard() -> None:
+async def test_data_of_a_server_that_speaks_first_arrives() -> None:
     internet = Internet()
 
     async def greet(reader: Reader, writer: Writer) -> None:
@@ -68,7 +75,7 @@ async def test_a_server_that_speaks_first_is_heard() -> None:
 
     async with (
         internet.server(greet, port=25),
-        inside(allowing("allowed.example:25"), internet) as sandbox,
+        gateway_client(allowlist("allowed.example:25"), internet) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.socks(name("allowed.example"), 25)
@@ -80,16 +87,16 @@ async def test_tls_in_a_tunnel_is_held_to_its_host() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=443, tls=True),
-        inside(allowing("allowed.example"), internet) as sandbox,
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
     ):
         with fail_after(5):
             for host in ("allowed.example", "other.example"):
                 _, writer = await sandbox.socks(name("allowed.example"), 443)
                 if host == "allowed.example":
-                    await writer.start_tls(trusting(), server_hostname=host)
+                    await writer.start_tls(client_tls_context(), server_hostname=host)
                 else:
                     with pytest.raises(ssl.SSLError, match="ACCESS_DENIED"):
-                        await writer.start_tls(trusting(), server_hostname=host)
+                        await writer.start_tls(client_tls_context(), server_hostname=host)
                 writer.close()
 
 
@@ -115,34 +122,36 @@ async def test_tls_in_a_tunnel_is_held_to_its_host() -> None:
     ],
     ids=repr,
 )
-async def test_no_is_said_in_a_reply(sent: bytes, answer: bytes) -> None:
+async def test_refusal_is_a_socks_reply(sent: bytes, answer: bytes) -> None:
     internet = Internet()
-    async with inside(allowing("allowed.example", "gone.example"), internet) as sandbox:
+    async with gateway_client(allowlist("allowed.example", "gone.example"), internet) as sandbox:
         with fail_after(5):
-            assert await sandbox.say(HELLO, sent) == answer
+            assert await sandbox.exchange(HELLO, sent) == answer
 
 
 async def test_only_no_authentication_is_offered() -> None:
-    async with inside(Egress(mode="open"), Internet()) as sandbox:
+    async with gateway_client(Egress(mode="open"), Internet()) as sandbox:
         with fail_after(5):
-            assert (await sandbox.say(b"\x05\x02\x01\x02")).startswith(b"\x05\xff")
+            assert (await sandbox.exchange(b"\x05\x02\x01\x02")).startswith(b"\x05\xff")
 
 
 @pytest.mark.parametrize(
     "sent", [b"\x05", b"\x05\x02\x00", HELLO, HELLO + b"\x05\x01\x00\x03\x09a"]
 )
 async def test_a_greeting_that_does_not_end_ends_the_connection(sent: bytes) -> None:
-    async with inside(Egress(mode="open"), Internet(), timeouts=Timeouts(head_s=0.05)) as sandbox:
+    async with gateway_client(
+        Egress(mode="open"), Internet(), timeouts=Timeouts(head_s=0.05)
+    ) as sandbox:
         with fail_after(5):
-            assert (await sandbox.say(sent)).endswith(reply(1))
-            decision = await sandbox.decided()
+            assert (await sandbox.exchange(sent)).endswith(reply(1))
+            decision = await sandbox.only_decision()
     assert (decision.verdict, decision.reason) == ("denied", "no complete request within 0.05 s")
 
 
 async def test_random_bytes_reach_nothing() -> None:
     dice = random.Random(20260119)
     internet = Internet()
-    async with inside(allowing("allowed.example"), internet) as sandbox:
+    async with gateway_client(allowlist("allowed.example"), internet) as sandbox:
         with fail_after(20):
             for _ in range(300):
                 reader, writer = await sandbox.open()

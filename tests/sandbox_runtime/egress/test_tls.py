@@ -1,4 +1,4 @@
-"""TLS in a tunnel leads where the program said, and its first message shows it."""
+"""TLS in a tunnel must name the host of the tunnel in its ClientHello."""
 
 import random
 import ssl
@@ -15,7 +15,7 @@ from sandbox_runtime.egress.decision import DeniedError
 from sandbox_runtime.egress.limits import Timeouts
 from sandbox_runtime.egress.tls_tunnel import read_client_hello, server_name
 from tests.sandbox_runtime.egress.internet import CERTIFICATE, Internet, Reader, Writer, echo
-from tests.sandbox_runtime.egress.programs import Pieces, allowing, inside
+from tests.sandbox_runtime.egress.programs import PieceConnection, allowlist, gateway_client
 
 ACCESS_DENIED = bytes((0x15, 3, 3, 0, 2, 2, 49))
 
@@ -73,31 +73,31 @@ async def test_tls_for_the_tunnels_host_passes_both_ways() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=443, tls=True),
-        inside(allowing("allowed.example"), internet) as sandbox,
+        gateway_client(allowlist("allowed.example"), internet) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect_tls("ALLOWED.example.:443", "allowed.example")
             writer.write(b"hello")
             assert await reader.readexactly(5) == b"hello"
             writer.close()
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert (decision.host, decision.port) == ("allowed.example", 443)
     assert (decision.verdict, decision.reason) == ("allowed", "")
     assert decision.bytes_up > 200
     assert decision.bytes_down > 200
 
 
-@pytest.mark.parametrize("egress", [allowing("allowed.example"), Egress(mode="open")])
+@pytest.mark.parametrize("egress", [allowlist("allowed.example"), Egress(mode="open")])
 async def test_tls_for_another_host_is_refused(egress: Egress) -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=443, tls=True),
-        inside(egress, internet) as sandbox,
+        gateway_client(egress, internet) as sandbox,
     ):
         with fail_after(5):
             with pytest.raises(ssl.SSLError, match="ACCESS_DENIED"):
                 await sandbox.connect_tls("allowed.example:443", "other.example")
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert decision.verdict == "denied"
     assert decision.reason == (
         "TLS names the server other.example in a connection to allowed.example"
@@ -109,7 +109,7 @@ async def test_on_other_ports_too_tls_is_held_to_its_host() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=8443, tls=True),
-        inside(allowing("allowed.example:8443"), internet) as sandbox,
+        gateway_client(allowlist("allowed.example:8443"), internet) as sandbox,
     ):
         with fail_after(5):
             with pytest.raises(ssl.SSLError, match="ACCESS_DENIED"):
@@ -123,7 +123,7 @@ async def test_tls_to_an_address_carries_no_name() -> None:
     ip = "93.184.215.14"
     async with (
         internet.server(echo, port=443, tls=True),
-        inside(allowing(ip), internet) as sandbox,
+        gateway_client(allowlist(ip), internet) as sandbox,
     ):
         with fail_after(5):
             for hello, passes in (
@@ -170,7 +170,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("sent", [*HIDING.values(), *PLAIN.values()], ids=[*HIDING, *PLAIN])
-async def test_what_hides_its_host_on_port_443_never_reaches_it(sent: bytes) -> None:
+async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> None:
     internet = Internet()
     heard: list[bytes] = []
 
@@ -179,14 +179,14 @@ async def test_what_hides_its_host_on_port_443_never_reaches_it(sent: bytes) -> 
 
     async with (
         internet.server(listen, port=443),
-        inside(Egress(mode="open"), internet) as sandbox,
+        gateway_client(Egress(mode="open"), internet) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect("allowed.example:443")
             writer.write(sent)
             answer = await reader.read()
             writer.close()
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     if sent in HIDING.values():
         assert answer == ACCESS_DENIED
     else:
@@ -200,14 +200,14 @@ async def test_a_hello_that_does_not_come_ends_the_connection(sent: bytes) -> No
     internet = Internet()
     async with (
         internet.server(echo, port=443),
-        inside(Egress(mode="open"), internet, timeouts=Timeouts(head_s=0.05)) as sandbox,
+        gateway_client(Egress(mode="open"), internet, timeouts=Timeouts(head_s=0.05)) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect("allowed.example:443")
             writer.write(sent)
             assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
             writer.close()
-            decision = await sandbox.decided()
+            decision = await sandbox.only_decision()
     assert decision.verdict == "denied"
 
 
@@ -228,7 +228,7 @@ CUTS: dict[str, Callable[[bytes], list[bytes]]] = {
 async def test_a_hello_is_read_however_it_is_cut(cut: Callable[[bytes], list[bytes]]) -> None:
     pieces = cut(client_hello("allowed.example"))
     whole = b"".join(pieces)
-    reader = BufferedReader(Pieces([*pieces, b"more"]))
+    reader = BufferedReader(PieceConnection([*pieces, b"more"]))
     assert await read_client_hello(reader, Target("allowed.example", 443)) == whole
     assert await reader.read(10) == b"more"
 
@@ -237,7 +237,9 @@ async def test_a_hello_of_many_kilobytes_is_read() -> None:
     hello = client_hello("allowed.example", alpn=900)
     assert len(hello) > 10_000
     assert (
-        await read_client_hello(BufferedReader(Pieces([hello])), Target("allowed.example", 443))
+        await read_client_hello(
+            BufferedReader(PieceConnection([hello])), Target("allowed.example", 443)
+        )
         == hello
     )
 
@@ -255,7 +257,7 @@ def name_that_openssl_sees(hello: bytes) -> str | None:
     return seen[0]
 
 
-def test_whatever_passes_the_parser_openssl_takes_for_the_same_name() -> None:
+def test_openssl_agrees_with_every_accepted_server_name() -> None:
     dice = random.Random(20260117)
     seeds = [handshake(client_hello("allowed.example"))[4:], made(OURS)]
     compared = 0
@@ -277,4 +279,6 @@ async def test_random_bytes_are_denied_and_nothing_worse() -> None:
         body = dice.randbytes(dice.randint(0, 60))
         sent = [dice.choice((record(body), record(message(body)), b"\x16" + body))]
         with pytest.raises(DeniedError):
-            await read_client_hello(BufferedReader(Pieces(sent)), Target("allowed.example", 443))
+            await read_client_hello(
+                BufferedReader(PieceConnection(sent)), Target("allowed.example", 443)
+            )

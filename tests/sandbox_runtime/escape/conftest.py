@@ -1,4 +1,4 @@
-"""What these tests share: sandboxes take a while to start, so each file has its own for all."""
+"""Fixtures of the escape tests. Sandboxes start slowly, so each module shares its own."""
 
 import pytest
 

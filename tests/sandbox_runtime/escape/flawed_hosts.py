@@ -1,4 +1,4 @@
-"""Hosts as one writes them at first: each lacks one of the walls that stand on the host's side."""
+"""Naive implementations of the host, each without one boundary on the side of the host."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse
 from sandbox_runtime.sandbox import (
     LIST_TIMEOUT_S,
     TRANSFER_TIMEOUT_S,
-    Entry,
+    DirectoryEntry,
     ExecResult,
     HashLimits,
     Listing,
@@ -29,7 +29,7 @@ PLENTY = OutputCap(max_bytes=1 << 30, max_lines=1 << 30)
 
 
 class NaiveFiles(GuestSandbox):
-    """Looks first whether a path is a link, and uses it then."""
+    """Checks whether a path is a link before using it, which is a race."""
 
     async def put(
         self,
@@ -62,7 +62,8 @@ class NaiveFiles(GuestSandbox):
         text = await self._shell('cd "$FILE" && find -L * -maxdepth 0 -printf "%p %y\\n"', path)
         kinds = dict(line.rsplit(" ", 1) for line in text.splitlines())
         entries = [
-            Entry(name, "directory" if kind == "d" else "file", 0) for name, kind in kinds.items()
+            DirectoryEntry(name, "directory" if kind == "d" else "file", 0)
+            for name, kind in kinds.items()
         ]
         return Listing(tuple(entries), truncated=False)
 
@@ -74,7 +75,7 @@ class NaiveFiles(GuestSandbox):
 
 
 class NaiveCommands(GuestSandbox):
-    """Takes a sandbox that is gone for a command that failed."""
+    """Reports a lost sandbox as a failed command."""
 
     async def exec(self, command: str, **options: Any) -> ExecResult:
         try:
@@ -84,7 +85,7 @@ class NaiveCommands(GuestSandbox):
 
 
 class NaiveFrames(GuestSandbox):
-    """Looks for frames in what commands print."""
+    """Parses frames in the output of commands."""
 
     async def exec(self, command: str, **options: Any) -> ExecResult:
         result = await super().exec(command, **options)
@@ -98,14 +99,14 @@ class NaiveFrames(GuestSandbox):
 
 
 class NaiveOutput(GuestSandbox):
-    """Keeps whatever a command prints."""
+    """Keeps all output of a command."""
 
     async def exec(self, command: str, **options: Any) -> ExecResult:
         return await super().exec(command, **{**options, "cap": PLENTY})
 
 
 class NaiveGateway:
-    """Goes wherever it is told to, and resolves a name once to look at it and once to dial it."""
+    """Connects to any host, and resolves a name once to check it and again to dial it."""
 
     def __init__(
         self,
@@ -172,8 +173,8 @@ class NaiveGateway:
         return (await self._resolve(host))[0]
 
 
-class NaiveRoom(NaiveGateway):
-    """Has room for so many connections, and waits for each as long as it likes."""
+class NaiveConnectionLimit(NaiveGateway):
+    """Limits the number of connections, but not their duration."""
 
     def __init__(self, egress: Egress, **options: Any) -> None:
         super().__init__(egress, **options)

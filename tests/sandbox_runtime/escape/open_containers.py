@@ -104,7 +104,7 @@ async def add_fake_services(sandbox: Sandbox) -> None:
 
 
 def our_capabilities() -> frozenset[str]:
-    """What an engine on this machine can give: root need not have everything."""
+    """Return the capabilities that an engine on this machine can grant."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     bounding = next(int(line.split()[1], 16) for line in lines if line.startswith("CapBnd"))
     return frozenset(name for bit, name in enumerate(CAPABILITIES) if bounding >> bit & 1)

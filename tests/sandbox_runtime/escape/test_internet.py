@@ -6,7 +6,7 @@ import socket
 from sandbox_runtime.escape.internet import PUBLIC, FakeInternet
 
 
-async def test_whoever_has_called_is_let_in_before_it_closes() -> None:
+async def test_pending_connections_are_accepted_before_the_fake_internet_closes() -> None:
     internet = FakeInternet()
     async with internet.serving():
         _, writer = await internet.connect(PUBLIC, 80)

@@ -1,4 +1,4 @@
-"""Nothing that is tried against a sandbox's walls finds one open, on any backend."""
+"""All boundaries of a sandbox hold against all attempts, on each backend."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
-from sandbox_runtime.escape.context import Attack, EscapeContext, Finding
+from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeFinding
 from sandbox_runtime.escape.run import ATTACKS, PROBES, refusal, run_attack, run_probes
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
@@ -49,7 +49,7 @@ def test_there_are_at_least_sixty_attempts_of_different_names() -> None:
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
 @pytest.mark.parametrize("backend", ON_EACH, indirect=True)
-async def test_every_wall_holds_from_inside(backend: Backend, level: Level) -> None:
+async def test_every_boundary_holds_from_inside(backend: Backend, level: Level) -> None:
     findings = await run_probes(partial(start_sandbox, backend), Isolation(level=level))
     assert [finding.probe for finding in findings] == [probe.name for probe in PROBES]
     assert [finding for finding in findings if finding.verdict != "held"] == []
@@ -57,6 +57,6 @@ async def test_every_wall_holds_from_inside(backend: Backend, level: Level) -> N
 
 
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
-async def test_the_wall_holds_against(attack: Attack, context: EscapeContext) -> None:
+async def test_boundary_holds_against_attack(attack: Attack, context: EscapeContext) -> None:
     finding = await run_attack(context, attack)
-    assert finding == Finding(attack.name, attack.boundary, "held", finding.detail)
+    assert finding == EscapeFinding(attack.name, attack.boundary, "held", finding.detail)

@@ -1,4 +1,4 @@
-"""What is made of attempts: nothing but a wall that was tried and held counts as one that holds."""
+"""Verdicts of attempts: a boundary counts as held only if it was tried and held."""
 
 import json
 import signal
@@ -14,7 +14,13 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, Finding, Verdict
+from sandbox_runtime.escape.context import (
+    Attack,
+    DisturbedError,
+    EscapeContext,
+    EscapeFinding,
+    Verdict,
+)
 from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, untried
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.streams import OnConnection
@@ -26,12 +32,12 @@ from tests.sandbox_runtime.transfer import output, write
 ATTEMPTS = """
 import os, signal
 from sandbox_runtime.escape.inside import batch
-from sandbox_runtime.escape.inside.attempt import NotTriedError
+from sandbox_runtime.escape.inside.attempt import NotApplicableError
 def held(): raise PermissionError(1, "no")
 def nothing_found(): return None
 def opened(): os.environ["CHANGED"] = "1"; return "it is open"
 def after_it(): return os.environ.get("CHANGED")
-def untried(): raise NotTriedError("not here")
+def untried(): raise NotApplicableError("not here")
 def faulty(): return 1 / 0
 def killed(): os.kill(os.getpid(), signal.SIGKILL)
 def filtered(): os.kill(os.getpid(), signal.SIGSYS)
@@ -48,8 +54,8 @@ LIES: tuple[object, ...] = (
 )
 
 
-def finding(probe: str, verdict: Verdict) -> Finding:
-    return Finding(probe, "settings", verdict, "as told")
+def finding(probe: str, verdict: Verdict) -> EscapeFinding:
+    return EscapeFinding(probe, "settings", verdict, "as told")
 
 
 class Shut(MemorySandbox):
@@ -63,7 +69,7 @@ async def memory_sandbox(isolation: Isolation) -> Shut:
     return Shut()
 
 
-async def made(attack: Attack) -> Finding:
+async def made(attack: Attack) -> EscapeFinding:
     context = EscapeContext(memory_sandbox, Isolation())
     with anyio.fail_after(5):
         found = await run_attack(context, attack)
@@ -72,8 +78,8 @@ async def made(attack: Attack) -> Finding:
 
 
 @pytest.mark.docker
-async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Path) -> None:
-    """An attack that takes all of its own kernel's is nothing, one that is felt elsewhere is."""
+async def test_separate_kernel_does_not_excuse_effects_on_a_neighbour(tmp_path: Path) -> None:
+    """An attack on the sandbox's own kernel is harmless, an effect on a neighbour is not."""
 
     async def takes(context: EscapeContext) -> str | None:
         return "it took all"
@@ -90,7 +96,7 @@ async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Pat
     assert [finding.verdict for finding in findings] == ["held", "open"]
 
 
-def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
+def test_attempts_are_independent_of_each_other() -> None:
     command = (sys.executable, "-c", ATTEMPTS)
     said = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
     lines = [json.loads(line) for line in said.splitlines()][1:]
@@ -108,20 +114,20 @@ def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
     ]
 
 
-async def test_where_there_is_no_python_nothing_was_tried() -> None:
+async def test_attempts_without_python_count_as_not_tried() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
     assert untried(findings) == "the isolation could not be tested: there is no python3 inside"
 
 
 @pytest.mark.docker
-async def test_what_comes_from_inside_is_cut_short_and_never_believed_blindly() -> None:
+async def test_results_from_inside_are_validated_and_truncated() -> None:
     lines = "\n".join([*map(json.dumps, LIES), "no JSON", "[" * 99999])
     liar = f"#!/bin/sh\ncat <<END\n{lines}\nEND\n"
-    async with opened(OpenContainers("--network=none")) as place:
-        await write(place, "/usr/local/sbin/python3", liar.encode())
-        await output(place, "chmod +x /usr/local/sbin/python3")
-        findings = {each.probe: each for each in await run_batch(place)}
+    async with opened(OpenContainers("--network=none")) as sandbox:
+        await write(sandbox, "/usr/local/sbin/python3", liar.encode())
+        await output(sandbox, "chmod +x /usr/local/sbin/python3")
+        findings = {each.probe: each for each in await run_batch(sandbox)}
     assert findings.keys() == {probe.name for probe in PROBES}
     assert findings["keyctl"].verdict == "not tried"
     assert findings["bpf"].verdict == "held"
@@ -146,7 +152,7 @@ def test_a_server_refuses_what_is_open_or_was_not_tried_beside_others(
     assert refusal(findings) == said
 
 
-def test_doctor_is_told_of_anything_but_held_in_capitals() -> None:
+def test_doctor_shows_every_other_verdict_in_capitals() -> None:
     assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
     assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
 

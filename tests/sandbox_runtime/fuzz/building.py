@@ -105,7 +105,7 @@ def sandboxed(
 
 
 def missing(*, fuzzer: bool) -> str | None:
-    """What is not installed and needed to build or run targets; None if all is there."""
+    """Return a missing program that building or running targets needs, or None."""
     needed = ("clang" if fuzzer else "gcc", "bwrap")
     return next((name for name in needed if not shutil.which(name)), None)
 

@@ -1,4 +1,4 @@
-"""An agent as a plain process of ours, spoken to frame by frame."""
+"""An agent as a child process, driven frame by frame."""
 
 import json
 import platform
@@ -79,7 +79,7 @@ class AgentProcess:
         return self._frames.pop(0)
 
     def heard(self, stream: int) -> tuple[str, str, dict[str, Any]]:
-        """What an operation delivers: its output, its error output, its report."""
+        """Return the output, error output and report of an operation."""
         pieces: dict[int, bytes] = {DATA: b"", STDERR: b""}
         while (received := self.receive()) is not None:
             number, kind, payload = received
@@ -100,7 +100,7 @@ class AgentProcess:
 def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
     """An agent that is ready to serve, its working directory in `directory`."""
     work = str(directory / "work")
-    told = GuestConfig(
+    guest_config = GuestConfig(
         **{"working_dir": work, "directories": (work,), "egress_port": 0, **config},
     )
     ours, theirs = socket.socketpair()
@@ -111,7 +111,7 @@ def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
         theirs.close()
         agent = AgentProcess(ours, process)
         try:
-            agent.send(first_message(told))
+            agent.send(first_message(guest_config))
             hello = agent.receive()
             assert hello is not None
             assert hello[:2] == (0, HELLO)

@@ -76,7 +76,7 @@ static void show_frames(char *data, size_t length)
 {
     struct frame frame;
     enum frame_state state;
-    while ((state = frame_parse(data, length, &frame)) == FRAME_IS_WHOLE) {
+    while ((state = frame_parse(data, length, &frame)) == FRAME_IS_COMPLETE) {
         printf("%u %u ", frame.stream, frame.type);
         print_hex(frame.payload, frame.length);
         putchar(',');

@@ -1,4 +1,4 @@
-"""The agent and its parts as gcc builds them for tests: they end at the first fault."""
+"""The agent and its parts, built by gcc with sanitizers: they end at the first fault."""
 
 import shutil
 import subprocess
@@ -17,28 +17,28 @@ FLAGS = (
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 )
 ENV = {"ASAN_OPTIONS": "detect_leaks=0"}
-"""Commands are killed and the agent ends without tidying up: what is left then is no leak."""
+"""The agent exits without freeing memory, so leak detection is off."""
 
 
 def build_agent(directory: Path) -> Path:
-    """The whole agent. Skips the test where there is no gcc."""
+    """Build the agent. Skips the test without gcc."""
     return _build(directory / "agent", sorted(SOURCES.glob("*.c")))
 
 
 def build_parts(directory: Path) -> Path:
-    """The parts of parts.c. Skips the test where there is no gcc."""
+    """Build parts.c. Skips the test without gcc."""
     names = ("capture", "frames", "json", "memory")
     return _build(directory / "parts", [PARTS, *(SOURCES / f"{name}.c" for name in names)])
 
 
-class Part:
-    """A part of the agent that takes what comes from outside, as a process of its own."""
+class BuiltPart:
+    """A part of the agent that reads untrusted input, as a process of its own."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def shown(self, case: bytes) -> str:
-        """Return the line that the part makes of a case."""
+        """Return the line that the part prints for a case."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(block(case))
@@ -49,17 +49,17 @@ class Part:
 
 
 @contextmanager
-def part(program: Path, name: str) -> Iterator[Part]:
-    """One of the parts that `build_parts` has built."""
+def part(program: Path, name: str) -> Iterator[BuiltPart]:
+    """Run one of the parts that `build_parts` has built."""
     pipe = subprocess.PIPE
     with subprocess.Popen([program, name], stdin=pipe, stdout=pipe, env=ENV) as process:
-        yield Part(process)
+        yield BuiltPart(process)
         process.communicate()
         assert process.returncode == 0
 
 
 def block(data: bytes) -> bytes:
-    """Data after its length."""
+    """Return the data with its length before it."""
     return len(data).to_bytes(4, "big") + data
 
 

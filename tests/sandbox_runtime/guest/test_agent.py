@@ -1,4 +1,4 @@
-"""What only an agent's frames show: outcomes kept, readings repeated, an end without a host."""
+"""The agent at the level of frames: kept reports, repeated readings, and its end without a host."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ from sandbox_runtime.reports import ListingReader
 from tests.sandbox_runtime.guest.agent_process import EXEC, AgentProcess, agent_process
 
 PATH_MAX = 4096
-"""Of Linux: the bytes of a path that a system call takes, with the zero at its end."""
+"""Maximum length of a path for Linux, in bytes, with the final NUL."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
         yield process
 
 
-def test_a_machine_without_an_agent_is_told_of() -> None:
+def test_machine_without_an_agent_is_an_error() -> None:
     with pytest.raises(
         SandboxStartError, match=r"no guest agent for the machine 'pdp11'.*make install"
     ):
@@ -65,7 +65,7 @@ def test_pipes_where_the_agent_has_its_files_do_not_stop_it(agent: AgentProcess)
 # At most once, and told until it has arrived
 
 
-def test_an_outcome_is_told_again_until_it_is_acknowledged(agent: AgentProcess) -> None:
+def test_report_is_repeated_until_it_is_acknowledged(agent: AgentProcess) -> None:
     agent.exec(1, "one", "echo ran; echo ran >> count")
     first = agent.heard(1)
     agent.exec(3, "one", "echo ran; echo ran >> count")
@@ -77,7 +77,7 @@ def test_an_outcome_is_told_again_until_it_is_acknowledged(agent: AgentProcess) 
     assert agent.heard(7)[2]["error"] == "unknown"
 
 
-def test_a_reading_is_told_again_until_the_next_is_asked_for(agent: AgentProcess) -> None:
+def test_reading_is_repeated_until_the_next_is_requested(agent: AgentProcess) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after", wait_s=0.3)
     first = agent.heard(1)
     assert (first[0], first[2]["running"], first[2]["reading"]) == ("before\n", True, 0)
@@ -120,7 +120,7 @@ def test_an_agent_ends_when_its_host_is_silent_for_too_long(tmp_path: Path) -> N
         assert agent.receive() is None
 
 
-def test_an_agent_lives_on_while_its_host_is_heard(tmp_path: Path) -> None:
+def test_agent_keeps_running_while_its_host_sends_data(tmp_path: Path) -> None:
     with agent_process(tmp_path, watchdog_s=2.0) as agent:
         for stream in (1, 3, 5):
             agent.exec(stream, f"c{stream}", "sleep 1")
@@ -189,7 +189,8 @@ def test_a_terminal_that_cannot_be_had_leaves_no_file_open(agent: AgentProcess) 
 
 
 def _sent(agent: AgentProcess, stream: int, most: int) -> int:
-    """How many bytes of output come before the answer to a PING, once there are so many."""
+    """Read at least `most` bytes of output and check by a PING that no more follow; return how
+    many there were."""
     received = 0
     while received < most:
         frame_received = agent.receive()
@@ -264,7 +265,7 @@ def test_a_connection_that_the_host_refuses_is_closed(tmp_path: Path) -> None:
             assert program.recv(100) == b""
 
 
-def test_a_program_that_hangs_up_is_told_of(tmp_path: Path) -> None:
+def test_host_is_notified_when_a_program_hangs_up(tmp_path: Path) -> None:
     port = _free_port()
     with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))
@@ -308,7 +309,7 @@ def test_hashing_stops_in_the_middle_of_a_file_when_its_time_is_up(
     assert report == {"truncated": False}
 
 
-def test_a_listing_that_is_given_up_leaves_no_file_open(agent: AgentProcess, vast: Path) -> None:
+def test_cancelled_listing_leaves_no_file_open(agent: AgentProcess, vast: Path) -> None:
     open_files = agent.open_files()
     limits = {"max_entries": 100, "max_depth": None, "hash_bytes": VAST, "hash_s": 3600}
     agent.open(1, op="list", path=str(vast), **limits)

@@ -88,7 +88,7 @@ async def test_a_full_disk_costs_the_last_commands_state_and_no_more(tmp_path: P
         assert await output(sandbox, "rm /tmp/fill; echo $KEPT $PWD; f") == "yes /tmp\nf\n"
 
 
-async def test_a_directory_that_is_gone_is_told_of(tmp_path: Path) -> None:
+async def test_missing_working_directory_is_reported(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         await output(sandbox, "mkdir /tmp/b; cd /tmp/b; rm -r /tmp/b")
         result = await sandbox.exec("echo $PWD; pwd", timeout_s=PLENTY_S)
@@ -109,7 +109,7 @@ async def test_no_command_can_stop_or_kill_the_agent(tmp_path: Path) -> None:
         assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_an_agent_that_was_stopped_from_outside_is_given_up(tmp_path: Path) -> None:
+async def test_agent_stopped_by_sigstop_is_lost(tmp_path: Path) -> None:
     backend = BubblewrapBackend(state_dir=tmp_path)
     channel = Channel(await backend.start(Isolation()))
     await channel.connect(20)

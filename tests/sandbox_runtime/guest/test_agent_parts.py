@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox_runtime.protocol import MAX_OPEN_BYTES, Decoder, ProtocolError, frame
-from tests.sandbox_runtime.guest.sanitized import Part, block, build_parts, part
+from tests.sandbox_runtime.guest.sanitized import BuiltPart, block, build_parts, part
 
 SEED = 20261120
 CASES = 4000
@@ -42,25 +42,25 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parser(parts: Path) -> Iterator[Part]:
+def parser(parts: Path) -> Iterator[BuiltPart]:
     with part(parts, "json") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def native(parts: Path) -> Iterator[Part]:
+def native(parts: Path) -> Iterator[BuiltPart]:
     with part(parts, "native") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def framing(parts: Path) -> Iterator[Part]:
+def framing(parts: Path) -> Iterator[BuiltPart]:
     with part(parts, "frames") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def capture(parts: Path) -> Iterator[Part]:
+def capture(parts: Path) -> Iterator[BuiltPart]:
     with part(parts, "capture") as process:
         yield process
 
@@ -68,7 +68,7 @@ def capture(parts: Path) -> Iterator[Part]:
 # JSON
 
 
-def test_json_means_what_it_means_to_python(parser: Part) -> None:
+def test_json_means_what_it_means_to_python(parser: BuiltPart) -> None:
     understood = 0
     for case in _documents():
         line = parser.shown(case)
@@ -81,13 +81,13 @@ def test_json_means_what_it_means_to_python(parser: Part) -> None:
     assert CASES // 10 < understood < CASES
 
 
-def test_deep_json_is_refused(parser: Part) -> None:
+def test_deep_json_is_refused(parser: BuiltPart) -> None:
     depths = [1, MAX_DEPTH, MAX_DEPTH + 1, 100_000]
     cases = [b"[" * depth + b"0" + b"]" * depth for depth in depths]
     assert [parser.shown(case) == "-" for case in cases] == [False, False, True, True]
 
 
-def test_a_text_is_given_to_the_kernel_as_python_would(native: Part) -> None:
+def test_a_text_is_given_to_the_kernel_as_python_would(native: BuiltPart) -> None:
     chance = random.Random(SEED)
     letters = ["a", "é", "数", "🎉", "\udc80", "\udcff", "\0", "\ud800", "\udbff"]
     texts = ["".join(chance.choices(letters[: chance.choice([6, 9])], k=8)) for _ in range(CASES)]
@@ -103,7 +103,7 @@ def test_a_text_is_given_to_the_kernel_as_python_would(native: Part) -> None:
 @settings(max_examples=EXAMPLES)
 @given(frames=FRAMES, change=st.none() | st.tuples(st.integers(0), st.integers(0, 255)))
 def test_agent_finds_the_frames_that_the_host_finds(
-    framing: Part, frames: list[bytes], change: tuple[int, int] | None
+    framing: BuiltPart, frames: list[bytes], change: tuple[int, int] | None
 ) -> None:
     data = bytearray(b"".join(frames))
     if data and change:
@@ -126,7 +126,7 @@ def test_host_finds_the_same_frames_wherever_the_bytes_are_cut(
 @settings(max_examples=EXAMPLES)
 @given(cap=CAPS, text=TEXTS, cuts=st.lists(st.integers(0, 20_000), max_size=6))
 def test_head_and_tail_are_cut_by_bytes_and_lines(
-    capture: Part, cap: tuple[int, int], text: bytes, cuts: list[int]
+    capture: BuiltPart, cap: tuple[int, int], text: bytes, cuts: list[int]
 ) -> None:
     pieces = _pieces(text, cuts)
     head, tail = _head_and_tail(pieces, *cap)
@@ -137,7 +137,7 @@ def test_head_and_tail_are_cut_by_bytes_and_lines(
 @settings(max_examples=EXAMPLES)
 @given(cap=CAPS, pieces=st.lists(st.binary(max_size=60) | st.sampled_from([b"\xff\n" * 3000])))
 def test_output_of_any_bytes_is_shown_within_its_cap(
-    capture: Part, cap: tuple[int, int], pieces: list[bytes]
+    capture: BuiltPart, cap: tuple[int, int], pieces: list[bytes]
 ) -> None:
     output = b"".join(pieces)
     head, tail, length, lines, shown_lines = _captured(capture, cap, pieces)
@@ -150,7 +150,7 @@ def test_output_of_any_bytes_is_shown_within_its_cap(
 
 @settings(max_examples=EXAMPLES)
 @given(max_bytes=st.integers(0, 40), text=st.text("aé数🎉", max_size=60))
-def test_no_cut_leaves_half_a_character(capture: Part, max_bytes: int, text: str) -> None:
+def test_no_cut_leaves_half_a_character(capture: BuiltPart, max_bytes: int, text: str) -> None:
     head, tail, *_ = _captured(capture, (max_bytes, 1000), [text.encode()])
     assert text.startswith(head.decode())
     assert text.endswith(tail.decode())
@@ -186,7 +186,7 @@ def _without_half_a_character(data: bytes) -> bytes:
 
 
 def _captured(
-    capture: Part, cap: tuple[int, int], pieces: Sequence[bytes]
+    capture: BuiltPart, cap: tuple[int, int], pieces: Sequence[bytes]
 ) -> tuple[bytes, bytes, int, int, int]:
     """Head, tail, and how many bytes, lines and shown lines there were."""
     caps = b"".join(number.to_bytes(4, "big") for number in cap)

@@ -1,4 +1,4 @@
-"""What the agent does with files, listings and frames of any shape, held against small models."""
+"""Files, listings and frames of any shape, compared with small models."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What the agent, built with sanitizers, does with frames that no host of ours sends, or rarely."""
+"""The agent, built with sanitizers, with frames that the host never or rarely sends."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ class WatchedProcess(AgentProcess):
         self.stream = stream
 
     def end(self) -> tuple[int, str]:
-        """Close its input; its exit code, and what it said."""
+        """Close the input of the agent; return its exit code and error output."""
         self.stream.close()
         _, said = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, said.decode()
@@ -96,8 +96,8 @@ def started(binary: Path, config: bytes, *inherited: int) -> Iterator[WatchedPro
 
 def _config(directory: Path, **config: Any) -> bytes:
     work = str(directory / "work")
-    told = {"working_dir": work, "directories": (work,), "egress_port": 0, **config}
-    return json.dumps(asdict(GuestConfig(**told))).encode()
+    fields = {"working_dir": work, "directories": (work,), "egress_port": 0, **config}
+    return json.dumps(asdict(GuestConfig(**fields))).encode()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def agent(binary: Path, tmp_path: Path) -> Iterator[WatchedProcess]:
 
 
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN.keys())
-def test_what_no_host_may_send_ends_the_agent_with_a_word(
+def test_invalid_frame_ends_the_agent_with_an_error(
     binary: Path, tmp_path: Path, sent: bytes
 ) -> None:
     with started(binary, _config(tmp_path)) as agent:
@@ -195,7 +195,7 @@ def _random_request(chance: random.Random) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (b"{", "the configuration is no JSON object"),
+        (b"{", "the configuration is not a JSON object"),
         (b"{}", "no usable env"),
         (
             json.dumps({**asdict(GuestConfig()), "directories": ["/dev/null/x"]}).encode(),
@@ -204,7 +204,9 @@ def _random_request(chance: random.Random) -> dict[str, object]:
         (json.dumps({**asdict(GuestConfig()), "rlimits": {"RLIMIT_X": 1}}).encode(), "RLIMIT_X"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_told_of(binary: Path, config: bytes, said: str) -> None:
+def test_invalid_configuration_ends_the_agent_with_an_error(
+    binary: Path, config: bytes, said: str
+) -> None:
     with started(binary, config) as agent:
         assert agent.receive() is None
         code, words = agent.end()
@@ -221,7 +223,7 @@ def test_frames_may_come_byte_by_byte(agent: WatchedProcess) -> None:
     assert agent.heard(1)[0] == "text"
 
 
-def test_what_is_typed_is_credited_once_a_program_could_read_it(agent: WatchedProcess) -> None:
+def test_terminal_input_is_credited_when_a_program_can_read_it(agent: WatchedProcess) -> None:
     line = b"0123456789abcde\n"
     typed = line * (60_000 // len(line))
     agent.exec(1, "c", "mkfifo gate; read x < gate; wc -c", stdin="terminal")

@@ -1,4 +1,4 @@
-"""A hostile agent inside a real sandbox: it loses that sandbox, and nobody else notices.
+"""A hostile agent in a real sandbox loses only that sandbox.
 
 A backend is given it in place of the agent's program.
 """
@@ -25,7 +25,7 @@ from sandbox_runtime.errors import (
 )
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import OutputCap, Sandbox
-from sandbox_runtime.streams import Connection
+from sandbox_runtime.streams import ProgramConnection
 from tests.sandbox_runtime.conformance.backends import backend_of
 from tests.sandbox_runtime.transfer import read, write
 
@@ -35,7 +35,7 @@ PATIENCE_S = 1.0
 ENOUGH_S = 60.0
 CAP = OutputCap(max_bytes=1000, max_lines=10)
 HOST_BYTES = 64 << 20
-"""What this process may grow by while it is flooded; the rest of it works meanwhile."""
+"""Maximum growth of this process while it is flooded."""
 RESET_PEAK = Path("/proc/self/clear_refs")
 BETWEEN_COMMANDS_S = 0.1
 KINDS = [
@@ -127,7 +127,7 @@ def hostile(run_by: Callable[[bytes], Backend]) -> Backend:
 
 @pytest.fixture
 async def neighbour(kind: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """A sandbox with an agent of ours, in the same process of the host."""
+    """A sandbox with the real agent, in the same host process."""
     backend = backend_of(kind, tmp_path / "neighbour")
     sandbox = await start_sandbox(backend, SMALL)
     yield sandbox
@@ -147,7 +147,7 @@ async def victim(backend: Backend) -> AsyncIterator[GuestSandbox]:
         await backend.aclose()
 
 
-async def hold(connection: Connection) -> None:
+async def hold(connection: ProgramConnection) -> None:
     """Accept a connection and never read it."""
     await anyio.sleep_forever()
 
@@ -184,7 +184,7 @@ def peak_memory() -> int:
 
 
 @pytest.mark.parametrize(("attack", "why"), COMMANDS.items(), ids=COMMANDS)
-async def test_a_command_answered_by_an_attack_costs_that_sandbox_only(
+async def test_hostile_answer_to_a_command_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -194,9 +194,7 @@ async def test_a_command_answered_by_an_attack_costs_that_sandbox_only(
             await sandbox.exec("silence", timeout_s=1)
 
 
-async def test_a_file_that_nobody_takes_costs_that_sandbox_only(
-    hostile: Backend, neighbour: Sandbox
-) -> None:
+async def test_unread_file_loses_only_its_own_sandbox(hostile: Backend, neighbour: Sandbox) -> None:
     async with attacked(hostile, neighbour) as sandbox:
         with pytest.raises(SandboxLostError, match="no answer"):
             await write(sandbox, "/silence", bytes(8 << 20))
@@ -204,14 +202,14 @@ async def test_a_file_that_nobody_takes_costs_that_sandbox_only(
 
 LISTINGS = {
     "paths_that_climb": "listing",
-    "entries_without_end": "malformed listing: more than the 10000 entries",
+    "entries_without_end": "malformed listing: more than 10000 entries",
     "entry_without_end": "malformed listing: a line has no end",
     "entry_byte_by_byte": "malformed listing: a line has no end",
 }
 
 
 @pytest.mark.parametrize(("attack", "why"), LISTINGS.items(), ids=LISTINGS)
-async def test_a_listing_that_cannot_be_true_costs_that_sandbox_only(
+async def test_invalid_listing_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -219,7 +217,7 @@ async def test_a_listing_that_cannot_be_true_costs_that_sandbox_only(
             await sandbox.list(f"/{attack}")
 
 
-async def test_a_file_longer_than_asked_for_costs_that_sandbox_only(
+async def test_file_longer_than_requested_loses_only_its_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
@@ -242,7 +240,7 @@ async def test_data_in_small_pieces_is_only_read_more_slowly(
         assert not sandbox.lost
 
 
-async def test_operations_given_up_that_the_agent_never_ends_cost_that_sandbox_only(
+async def test_cancelled_operations_that_never_end_lose_only_their_own_sandbox(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async def give_up_without_end(sandbox: GuestSandbox) -> None:
@@ -256,7 +254,7 @@ async def test_operations_given_up_that_the_agent_never_ends_cost_that_sandbox_o
 
 
 @pytest.mark.parametrize("greeting", HELLOS.values(), ids=HELLOS)
-async def test_a_greeting_that_is_none_of_ours_starts_no_sandbox(
+async def test_invalid_hello_fails_the_start(
     run_by: Callable[[bytes], Backend], greeting: str
 ) -> None:
     program = AGENT.replace(b"""'{"version": 3}'""", repr(greeting).encode())

@@ -15,7 +15,7 @@ SLIM = "llm-sandbox-proxy/slim:latest"
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Any]:
-    """A docker.APIClient; without an engine the test is skipped, or fails if told to."""
+    """A docker.APIClient. Skips the test without an engine, or fails with REQUIRE_DOCKER."""
     try:
         found, _ = connect()
     except SandboxStartError as error:

@@ -73,7 +73,7 @@ async def test_certificates_given_to_the_build_are_trusted(
         client.remove_image(SIGNER)
 
 
-def test_without_an_engine_the_build_ends_at_once_and_says_why() -> None:
+def test_build_without_an_engine_fails_at_once_with_the_reason() -> None:
     done = subprocess.run(
         ["sh", BUILD, "slim", "never/built:latest"],
         env={"PATH": "/usr/bin:/bin:/usr/local/bin", "DOCKER_HOST": "tcp://127.0.0.1:1"},
@@ -87,5 +87,5 @@ def test_without_an_engine_the_build_ends_at_once_and_says_why() -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("slim")
-def test_what_docker_refuses_is_told_by_the_exit_code() -> None:
+def test_build_fails_when_docker_refuses_the_tag() -> None:
     assert build_image("slim", "not a tag", "--quiet") != 0

@@ -1,4 +1,4 @@
-"""What an image lacks is found in a sandbox of it, and told in one line each."""
+"""The image check reports each missing program or library in one line."""
 
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -24,7 +24,7 @@ IN_SLIM = {
 
 @pytest.fixture
 async def sandbox(slim: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """Of the small image, root inside: things can be taken away from it."""
+    """A sandbox of the small image with root inside, so that tests can remove programs."""
     async with container(slim, tmp_path) as opened:
         yield opened
 
@@ -59,7 +59,9 @@ async def test_the_small_image_has_programs_and_lacks_libraries(sandbox: Sandbox
         ("certificates", "rm /etc/ssl/certs/ca-certificates.crt"),
     ],
 )
-async def test_what_is_taken_away_is_missed(sandbox: Sandbox, name: str, removal: str) -> None:
+async def test_removed_programs_and_libraries_are_reported(
+    sandbox: Sandbox, name: str, removal: str
+) -> None:
     before = await image_checks(sandbox)
     await output(sandbox, removal)
     after = await image_checks(sandbox)
@@ -77,13 +79,15 @@ async def test_what_is_taken_away_is_missed(sandbox: Sandbox, name: str, removal
         ("gcc", "cd /usr/bin && echo > gcc && chmod +x gcc"),
     ],
 )
-async def test_what_is_added_is_found(sandbox: Sandbox, name: str, making: str) -> None:
+async def test_added_programs_and_libraries_are_found(
+    sandbox: Sandbox, name: str, making: str
+) -> None:
     await output(sandbox, making)
     assert there(await image_checks(sandbox)) == {*IN_SLIM, name}
 
 
 @pytest.mark.docker
-async def test_programs_that_are_there_and_fail_are_told_with_a_cure(sandbox: Sandbox) -> None:
+async def test_failing_programs_are_reported_with_a_remedy(sandbox: Sandbox) -> None:
     refused = "#!/bin/sh\necho \"$0: cannot access '/': Invalid argument\" >&2; exit 2\n"
     for name in ("ls", "stat"):
         await output(sandbox, f"cat > /usr/bin/{name} <<'END'\n{refused}END")
@@ -93,14 +97,14 @@ async def test_programs_that_are_there_and_fail_are_told_with_a_cure(sandbox: Sa
 
 
 @pytest.mark.docker
-async def test_what_a_command_left_in_the_shell_changes_no_finding(sandbox: Sandbox) -> None:
+async def test_shell_state_does_not_change_the_image_check(sandbox: Sandbox) -> None:
     before = await image_checks(sandbox)
     await output(sandbox, "export PATH=/nowhere; gcc() { :; }")
     assert await image_checks(sandbox) == before
 
 
 @pytest.mark.docker
-async def test_a_shell_that_fails_is_one_finding_and_cannot_write_to_the_terminal(
+async def test_failing_shell_is_one_escaped_check(
     sandbox: Sandbox,
 ) -> None:
     broken = "#!/usr/bin/python3\nimport sys\nsys.exit('\\x1b]0;broken\\x07')\n"
@@ -114,9 +118,7 @@ async def test_a_shell_that_fails_is_one_finding_and_cannot_write_to_the_termina
 
 
 @pytest.mark.docker
-async def test_an_image_without_bash_is_looked_at_all_the_same(
-    client: Any, slim: str, tmp_path: Path
-) -> None:
+async def test_image_without_bash_is_checked_too(client: Any, slim: str, tmp_path: Path) -> None:
     recipe = f"FROM {slim}\nRUN rm /usr/bin/bash\n".encode()
     for _ in client.build(fileobj=BytesIO(recipe), tag=NO_BASH, rm=True):
         pass
@@ -129,7 +131,7 @@ async def test_an_image_without_bash_is_looked_at_all_the_same(
     assert {check.name for check in checks if not check.ok} & REQUIRED == {"image bash"}
 
 
-async def test_on_bubblewrap_it_is_the_host_that_is_seen(tmp_path: Path) -> None:
+async def test_bubblewrap_check_inspects_the_host(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         checks = await image_checks(sandbox)
     assert {"bash", "python3", "tar"} <= there(checks)

@@ -1,4 +1,4 @@
-"""What the full image claims to do, it does: in a sandbox of it, without a network."""
+"""The features of the full image, in a sandbox without network access."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,13 +28,13 @@ async def sandbox(client: Any, tmp_path: Path) -> AsyncIterator[Sandbox]:
 
 
 async def python(sandbox: Sandbox, program: str) -> str:
-    """What a program prints that must end well and without a warning."""
+    """Return the output of a Python program that must succeed without a warning."""
     result = await sandbox.exec("python3 -W error -", timeout_s=PLENTY_S, stdin=program.encode())
     assert (result.exit_code, result.stderr) == (0, ""), result
     return result.stdout
 
 
-async def test_it_lacks_nothing_that_is_looked_for(sandbox: Sandbox) -> None:
+async def test_full_image_passes_every_check(sandbox: Sandbox) -> None:
     assert [check for check in await image_checks(sandbox) if not check.ok] == []
 
 
@@ -42,7 +42,7 @@ async def test_apt_finds_no_package_that_is_broken_or_unmet(sandbox: Sandbox) ->
     assert await output(sandbox, "apt-get check --quiet=2 2>&1 && dpkg --audit") == ""
 
 
-async def test_it_computes(sandbox: Sandbox) -> None:
+async def test_full_image_runs_numeric_libraries(sandbox: Sandbox) -> None:
     program = """
 import mpmath, numpy, pandas, scipy.optimize, sympy
 import numpy.testing, pandas.testing
@@ -56,7 +56,7 @@ print(pandas.read_excel("/tmp/table.xlsx")["a"].sum())
     assert await python(sandbox, program) == ("1.0 1.414214\nx**3/3 1.6449340668482264365\n3\n")
 
 
-async def test_it_draws_figures_in_many_scripts_without_being_told_of_a_font(
+async def test_figures_show_many_scripts_with_the_default_font(
     sandbox: Sandbox,
 ) -> None:
     # A character that no font has is a warning, and a warning is an error here.
@@ -82,7 +82,7 @@ async def test_the_first_figure_does_not_search_for_fonts(sandbox: Sandbox) -> N
     assert await output(sandbox, cache) == before
 
 
-async def test_it_makes_and_converts_pictures(sandbox: Sandbox) -> None:
+async def test_full_image_creates_and_converts_pictures(sandbox: Sandbox) -> None:
     program = """
 from PIL import Image, ImageDraw
 picture = Image.new("RGB", (64, 32), "navy")
@@ -98,7 +98,7 @@ for kind in ("jpg", "png", "webp", "gif"):
     assert seen.startswith("PNG image data, 9 x 7")
 
 
-async def test_it_makes_video(sandbox: Sandbox) -> None:
+async def test_full_image_creates_video(sandbox: Sandbox) -> None:
     await output(
         sandbox,
         "ffmpeg -v error -f lavfi -i testsrc=duration=1:size=64x64:rate=10 -f lavfi -i"
@@ -108,7 +108,7 @@ async def test_it_makes_video(sandbox: Sandbox) -> None:
     assert (await output(sandbox, f"{probe} /tmp/clip.mp4")).split() == ["h264", "aac", "1.000000"]
 
 
-async def test_it_plays_midi_into_a_wave_file_that_sounds(sandbox: Sandbox) -> None:
+async def test_full_image_renders_midi_to_an_audible_wave_file(sandbox: Sandbox) -> None:
     program = """
 import mido, subprocess, wave
 song = mido.MidiFile()
@@ -123,7 +123,7 @@ with wave.open("/tmp/song.wav") as sound:
     assert await python(sandbox, program) == "44100 True\n"
 
 
-async def test_it_turns_a_document_into_word_html_and_pdf_and_reads_the_pdf(
+async def test_full_image_converts_documents_and_reads_the_pdf(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "cd /tmp; printf -- '---\\ntitle: 素数\\n---\\nEine Größe\\n' > text.md")
@@ -134,7 +134,7 @@ async def test_it_turns_a_document_into_word_html_and_pdf_and_reads_the_pdf(
     await output(sandbox, "pdftoppm -png -r 50 /tmp/text.pdf /tmp/page && test -s /tmp/page-1.png")
 
 
-async def test_it_compiles_c_and_extensions_of_python(sandbox: Sandbox) -> None:
+async def test_full_image_compiles_c_and_python_extensions(sandbox: Sandbox) -> None:
     source = "#include <Python.h>\\n#include <stdio.h>\\nint main(void) { puts(PY_VERSION); }\\n"
     await output(sandbox, f"cd /tmp; printf '{source}' > version.c")
     rule = "version: version.c\\n\\tcc $$(python3-config --includes) -o $@ $<\\n"
@@ -146,7 +146,7 @@ async def test_it_compiles_c_and_extensions_of_python(sandbox: Sandbox) -> None:
     assert await output(sandbox, f"cd /tmp; printf '{program}' > a.cc; c++ -o a a.cc; ./a") == "42"
 
 
-async def test_it_has_the_tools_of_the_shell(sandbox: Sandbox) -> None:
+async def test_full_image_has_the_shell_tools(sandbox: Sandbox) -> None:
     assert await output(sandbox, "git init --quiet /tmp/r && git -C /tmp/r status --short") == ""
     assert await output(sandbox, "echo '[1, 2]' | jq add; echo text | rg --count e") == "3\n1\n"
     assert (await output(sandbox, "wget --version; curl --version")).startswith("GNU Wget")

@@ -66,7 +66,7 @@ async def computed(sandbox: Sandbox) -> str:
 
 
 @pytest.mark.docker
-async def test_it_is_exported_from_the_full_image(client: Any, tmp_path: Path) -> None:
+async def test_rootfs_is_exported_from_the_full_image(client: Any, tmp_path: Path) -> None:
     try:
         client.inspect_image(FULL)
     except docker.errors.ImageNotFound:
@@ -76,12 +76,12 @@ async def test_it_is_exported_from_the_full_image(client: Any, tmp_path: Path) -
 
 
 @pytest.mark.skipif("BUILD_ROOTFS" not in os.environ, reason="BUILD_ROOTFS=1: takes minutes")
-async def test_it_is_made_without_docker(tmp_path: Path) -> None:
+async def test_rootfs_is_built_without_docker(tmp_path: Path) -> None:
     async with made(command(".venv"), tmp_path) as sandbox:
         assert await computed(sandbox) == "1.0 1.414214\nx**3/3\n"
 
 
-async def test_without_mmdebstrap_one_line_says_so(tmp_path: Path) -> None:
+async def test_missing_mmdebstrap_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
     done = await anyio.run_process(
         [sys.executable, "-m", "proxy", "build-rootfs", str(tmp_path / "rootfs.tar")],

@@ -3,7 +3,7 @@
 import asyncio
 
 from policies.isolation import Isolation
-from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, PoolFixture
 
@@ -18,7 +18,7 @@ class Leaseholder:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def ask(self, name: str, isolation: Isolation = SMALL) -> None:
+    def request(self, name: str, isolation: Isolation = SMALL) -> None:
         self._ends[name] = asyncio.Event()
         self._tasks[name] = asyncio.create_task(self._hold(name, isolation))
 
@@ -28,7 +28,7 @@ class Leaseholder:
                 await lease.sandbox()
                 self.served.append(name)
                 await self._ends[name].wait()
-        except (SandboxStartError, SandboxUnavailableError) as error:
+        except (SandboxStartError, NoFreeSandboxError) as error:
             self.refused[name] = str(error)
 
     def end(self, name: str) -> None:

@@ -82,7 +82,7 @@ class PoolFixture:
 
         await until(stands)
 
-    async def beat(self, times: int = 1) -> None:
+    async def run_monitor(self, times: int = 1) -> None:
         """Let the monitor ping the sandboxes that many times."""
         for _ in range(times):
             await until(lambda: PING_INTERVAL_S in self.clock.alarms)

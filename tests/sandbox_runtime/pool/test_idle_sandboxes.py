@@ -1,4 +1,4 @@
-"""What is kept ready stays good, heals after failures, and ends in order."""
+"""Idle sandboxes are monitored, refilled after failures, and closed in order."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from policies.pool import PoolSettings
 from sandbox_runtime.backends.base import SWEEP_S, sweep_forever
-from sandbox_runtime.errors import SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError
 from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.sandbox_backend import FakeSandboxBackend
@@ -19,25 +19,25 @@ WARM = PoolSettings(min_ready=2)
 STRICT = replace(SMALL, level="strict")
 
 
-async def test_every_living_sandbox_lent_or_not_is_pinged_at_every_beat() -> None:
+async def test_idle_and_leased_sandboxes_are_pinged_every_interval() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
         before = [guest.pings for guest in fixture.backend.guests]
-        await fixture.beat(3)
+        await fixture.run_monitor(3)
         await until(
             lambda: [guest.pings for guest in fixture.backend.guests] == [n + 3 for n in before]
         )
 
 
-async def test_one_that_does_not_answer_holds_up_nobodys_ping() -> None:
+async def test_unresponsive_sandbox_does_not_delay_other_pings() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
         stuck, *others = fixture.backend.guests
         stuck.answers = False
         before = [guest.pings for guest in others]
-        await fixture.beat(3)
+        await fixture.run_monitor(3)
         await until(lambda: [guest.pings for guest in others] == [n + 3 for n in before])
         assert fixture.stats.leased == 1
 
@@ -50,12 +50,12 @@ async def test_a_warm_sandbox_found_dead_is_replaced(end: str) -> None:
         if end == "it died":
             bad.die()
         bad.answers = False
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, replaced=1, started=3)
         assert bad not in fixture.backend.alive
 
 
-async def test_one_at_work_may_be_slower_to_answer_than_an_idle_one() -> None:
+async def test_leased_sandbox_has_more_time_to_answer_a_ping() -> None:
     async with (
         fake_pool(WARM, idle_ping_timeout_s=0.05) as fixture,
         fixture.pool.lease(SMALL) as lease,
@@ -64,17 +64,17 @@ async def test_one_at_work_may_be_slower_to_answer_than_an_idle_one() -> None:
         await fixture.until(idle=2, leased=1)
         at_work, idle, _ = fixture.backend.guests
         at_work.answers = idle.answers = False
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, replaced=1)
         assert sandbox.lost is None
 
 
-async def test_a_sandbox_that_dies_while_lent_is_its_users_affair() -> None:
+async def test_dead_leased_sandbox_is_left_to_its_lease() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         await lease.sandbox()
         await fixture.until(idle=2, leased=1)
         fixture.backend.guests[0].die()
-        await fixture.beat()
+        await fixture.run_monitor()
         assert (fixture.stats.leased, fixture.stats.replaced) == (1, 0)
 
 
@@ -82,14 +82,14 @@ async def test_warm_sandboxes_that_are_too_old_are_replaced_one_after_the_other(
     async with fake_pool(PoolSettings(min_ready=2, ttl_s=30)) as fixture:
         await fixture.until(idle=2)
         first = list(fixture.backend.guests)
-        await fixture.beat(3)
+        await fixture.run_monitor(3)
         assert fixture.stats.replaced == 0
         fixture.backend.may_start.clear()
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=1, starting=1, ending=0, replaced=1)
         fixture.backend.may_start.set()
         await fixture.until(idle=2)
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, ending=0, replaced=2)
         assert not fixture.backend.alive.intersection(first)
 
@@ -99,7 +99,7 @@ async def test_a_new_image_drops_the_warm_sandboxes_of_the_old_one() -> None:
         await fixture.until(idle=2)
         old = list(fixture.backend.guests)
         fixture.backend.image = "image-2"
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(idle=2, ending=0, replaced=2)
         assert not fixture.backend.alive.intersection(old)
 
@@ -110,20 +110,20 @@ async def test_a_sandbox_of_the_old_image_that_starts_while_a_new_one_comes_is_n
         await fixture.until(starting=1)
         await until(lambda: fixture.backend.asked == 1)
         fixture.backend.image = "image-2"
-        await fixture.beat()
+        await fixture.run_monitor()
         fixture.backend.may_start.set()
         await fixture.until(idle=1, ending=0, started=2)
 
 
-async def test_an_engine_that_cannot_say_what_it_has_costs_no_warm_sandbox() -> None:
+async def test_failed_fingerprint_keeps_the_idle_sandboxes() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.refusal = "the engine is down"
-        await fixture.beat(2)
+        await fixture.run_monitor(2)
         assert (fixture.stats.idle, fixture.stats.replaced) == (2, 0)
 
 
-async def test_after_failed_starts_filling_rests_longer_each_time_and_then_heals() -> None:
+async def test_refilling_backs_off_after_failed_starts_and_recovers() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(WARM, backend) as fixture:
@@ -143,7 +143,7 @@ async def test_after_failed_starts_filling_rests_longer_each_time_and_then_heals
         await fixture.until(idle=2)
 
 
-async def test_a_start_that_succeeds_ends_the_rest() -> None:
+async def test_successful_start_ends_the_backoff() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(WARM, backend) as fixture:
@@ -155,7 +155,7 @@ async def test_a_start_that_succeeds_ends_the_rest() -> None:
         assert fixture.stats.failed == 1
 
 
-async def test_making_them_ready_leaves_half_the_time_to_commands() -> None:
+async def test_refilling_leaves_half_the_time_to_commands() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.may_start.clear()
@@ -172,7 +172,7 @@ async def test_making_them_ready_leaves_half_the_time_to_commands() -> None:
             await fixture.until(idle=2)
 
 
-async def test_closing_ends_what_nobody_has_and_waits_for_the_rest() -> None:
+async def test_closing_ends_idle_sandboxes_and_waits_for_leased_ones() -> None:
     async with fake_pool(WARM) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             sandbox = await lease.sandbox()
@@ -181,29 +181,29 @@ async def test_closing_ends_what_nobody_has_and_waits_for_the_rest() -> None:
             await fixture.until(idle=0, starting=0, ending=0)
             assert not closing.done()
             before = fixture.backend.guests[0].pings
-            await fixture.beat()
+            await fixture.run_monitor()
             await until(lambda: fixture.backend.guests[0].pings == before + 1)
             assert (await sandbox.exec("true", timeout_s=5)).exit_code == 0
         await closing
         assert not fixture.backend.alive
 
 
-async def test_a_closed_pool_lends_nothing_and_says_so() -> None:
+async def test_closed_pool_refuses_leases() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.pool.aclose()
-        with pytest.raises(SandboxUnavailableError, match="the pool is closed"):
+        with pytest.raises(NoFreeSandboxError, match="the pool is closed"):
             async with fixture.pool.lease(SMALL):
                 pass
         assert not fixture.backend.alive
 
 
-async def test_who_waits_when_the_pool_closes_is_told() -> None:
+async def test_closing_pool_fails_its_waiters() -> None:
     async with fake_pool(PoolSettings(min_ready=0)) as fixture:
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:
             await fixture.until(starting=1)
             closing = asyncio.create_task(fixture.pool.aclose())
-            with pytest.raises(SandboxUnavailableError, match="the pool is closed"):
+            with pytest.raises(NoFreeSandboxError, match="the pool is closed"):
                 await lease.sandbox()
         await closing
 

@@ -1,4 +1,4 @@
-"""What one lease gets, and what becomes of it afterwards."""
+"""The sandbox of a lease, during the lease and afterwards."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ LARGE = replace(SMALL, memory_mib=300, pids=7)
 STRICT = replace(SMALL, level="strict")
 
 
-async def test_a_warm_sandbox_is_lent_after_one_ping() -> None:
+async def test_idle_sandbox_is_leased_after_one_ping() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.may_start.clear()
@@ -31,7 +31,7 @@ async def test_a_warm_sandbox_is_lent_after_one_ping() -> None:
         assert (fixture.stats.hits, fixture.stats.misses) == (1, 0)
 
 
-async def test_using_one_has_another_made_at_once() -> None:
+async def test_leased_sandbox_is_replaced_at_once() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(SMALL) as lease:
@@ -39,7 +39,7 @@ async def test_using_one_has_another_made_at_once() -> None:
             await fixture.until(idle=2, leased=1)
 
 
-async def test_one_that_was_never_asked_for_is_lent_to_the_next() -> None:
+async def test_unused_sandbox_of_a_lease_is_leased_again() -> None:
     gateways = RecordingGateways()
     async with fake_pool(PoolSettings(min_ready=1), gateways=gateways) as fixture:
         await fixture.until(idle=1)
@@ -60,7 +60,7 @@ async def test_one_that_was_never_asked_for_is_lent_to_the_next() -> None:
             assert fixture.backend.asked == 2
 
 
-async def test_one_whose_limits_were_changed_is_not_lent_again_though_it_was_not_used() -> None:
+async def test_resized_unused_sandbox_is_not_leased_again() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(LARGE):
@@ -69,7 +69,7 @@ async def test_one_whose_limits_were_changed_is_not_lent_again_though_it_was_not
         assert len(fixture.backend.guests) == 2
 
 
-async def test_nothing_is_started_ahead_in_the_very_moment_of_lending() -> None:
+async def test_replacement_starts_after_the_lease_has_its_sandbox() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         await fixture.until(idle=1)
         guest = fixture.backend.guests[0]
@@ -87,7 +87,7 @@ async def test_a_lease_is_the_same_sandbox_at_every_call() -> None:
         assert await lease.sandbox() is await lease.sandbox()
 
 
-async def test_a_sandbox_ends_with_its_lease_and_is_never_lent_again() -> None:
+async def test_sandbox_ends_with_its_lease_and_is_never_reused() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         seen = []
         for _ in range(5):
@@ -100,7 +100,7 @@ async def test_a_sandbox_ends_with_its_lease_and_is_never_lent_again() -> None:
         assert len(set(seen)) == 5
 
 
-async def test_ending_a_sandbox_takes_no_time_of_the_lease() -> None:
+async def test_sandbox_is_closed_in_the_background_after_its_lease() -> None:
     async with fake_pool(COLD) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()
@@ -110,7 +110,7 @@ async def test_ending_a_sandbox_takes_no_time_of_the_lease() -> None:
         await fixture.until(ending=0)
 
 
-async def test_without_a_warm_one_a_sandbox_is_started_beside_the_block() -> None:
+async def test_sandbox_starts_while_the_leases_block_runs() -> None:
     async with fake_pool(COLD) as fixture:
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:
@@ -120,7 +120,7 @@ async def test_without_a_warm_one_a_sandbox_is_started_beside_the_block() -> Non
         assert (fixture.stats.hits, fixture.stats.misses) == (0, 1)
 
 
-async def test_a_sandbox_is_in_the_books_before_the_backend_is_asked_for_it() -> None:
+async def test_entry_is_registered_before_the_backend_starts_it() -> None:
     backend = FakeSandboxBackend()
     async with fake_pool(COLD, backend) as fixture:
         counted = []
@@ -131,7 +131,7 @@ async def test_a_sandbox_is_in_the_books_before_the_backend_is_asked_for_it() ->
 
 
 @pytest.mark.parametrize("end", ["it died", "it hangs"])
-async def test_a_warm_sandbox_that_does_not_answer_is_replaced_and_never_handed_out(
+async def test_unresponsive_idle_sandbox_is_replaced_and_never_leased(
     end: str,
 ) -> None:
     async with fake_pool(PoolSettings(min_ready=1), idle_ping_timeout_s=0.01) as fixture:
@@ -146,7 +146,7 @@ async def test_a_warm_sandbox_that_does_not_answer_is_replaced_and_never_handed_
         assert bad not in fixture.backend.alive
 
 
-async def test_limits_are_changed_when_the_sandbox_is_lent_and_only_if_they_differ() -> None:
+async def test_limits_are_changed_at_the_lease_only_if_they_differ() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         for isolation in (LARGE, SMALL):
@@ -156,7 +156,7 @@ async def test_limits_are_changed_when_the_sandbox_is_lent_and_only_if_they_diff
         assert fixture.stats.hits == 2
 
 
-async def test_where_limits_cannot_be_changed_a_sandbox_is_made_with_them() -> None:
+async def test_sandbox_is_started_with_limits_that_cannot_be_changed_later() -> None:
     async with fake_pool(WARM) as fixture:
         fixture.backend.limits_are_fixed = True
         await fixture.until(idle=2)
@@ -167,7 +167,7 @@ async def test_where_limits_cannot_be_changed_a_sandbox_is_made_with_them() -> N
         assert fixture.stats.replaced == 1
 
 
-async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends() -> None:
+async def test_egress_is_bound_at_the_lease_and_unbound_before_the_end() -> None:
     closed: list[bool] = []
     backend, gateways = FakeSandboxBackend(), RecordingGateways()
 
@@ -186,7 +186,7 @@ async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends(
     assert {guest.made for guest in backend.guests} == {SMALL}
 
 
-async def test_a_sandbox_whose_binding_fails_ends_and_its_lease_hears_why() -> None:
+async def test_failed_egress_binding_closes_the_sandbox_and_fails_the_lease() -> None:
     gateways = RecordingGateways(error=ValueError("no such preset"))
     async with fake_pool(COLD, gateways=gateways) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
@@ -195,7 +195,7 @@ async def test_a_sandbox_whose_binding_fails_ends_and_its_lease_hears_why() -> N
         await fixture.until(leased=0, ending=0)
 
 
-async def test_one_made_with_other_limits_for_who_left_is_not_kept() -> None:
+async def test_sandbox_with_other_limits_is_closed_when_its_lease_was_cancelled() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
     async with fake_pool(PoolSettings(min_ready=1), backend) as fixture:
@@ -236,7 +236,7 @@ async def test_a_lease_whose_sandbox_is_lost_gets_another() -> None:
         assert (await lease.sandbox()).lost, "a lease that is over begins no other"
 
 
-async def test_all_who_find_the_sandbox_of_a_lease_lost_get_the_same_other_one() -> None:
+async def test_concurrent_callers_of_a_lost_lease_get_the_same_replacement() -> None:
     async with fake_pool(COLD) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             first = await lease.sandbox()

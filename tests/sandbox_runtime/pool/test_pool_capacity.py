@@ -1,4 +1,4 @@
-"""How many sandboxes there are at one time, with how much memory, and who goes for whom."""
+"""Limits on the number and memory of sandboxes, and eviction of idle ones."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
     async with fake_pool(TWO) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcde":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(leased=2, waiting=3)
         for name in "abcde":
             holder.end(name)
@@ -27,26 +27,26 @@ async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
         assert fixture.backend.most_alive == 2
 
 
-async def test_one_that_is_still_ending_counts() -> None:
+async def test_ending_sandbox_counts_towards_the_limit() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a")
+        holder.request("a")
         await holder.until_served("a")
         fixture.backend.may_end.clear()
         holder.end("a")
-        holder.ask("b")
+        holder.request("b")
         await fixture.until(ending=1, waiting=1, starting=0)
         fixture.backend.may_end.set()
         await holder.until_served("a", "b")
         await holder.end_all()
 
 
-async def test_no_more_start_at_a_time_than_helps() -> None:
+async def test_concurrent_starts_are_limited() -> None:
     async with fake_pool(PoolSettings(min_ready=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcdefgh":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=4, waiting=8)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 8)
@@ -54,12 +54,12 @@ async def test_no_more_start_at_a_time_than_helps() -> None:
         await holder.end_all()
 
 
-async def test_where_a_miss_waits_no_more_start_at_a_time_than_the_processor_bears() -> None:
+async def test_concurrent_starts_for_waiters_are_limited_by_the_processors() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcd":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=1, waiting=4)
         fixture.backend.may_start.set()
         await holder.until_served(*"abcd")
@@ -71,9 +71,9 @@ async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
     settings = PoolSettings(min_ready=0, memory_budget_mib=500)
     async with fake_pool(settings) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(SMALL, memory_mib=400))
-        holder.ask("b", replace(SMALL, memory_mib=200))
-        holder.ask("c", replace(SMALL, memory_mib=100))
+        holder.request("a", replace(SMALL, memory_mib=400))
+        holder.request("b", replace(SMALL, memory_mib=200))
+        holder.request("c", replace(SMALL, memory_mib=100))
         await fixture.until(leased=1, waiting=2)
         assert holder.served == ["a"], "c has room, but nobody overtakes"
         holder.end("a")
@@ -86,10 +86,10 @@ async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> N
     async with fake_pool(settings) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(SMALL, memory_mib=350))
+        holder.request("a", replace(SMALL, memory_mib=350))
         await holder.until_served("a")
         await fixture.until(idle=1)
-        holder.ask("b", replace(SMALL, memory_mib=200))
+        holder.request("b", replace(SMALL, memory_mib=200))
         await fixture.until(waiting=1, idle=1)
         holder.end("a")
         await holder.until_served("a", "b")
@@ -97,7 +97,7 @@ async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> N
         assert fixture.stats.hits == 1
 
 
-async def test_memory_that_a_warm_sandbox_does_not_need_when_lent_is_there_for_others() -> None:
+async def test_unused_memory_of_a_leased_sandbox_is_available_to_others() -> None:
     async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=150)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=50)) as lease:
@@ -113,7 +113,7 @@ async def test_a_sandbox_that_never_fits_is_not_waited_for() -> None:
                 pass
 
 
-async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() -> None:
+async def test_unneeded_idle_sandbox_makes_room_for_another_isolation() -> None:
     async with fake_pool(PoolSettings(min_ready=2, max_sandboxes=2)) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(STRICT) as lease:
@@ -123,27 +123,27 @@ async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() ->
         assert fixture.backend.most_alive == 2
 
 
-async def test_no_more_warm_sandboxes_make_room_than_must_however_long_they_take() -> None:
+async def test_no_more_idle_sandboxes_are_evicted_than_needed() -> None:
     async with fake_pool(PoolSettings(min_ready=3, max_sandboxes=3)) as fixture:
         await fixture.until(idle=3)
         fixture.backend.may_end.clear()
         async with fixture.pool.lease(STRICT) as lease:
-            await fixture.beat()
+            await fixture.run_monitor()
             assert (fixture.stats.idle, fixture.stats.ending) == (2, 1)
             fixture.backend.may_end.set()
             await lease.sandbox()
 
 
-async def test_nothing_is_made_ready_while_somebody_waits_for_room() -> None:
+async def test_pool_is_not_refilled_while_a_waiter_needs_capacity() -> None:
     async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(STRICT, memory_mib=350))
+        holder.request("a", replace(STRICT, memory_mib=350))
         await holder.until_served("a")
-        holder.ask("b", replace(STRICT, memory_mib=200))
+        holder.request("b", replace(STRICT, memory_mib=200))
         await fixture.until(waiting=1, idle=1)
         fixture.backend.guests[0].die()
-        await fixture.beat()
+        await fixture.run_monitor()
         await fixture.until(replaced=1, ending=0)
         assert (fixture.stats.starting, fixture.stats.idle) == (0, 0)
         holder.end("a")

@@ -1,33 +1,33 @@
-"""Who gets a sandbox first, who waits, and who is told to come again."""
+"""The order of the queue, its length, and refusals with a retry time."""
 
 from dataclasses import replace
 
 import pytest
 
 from policies.pool import PoolSettings
-from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
+from sandbox_runtime.errors import NoFreeSandboxError, SandboxStartError
 from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.leaseholder import Leaseholder
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
 
 
-async def test_who_asked_first_is_served_first() -> None:
+async def test_waiters_are_served_in_order() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
-            holder.ask(name)
+            holder.request(name)
         for number in range(1, 5):
             await holder.until_served(*"abcd"[:number])
             holder.end("abcd"[number - 1])
         await holder.end_all()
 
 
-async def test_who_leaves_the_queue_makes_room_in_it() -> None:
+async def test_cancelled_waiter_frees_its_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(leased=1, waiting=3)
         holder.cancel("b")
         await fixture.until(waiting=2)
@@ -36,37 +36,37 @@ async def test_who_leaves_the_queue_makes_room_in_it() -> None:
         await holder.end_all()
 
 
-async def test_who_needed_too_much_and_leaves_lets_those_behind_go_on() -> None:
+async def test_cancelled_large_waiter_unblocks_the_queue() -> None:
     async with fake_pool(PoolSettings(min_ready=0, memory_budget_mib=500)) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a", replace(SMALL, memory_mib=400))
+        holder.request("a", replace(SMALL, memory_mib=400))
         await holder.until_served("a")
-        holder.ask("b", replace(SMALL, memory_mib=200))
-        holder.ask("c", SMALL)
+        holder.request("b", replace(SMALL, memory_mib=200))
+        holder.request("c", SMALL)
         await fixture.until(waiting=2)
         holder.cancel("b")
         await holder.until_served("a", "c")
         await holder.end_all()
 
 
-async def test_who_was_given_a_dead_one_is_served_before_those_who_came_later() -> None:
+async def test_waiter_with_a_dead_sandbox_returns_to_the_front_of_the_queue() -> None:
     settings = PoolSettings(min_ready=1, max_sandboxes=1)
     async with fake_pool(settings, idle_ping_timeout_s=0.05) as fixture:
         await fixture.until(idle=1)
         fixture.backend.guests[0].answers = False
         holder = Leaseholder(fixture)
-        holder.ask("a")
-        holder.ask("b")
+        holder.request("a")
+        holder.request("b")
         await holder.until_served("a")
         await holder.end_all()
 
 
-async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
+async def test_sandbox_started_for_a_cancelled_waiter_goes_to_the_next() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
-        holder.ask("a")
-        holder.ask("b")
+        holder.request("a")
+        holder.request("b")
         await fixture.until(starting=1, waiting=2)
         holder.cancel("a")
         await fixture.until(waiting=1)
@@ -76,11 +76,11 @@ async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
         await holder.end_all()
 
 
-async def test_what_was_started_for_one_who_left_is_kept_where_one_is_missing() -> None:
+async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
-        holder.ask("a")
+        holder.request("a")
         await fixture.until(starting=1, waiting=1)
         holder.cancel("a")
         await fixture.until(waiting=0)
@@ -94,41 +94,41 @@ async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> No
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=3)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 3)
         await holder.end_all()
 
 
-async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> None:
+async def test_miss_with_on_miss_fail_has_a_retry_after() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()
-            with pytest.raises(SandboxUnavailableError, match="no sandbox is ready") as refusal:
+            with pytest.raises(NoFreeSandboxError, match="no sandbox is ready") as refusal:
                 async with fixture.pool.lease(SMALL):
                     pass
         assert refusal.value.retry_after_s >= 1
         assert (fixture.stats.hits, fixture.stats.misses, fixture.stats.refused) == (1, 1, 1)
 
 
-async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
+async def test_dead_idle_sandbox_is_a_miss_with_on_miss_fail() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
         fixture.backend.guests[0].die()
         async with fixture.pool.lease(SMALL) as lease:
-            with pytest.raises(SandboxUnavailableError):
+            with pytest.raises(NoFreeSandboxError):
                 await lease.sandbox()
 
 
-async def test_a_full_queue_refuses_the_next_one() -> None:
+async def test_full_queue_refuses_the_next_waiter() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1, queue_size=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await holder.until_served("a")
         assert holder.refused == {"c": "1 requests wait for a sandbox already"}
         holder.end("a")
@@ -136,36 +136,36 @@ async def test_a_full_queue_refuses_the_next_one() -> None:
         await holder.end_all()
 
 
-async def test_who_has_one_coming_takes_no_place_in_the_queue() -> None:
+async def test_waiter_with_a_start_takes_no_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(min_ready=0, queue_size=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=3, refused=0)
         fixture.backend.may_start.set()
         await until(lambda: len(holder.served) == 3)
         await holder.end_all()
 
 
-async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_turn() -> None:
+async def test_timed_out_waiter_is_refused_and_skipped() -> None:
     async with fake_pool(
         PoolSettings(min_ready=0, max_sandboxes=1, queue_timeout_s=0.05)
     ) as fixture:
         holder = Leaseholder(fixture)
-        holder.ask("a")
+        holder.request("a")
         await holder.until_served("a")
         async with fixture.pool.lease(SMALL) as lease:
-            with pytest.raises(SandboxUnavailableError, match=r"no sandbox came free in 0\.05 s"):
+            with pytest.raises(NoFreeSandboxError, match=r"no sandbox came free in 0\.05 s"):
                 await lease.sandbox()
             assert (fixture.stats.refused, fixture.stats.waiting) == (1, 0)
-            holder.ask("b")
+            holder.request("b")
             holder.end("a")
             await holder.until_served("a", "b")
         await holder.end_all()
 
 
-async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
+async def test_failed_start_fails_its_waiter() -> None:
     async with fake_pool(PoolSettings(min_ready=0)) as fixture:
         fixture.backend.refusal = "the engine is down"
         async with fixture.pool.lease(SMALL) as lease:
@@ -177,12 +177,12 @@ async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
         assert (fixture.stats.failed, fixture.stats.started) == (1, 1)
 
 
-async def test_everybody_in_the_queue_of_a_backend_that_is_down_hears_of_it() -> None:
+async def test_failing_backend_fails_every_waiter() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
-            holder.ask(name)
+            holder.request(name)
         await fixture.until(starting=1, waiting=3)
         fixture.backend.refusal = "the engine is down"
         fixture.backend.may_start.set()

@@ -1,4 +1,4 @@
-"""Whoever gives up at whatever moment, and whatever fails meanwhile: nothing is left behind."""
+"""Cancellations and faults at every moment leave no sandbox behind."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ async def turns(number: int) -> None:
 
 
 @pytest.mark.parametrize("idle", [0, 1])
-async def test_a_lease_can_be_given_up_at_every_single_moment(idle: int) -> None:
+async def test_lease_can_be_cancelled_at_every_moment(idle: int) -> None:
     for moment in range(60):
         backend = FakeSandboxBackend(turns=lambda: 2)
         async with fake_pool(PoolSettings(min_ready=idle, max_sandboxes=2), backend) as fixture:

@@ -1,4 +1,4 @@
-"""The pool on computers that are real: lent warm, used once, gone."""
+"""The pool with real backends: sandboxes are leased warm, used once and removed."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.e2e.leftovers import Engine, cgroups_of, descendants, open_files, tas
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import REAL_KINDS, Kind, open_backend
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 SMALL = Isolation(memory_mib=256, pids=64)
 LARGE = replace(SMALL, memory_mib=512, pids=128)
@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 async def real_pool(
     kind: Kind, state_dir: Path, settings: PoolSettings, clock: ManualClock | None = None
 ) -> AsyncIterator[Pool]:
-    """A pool that has begun; when it has ended, nothing is there that was not there before."""
+    """A started pool. Fails if it leaves any sandbox behind."""
     files, at_work = open_files(), tasks()
     with anyio.fail_after(120):
         backend = open_backend(kind, state_dir)
@@ -75,7 +75,7 @@ async def test_twenty_leases_use_twenty_sandboxes_and_leave_nothing(
         assert pool.stats().failed == 0
 
 
-async def test_leases_given_up_at_odd_moments_leave_nothing(kind: Kind, tmp_path: Path) -> None:
+async def test_leases_cancelled_at_random_moments_leave_nothing(kind: Kind, tmp_path: Path) -> None:
     chance = random.Random(kind)
     async with real_pool(kind, tmp_path, PoolSettings(min_ready=1, max_sandboxes=4)) as pool:
 
@@ -95,7 +95,7 @@ async def test_leases_given_up_at_odd_moments_leave_nothing(kind: Kind, tmp_path
 async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
     kind: Kind, tmp_path: Path
 ) -> None:
-    clock, heard = ManualClock(), Heard()
+    clock, heard = ManualClock(), OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0), clock) as pool,
         pool.lease(SMALL) as lease,
@@ -113,10 +113,8 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
         assert (await running).stdout == f"{numbers}went\n{numbers}"
 
 
-async def test_a_lease_whose_sandbox_is_killed_goes_on_with_another(
-    kind: Kind, tmp_path: Path
-) -> None:
-    heard = Heard()
+async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path) -> None:
+    heard = OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0)) as pool,
         pool.lease(SMALL) as lease,
@@ -146,7 +144,7 @@ def _kill(kind: Kind, id: str) -> None:
 
 
 @pytest.mark.docker
-async def test_limits_of_a_warm_container_are_changed_when_it_is_lent(tmp_path: Path) -> None:
+async def test_limits_of_an_idle_container_are_changed_at_the_lease(tmp_path: Path) -> None:
     async with real_pool("docker", tmp_path, PoolSettings(min_ready=1)) as pool:
         await until(lambda: pool.stats().idle == 1)
         async with pool.lease(LARGE) as lease:

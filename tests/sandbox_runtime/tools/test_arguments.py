@@ -49,7 +49,7 @@ def test_a_null_is_as_good_as_absent() -> None:
         ({"range": ["1", 5.0]}, {"range": [1, 5]}),
     ],
 )
-def test_what_can_only_mean_one_thing_is_accepted(
+def test_unambiguous_arguments_are_accepted(
     given: dict[str, object], taken: dict[str, object]
 ) -> None:
     assert parse_arguments(SCHEMA, {"mode": "read", **given}) == {"mode": "read", **taken}
@@ -82,7 +82,7 @@ def test_a_wrong_argument_is_named_with_what_was_expected(
     assert str(caught.value).endswith(f"Expected {SHAPE}.")
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_wrong_arguments_are_reported_together() -> None:
     with pytest.raises(ToolInputError) as caught:
         parse_arguments(BASH, {"cmd": "ls"})
     assert str(caught.value) == (

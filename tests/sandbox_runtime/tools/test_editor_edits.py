@@ -13,7 +13,7 @@ from tests.sandbox_runtime.transfer import PLENTY_S, output, read, write
 FILE = "/testbed/file"
 
 
-class Session:
+class EditorSession:
     """An editor and its sandbox."""
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
@@ -35,7 +35,7 @@ class Session:
     "text", ["", "42", "42\n", "all:\n\tcc x.c\n", "a\r\nb\r\n", "ü 数 🎉\n\n", "'$x' `y` \\n"]
 )
 async def test_create_writes_the_text_to_the_byte(text: str) -> None:
-    session = Session()
+    session = EditorSession()
     observation = await session.run("create", file_text=text)
     assert observation.text.startswith(f"Created /testbed/file ({len(text.encode())} bytes, ")
     assert await session.content() == text.encode()
@@ -53,7 +53,7 @@ async def test_create_writes_the_text_to_the_byte(text: str) -> None:
     ],
 )
 async def test_any_path_is_taken_literally(path: str) -> None:
-    session = Session()
+    session = EditorSession()
     await session.do("create", path, file_text="a\n")
     await session.do("str_replace", path, old_str="a", new_str="b")
     await session.do("insert", path, insert_line=1, new_str="c\n")
@@ -65,13 +65,13 @@ async def test_any_path_is_taken_literally(path: str) -> None:
 
 
 async def test_a_relative_path_is_taken_from_the_working_directory() -> None:
-    session = Session()
+    session = EditorSession()
     await session.do("create", "sub/dir/file", file_text="x")
     assert await session.content("/testbed/sub/dir/file") == b"x"
 
 
 async def test_a_text_beyond_128_kib_is_written_whole() -> None:
-    session = Session()
+    session = EditorSession()
     text = "0123456789abcde\n" * 20_000
     await session.do("create", file_text=text)
     assert await session.content() == text.encode()
@@ -79,7 +79,7 @@ async def test_a_text_beyond_128_kib_is_written_whole() -> None:
 
 @pytest.mark.parametrize("making", ["printf old > file", "touch file", "mkdir file", "mkfifo file"])
 async def test_create_does_not_overwrite(making: str) -> None:
-    session = Session()
+    session = EditorSession()
     await output(session.sandbox, making)
     text = await session.do("create", file_text="new")
     assert text.startswith("Nothing was written: /testbed/file exists")
@@ -87,7 +87,7 @@ async def test_create_does_not_overwrite(making: str) -> None:
 
 
 async def test_create_below_a_file_is_refused_in_words() -> None:
-    session = Session({FILE: b"x"})
+    session = EditorSession({FILE: b"x"})
     assert "Refused by the sandbox" in await session.do("create", f"{FILE}/y", file_text="z")
 
 
@@ -102,13 +102,13 @@ async def test_create_below_a_file_is_refused_in_words() -> None:
     ],
 )
 async def test_str_replace_changes_the_one_place_and_nothing_else(before: bytes) -> None:
-    session = Session({FILE: before})
+    session = EditorSession({FILE: before})
     await session.do("str_replace", old_str="old", new_str="nëw\t")
     assert await session.content() == before.replace(b"old", "nëw\t".encode())
 
 
 async def test_str_replace_shows_the_place_with_its_lines_around() -> None:
-    session = Session({FILE: b"".join(b"line %d\n" % n for n in range(1, 21))})
+    session = EditorSession({FILE: b"".join(b"line %d\n" % n for n in range(1, 21))})
     text = await session.do("str_replace", old_str="line 10\n", new_str="ten\nand a half\n")
     lines = text.splitlines()
     assert lines[0] == "Edited /testbed/file. Lines 6-16 are now:"
@@ -118,21 +118,21 @@ async def test_str_replace_shows_the_place_with_its_lines_around() -> None:
 
 
 async def test_str_replace_without_new_str_deletes() -> None:
-    session = Session({FILE: b"keep drop keep"})
+    session = EditorSession({FILE: b"keep drop keep"})
     await session.do("str_replace", old_str=" drop")
     assert await session.content() == b"keep keep"
     assert "The file is now empty." in await session.do("str_replace", old_str="keep keep")
 
 
 async def test_str_replace_of_several_occurrences_names_their_lines() -> None:
-    session = Session({FILE: b"a\nx\na\nb a\n"})
+    session = EditorSession({FILE: b"a\nx\na\nb a\n"})
     text = await session.do("str_replace", old_str="a", new_str="z")
     assert "occurs more than once, at lines 1, 3, 4." in text
     assert await session.content() == b"a\nx\na\nb a\n"
 
 
 async def test_str_replace_counts_overlapping_occurrences() -> None:
-    session = Session({FILE: b"aaa"})
+    session = EditorSession({FILE: b"aaa"})
     assert "more than once" in await session.do("str_replace", old_str="aa", new_str="b")
     assert await session.content() == b"aaa"
 
@@ -152,7 +152,7 @@ async def test_str_replace_counts_overlapping_occurrences() -> None:
 async def test_str_replace_that_finds_nothing_says_why_where_it_can(
     before: bytes, old: str, hint: str
 ) -> None:
-    session = Session({FILE: before})
+    session = EditorSession({FILE: before})
     text = await session.do("str_replace", old_str=old, new_str="z")
     assert text.startswith("Nothing was changed: old_str is not in the file.")
     assert hint in text
@@ -161,7 +161,7 @@ async def test_str_replace_that_finds_nothing_says_why_where_it_can(
 
 @pytest.mark.parametrize(("old", "new"), [("", "x"), ("same", "same")])
 async def test_str_replace_that_cannot_be_meant_is_explained(old: str, new: str) -> None:
-    session = Session({FILE: b"same"})
+    session = EditorSession({FILE: b"same"})
     text = await session.do("str_replace", old_str=old, new_str=new)
     assert text.startswith("Nothing was changed: old_str ")
     assert await session.content() == b"same"
@@ -190,13 +190,13 @@ async def test_str_replace_that_cannot_be_meant_is_explained(old: str, new: str)
 async def test_insert_puts_lines_of_their_own_in_and_adds_no_newline_but_between_lines(
     before: bytes, line: int, text: str, after: bytes
 ) -> None:
-    session = Session({FILE: before})
+    session = EditorSession({FILE: before})
     await session.do("insert", insert_line=line, new_str=text)
     assert await session.content() == after
 
 
 async def test_insert_shows_the_place_with_its_lines_around() -> None:
-    session = Session({FILE: b"a\nb\nc\n"})
+    session = EditorSession({FILE: b"a\nb\nc\n"})
     text = await session.do("insert", insert_line="2", new_str="x\ny\n")
     assert text == (
         "Edited /testbed/file. Lines 1-5 are now:\n"
@@ -206,7 +206,7 @@ async def test_insert_shows_the_place_with_its_lines_around() -> None:
 
 @pytest.mark.parametrize("line", [-1, 3])
 async def test_insert_beyond_the_file_is_explained(line: int) -> None:
-    session = Session({FILE: b"a\nb\n"})
+    session = EditorSession({FILE: b"a\nb\n"})
     text = await session.do("insert", insert_line=line, new_str="x")
     assert f"insert_line is {line}, but the file has 2 lines: give 0" in text
     assert await session.content() == b"a\nb\n"
@@ -220,7 +220,7 @@ async def test_insert_beyond_the_file_is_explained(line: int) -> None:
     ],
 )
 async def test_an_edit_of_what_is_no_file_changes_nothing(arguments: dict[str, object]) -> None:
-    session = Session({"/testbed/real": b"a"})
+    session = EditorSession({"/testbed/real": b"a"})
     await output(session.sandbox, "ln -s real link")
     editor = StrReplaceEditor(ObservationLimits())
     for path, words in (
@@ -235,14 +235,14 @@ async def test_an_edit_of_what_is_no_file_changes_nothing(arguments: dict[str, o
 
 
 async def test_an_edit_keeps_the_files_mode() -> None:
-    session = Session({FILE: b"echo old"})
+    session = EditorSession({FILE: b"echo old"})
     await output(session.sandbox, "chmod 755 file")
     await session.do("str_replace", old_str="old", new_str="new")
     assert await output(session.sandbox, "./file") == "new\n"
 
 
 async def test_undo_takes_back_edit_after_edit_to_the_byte() -> None:
-    session = Session({FILE: b"caf\xe9\r\n"})
+    session = EditorSession({FILE: b"caf\xe9\r\n"})
     await session.do("insert", insert_line=1, new_str="two")
     await session.do("str_replace", old_str="two", new_str="three\n")
     await session.do("undo_edit")
@@ -253,22 +253,22 @@ async def test_undo_takes_back_edit_after_edit_to_the_byte() -> None:
 
 
 async def test_undo_of_create_removes_the_file() -> None:
-    session = Session()
+    session = EditorSession()
     await session.do("create", "a b/new file", file_text="x")
     text = await session.do("undo_edit", "a b/new file")
     assert text == "/testbed/a b/new file, which create had made, is removed."
     assert await output(session.sandbox, "ls 'a b'") == ""
 
 
-async def test_undo_of_create_says_when_the_file_is_gone_already() -> None:
-    session = Session()
+async def test_undo_of_create_reports_a_missing_file() -> None:
+    session = EditorSession()
     await session.do("create", file_text="x")
     await output(session.sandbox, "rm file")
     assert (await session.do("undo_edit")).startswith("Nothing was undone: rm:")
 
 
 async def test_undo_is_per_path() -> None:
-    session = Session({FILE: b"a", "/testbed/other": b"b"})
+    session = EditorSession({FILE: b"a", "/testbed/other": b"b"})
     await session.do("str_replace", old_str="a", new_str="A")
     await session.do("str_replace", "/testbed/other", old_str="b", new_str="B")
     await session.do("undo_edit")
@@ -276,7 +276,7 @@ async def test_undo_is_per_path() -> None:
 
 
 async def test_ten_edits_of_a_path_can_be_undone() -> None:
-    session = Session({FILE: b"0"})
+    session = EditorSession({FILE: b"0"})
     for number in range(12):
         await session.do("str_replace", old_str=str(number), new_str=str(number + 1))
     for _ in range(10):
@@ -287,7 +287,7 @@ async def test_ten_edits_of_a_path_can_be_undone() -> None:
 
 async def test_undo_never_skips_an_edit_that_was_too_large_to_remember() -> None:
     large = b"x" * (9 << 20)
-    session = Session({FILE: b"small", "/testbed/other": b"b"})
+    session = EditorSession({FILE: b"small", "/testbed/other": b"b"})
     await session.do("str_replace", "/testbed/other", old_str="b", new_str="B")
     await session.do("str_replace", old_str="small", new_str="start")
     await write(session.sandbox, FILE, b"start" + large)
@@ -299,7 +299,7 @@ async def test_undo_never_skips_an_edit_that_was_too_large_to_remember() -> None
 
 async def test_old_versions_are_forgotten_oldest_first_beyond_eight_mebibytes() -> None:
     paths = [f"/testbed/{number}" for number in range(3)]
-    session = Session(dict.fromkeys(paths, b"old" + b"x" * (3 << 20)))
+    session = EditorSession(dict.fromkeys(paths, b"old" + b"x" * (3 << 20)))
     for path in paths:
         await session.do("str_replace", path, old_str="old", new_str="new")
     undone = [await session.do("undo_edit", path) for path in paths]
@@ -307,7 +307,7 @@ async def test_old_versions_are_forgotten_oldest_first_beyond_eight_mebibytes() 
 
 
 async def test_a_file_may_not_grow_beyond_ten_mebibytes() -> None:
-    session = Session({FILE: b"start" + b"x" * (MAX_FILE_BYTES - 5)})
+    session = EditorSession({FILE: b"start" + b"x" * (MAX_FILE_BYTES - 5)})
     text = await session.do("str_replace", old_str="start", new_str="longer start")
     assert text.startswith(f"Nothing was written: {MAX_FILE_BYTES + 7} bytes are more than")
 
@@ -334,7 +334,7 @@ async def test_wrong_arguments_are_explained(arguments: object, words: str) -> N
     assert words in observation.text
 
 
-async def test_a_sandbox_that_does_not_answer_in_time_is_told_to_the_model() -> None:
+async def test_sandbox_timeout_is_reported_to_the_model() -> None:
     class Stuck(MemorySandbox):
         async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
             await anyio.sleep_forever()
@@ -347,7 +347,7 @@ async def test_a_sandbox_that_does_not_answer_in_time_is_told_to_the_model() -> 
 
 
 async def test_looking_for_what_was_meant_takes_no_longer_than_looking() -> None:
-    session = Session({FILE: b"a " * 400_000})
+    session = EditorSession({FILE: b"a " * 400_000})
     with anyio.fail_after(PLENTY_S):
         text = await session.do("str_replace", old_str="a\n" * 2_000 + "b", new_str="c")
         assert "does not occur" in text or "No" in text

@@ -94,7 +94,7 @@ async def test_a_binary_file_is_named_and_not_dumped() -> None:
     assert "(.PNG...." in text
 
 
-async def test_a_file_that_is_not_utf_8_is_shown_and_said_to_be() -> None:
+async def test_file_that_is_not_utf_8_is_shown_with_a_note() -> None:
     text = await _view(MemorySandbox({FILE: b"caf\xe9\nok\n"}))
     assert text == ("     1\tcaf\ufffd\n     2\tok\n[not UTF-8: \ufffd stands for other bytes]")
 

@@ -11,7 +11,7 @@ from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
 from sandbox_runtime.tools.bash import ExecuteBash
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard, read
+from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, read
 
 BASH = ExecuteBash(ObservationLimits(), Limits())
 
@@ -65,7 +65,7 @@ async def test_an_exit_code_of_124_is_no_timeout() -> None:
     assert observation.text == "Exit code: 124\n[stdout]\nx"
 
 
-async def test_one_line_of_300_000_characters_is_cut() -> None:
+async def test_line_of_300_000_characters_is_cut() -> None:
     command = "printf start; head -c 300000 /dev/zero | tr '\\0' x; printf end"
     observation = await _run(MemorySandbox(), command)
     assert len(observation.text) <= 30_100
@@ -82,15 +82,15 @@ async def test_many_lines_are_cut_in_their_middle() -> None:
     assert observation.text.count("left out") == 1
 
 
-async def test_output_is_heard_while_it_comes() -> None:
-    heard = Heard()
+async def test_output_is_streamed_while_the_command_runs() -> None:
+    heard = OutputRecorder()
     arguments = {"command": "echo one; echo two >&2"}
     await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=heard)
     assert heard.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
 
 
 @pytest.mark.parametrize("arguments", ["ls", ["ls"], {"command": ["ls"]}, {}, None, {"cmd": "ls"}])
-async def test_wrong_arguments_run_nothing_and_show_the_right_ones(arguments: object) -> None:
+async def test_wrong_arguments_run_nothing_and_explain_the_schema(arguments: object) -> None:
     observation = await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S)
     assert observation.exit_code is None
     assert observation.text.startswith("Nothing was done")
@@ -111,7 +111,7 @@ async def test_a_lost_sandbox_is_no_observation() -> None:
         await _run(sandbox, "echo hello")
 
 
-async def test_a_command_that_goes_on_is_a_job_that_can_be_read_on_and_stopped() -> None:
+async def test_long_command_becomes_a_job_that_can_be_read_and_stopped() -> None:
     sandbox = MemorySandbox()
     bash = ExecuteBash(ObservationLimits(), Limits(command_wait_s=0.2))
 

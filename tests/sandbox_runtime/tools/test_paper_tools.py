@@ -1,4 +1,4 @@
-"""The paper's tools in a real computer: its shell forgets, and a path is never shell."""
+"""The paper's tools in a real sandbox: no shell state is kept, and paths are never evaluated."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,7 +33,7 @@ class Computer:
         assert seen.text.startswith(EDITED)
         return seen.text.removeprefix(EDITED)
 
-    async def told(self, arguments: object) -> list[Observation]:
+    async def run_all(self, arguments: object) -> list[Observation]:
         tools = (self._editor, self._bash, self._submit)
         return [await tool.run(self, arguments, timeout_s=20) for tool in tools]
 
@@ -163,7 +163,7 @@ async def test_a_large_file_is_written(computer: Computer) -> None:
 async def test_arguments_that_are_no_object_do_nothing_and_say_so_as_the_reference_does(
     computer: Computer,
 ) -> None:
-    editor, bash, submit = await computer.told("ls")
+    editor, bash, submit = await computer.run_all("ls")
     assert editor.text == EDITED
     assert bash.text == "Exit code: 0\nExecution output of \\[execute_bash]:\n"
     assert (submit.text, submit.finished) == ("<<< Finished >>>", True)
@@ -171,7 +171,7 @@ async def test_arguments_that_are_no_object_do_nothing_and_say_so_as_the_referen
 
 
 async def test_missing_and_wrong_arguments_are_the_models_to_mend(computer: Computer) -> None:
-    editor, bash, _ = await computer.told({})
+    editor, bash, _ = await computer.run_all({})
     assert editor.text == f"{EDITED}Error: command and path are required."
     assert bash.text == "Error: No command provided."
     assert await computer.edit(command="frob", path="/x") == "Unknown command: frob"
@@ -185,7 +185,7 @@ async def test_missing_and_wrong_arguments_are_the_models_to_mend(computer: Comp
 async def test_an_answer_given_to_submit_is_taken_though_none_is_asked_for(
     computer: Computer,
 ) -> None:
-    *_, submit = await computer.told({"answer": "42"})
+    *_, submit = await computer.run_all({"answer": "42"})
     assert (submit.text, submit.answer) == ("<<< Finished >>>", "42")
-    *_, submit = await computer.told({"answer": 42})
+    *_, submit = await computer.run_all({"answer": 42})
     assert submit.answer is None

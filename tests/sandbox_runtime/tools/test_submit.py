@@ -1,4 +1,4 @@
-"""How the model ends a run."""
+"""The submit tool ends a run."""
 
 import pytest
 
@@ -34,7 +34,7 @@ async def test_a_number_may_be_the_answer(given: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("given", [["ü", 1], {"x": None}])
-async def test_an_object_is_a_mistake_and_no_answer(given: object) -> None:
+async def test_object_as_answer_is_refused(given: object) -> None:
     observation = await _submit({"answer": given})
     assert (observation.finished, observation.answer) == (False, None)
     assert "answer" in observation.text
@@ -45,7 +45,7 @@ async def test_an_answer_may_be_left_out(arguments: object) -> None:
     assert await _submit(arguments) == _finished(None)
 
 
-async def test_what_stands_beside_an_answer_is_no_reason_to_refuse_it() -> None:
+async def test_extra_arguments_beside_an_answer_are_ignored() -> None:
     assert await _submit({"answer": "42", "certainty": 0.9}) == _finished("42")
 
 

@@ -32,9 +32,9 @@ ssize_t __real_getrandom(void *data, size_t length, unsigned flags);
 static bool is_changed = true;
 static uint64_t next_random;
 
-static int remove_one(const char *path, const struct stat *facts, int type, struct FTW *place)
+static int remove_one(const char *path, const struct stat *info, int type, struct FTW *place)
 {
-    (void)facts;
+    (void)info;
     (void)type;
     if (place->level)
         remove(path);

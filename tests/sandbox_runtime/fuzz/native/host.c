@@ -217,7 +217,7 @@ void host_take(const char *data, size_t length)
         size_t used = 0;
         enum frame_state state;
         while ((state = frame_parse(unread + used, unread_length - used, &frame)) ==
-               FRAME_IS_WHOLE) {
+               FRAME_IS_COMPLETE) {
             take(&frame);
             used += FRAME_HEADER_BYTES + frame.length;
         }

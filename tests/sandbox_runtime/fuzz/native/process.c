@@ -26,7 +26,7 @@ int __wrap_setrlimit(int resource, const struct rlimit *limit)
     return world_is_running() ? 0 : __real_setrlimit(resource, limit);
 }
 
-/* For these the fuzzer has no use: descriptors_seal(), and PR_SET_DUMPABLE. */
+/* For these the fuzzer has no use: close_range(), and PR_SET_DUMPABLE. */
 
 long __wrap_syscall(void)
 {

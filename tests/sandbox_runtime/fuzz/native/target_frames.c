@@ -13,7 +13,7 @@ static uint64_t read_frames(char *data, size_t size, size_t piece, size_t *left)
     for (size_t length = piece < size ? piece : size;;) {
         struct frame frame;
         enum frame_state state = frame_parse(data + used, length - used, &frame);
-        if (state == FRAME_IS_WHOLE) {
+        if (state == FRAME_IS_COMPLETE) {
             if (frame.payload + frame.length > data + length)
                 fault("a frame is longer than what is there");
             char header[FRAME_HEADER_BYTES];

@@ -7,24 +7,24 @@
 #include "ledger.h"
 #include "report.h"
 
-static struct json *parse(struct bytes *report)
+static struct json *parse(struct buffer *report)
 {
-    struct json *value = json_parse(bytes_front(report), report->length);
+    struct json *value = json_parse(buffer_data(report), report->length);
     if (!value)
-        fault("a report that is no JSON: %.*s", (int)report->length, bytes_front(report));
-    bytes_free(report);
+        fault("a report that is no JSON: %.*s", (int)report->length, buffer_data(report));
+    buffer_free(report);
     return value;
 }
 
 static void check_words(const char *words, size_t length)
 {
-    struct bytes report = {0};
+    struct buffer report = {0};
     report_begin(&report);
-    report_words(&report, "words", words, length);
+    report_text(&report, "words", words, length);
     report_count(&report, "length", (long long)length);
     report_end(&report);
     struct json *value = parse(&report);
-    json_need(value, "words", JSON_TEXT);
+    json_require(value, "words", JSON_TEXT);
     if (json_count(value, "length") != length)
         fault("a report says %zu for %zu", json_count(value, "length"), length);
     json_free(value);
@@ -32,7 +32,7 @@ static void check_words(const char *words, size_t length)
 
 static void check_path(const char *path)
 {
-    struct bytes report = {0};
+    struct buffer report = {0};
     report_path(&report, path);
     struct json *value = parse(&report);
     if (!json_to_native(value) || strcmp(value->text, path) != 0)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "command.h"
-#include "commands.h"
+#include "command.h"
 #include "events.h"
 #include "file_system.h"
 #include "frames.h"

@@ -1,4 +1,4 @@
-"""Every order in which the steps of several can come, each taken as far as it goes."""
+"""Every interleaving of the steps of several tasks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -7,29 +7,30 @@ import anyio
 import anyio.lowlevel
 
 TURNS = 12
-"""How many turns of the loop a step has before the next one; what still waits then is held up."""
+"""Number of loop turns that a step has before the next step begins. A step that is not done then is
+blocked."""
 
 Step = Callable[[], Awaitable[object]]
 
 
-def orders(**steps: int) -> Iterator[tuple[str, ...]]:
-    """Whose step comes when: every way to merge so many steps of each."""
+def interleavings(**steps: int) -> Iterator[tuple[str, ...]]:
+    """Yield every interleaving, as the names of the tasks in order; `steps` are counts by name."""
     left = {name: count for name, count in steps.items() if count}
     if not left:
         yield ()
     for name, count in left.items():
-        for rest in orders(**{**left, name: count - 1}):
+        for rest in interleavings(**{**left, name: count - 1}):
             yield (name, *rest)
 
 
-def place(order: Sequence[str], name: str, number: int) -> int:
-    """Where in an order somebody's step stands, counted from 1."""
+def step_index(order: Sequence[str], name: str, number: int) -> int:
+    """Return the index in an order of a task's step; `number` counts from 1."""
     return [at for at, each in enumerate(order) if each == name][number - 1]
 
 
-async def walk(order: Sequence[str], steps: Mapping[str, Sequence[Step]]) -> None:
-    """Take the steps in that order. One that is held up goes on beside the others' next, and holds
-    up its own next alone; when it returns, all have been taken."""
+async def run_in_order(order: Sequence[str], steps: Mapping[str, Sequence[Step]]) -> None:
+    """Start the steps in that order and return when all are done. A blocked step delays only the
+    next step of its own task."""
     permits = {name: asyncio.Semaphore(0) for name in steps}
 
     async def go(name: str) -> None:

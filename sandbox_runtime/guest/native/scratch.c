@@ -1,3 +1,0 @@
-#include "scratch.h"
-
-char scratch[MAX_DATA_BYTES];
