@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.clients.locked import MissingError, python_in
+from tests.clients.locked_packages import MissingError, make_virtualenv
 from tests.clients.stacks.environments import KEPT, absent, variables
 
 HERE = Path(__file__).parent
@@ -20,7 +20,7 @@ RUN_TIMEOUT_S = 300
 def python() -> Path:
     """Its interpreter."""
     try:
-        return python_in(KEPT / "python-reference", HERE / "reference.txt")
+        return make_virtualenv(KEPT / "python-reference", HERE / "reference.txt")
     except MissingError as error:
         absent(str(error), "REQUIRE_STACKS")
 

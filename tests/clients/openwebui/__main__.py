@@ -12,7 +12,7 @@ from pathlib import Path
 
 from playwright.async_api import Page, async_playwright, expect
 
-from tests.clients.locked import MissingError
+from tests.clients.locked_packages import MissingError
 from tests.clients.openwebui import first_token, installation
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.model import NAME, Model

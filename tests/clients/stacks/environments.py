@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.clients.locked import MissingError, make, python_in
+from tests.clients.locked_packages import MissingError, make_folder, make_virtualenv
 from tests.clients.stacks.stacks import Stack
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ def command_of(stack: Stack) -> list[str]:
 def python_of(name: str) -> Path:
     """The interpreter of an environment."""
     try:
-        return python_in(KEPT / f"python-{name}", HERE / "locks" / "python" / f"{name}.txt")
+        return make_virtualenv(KEPT / f"python-{name}", HERE / "locks" / "python" / f"{name}.txt")
     except MissingError as error:
         absent(str(error), "REQUIRE_STACKS")
 
@@ -48,7 +48,7 @@ def _packages(name: str) -> Path:
     quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
     files = {path.name: path.read_bytes() for path in sorted(lock.iterdir())}
     try:
-        make(folder, files, [npm, "ci", "--prefix", str(folder), *quiet])
+        make_folder(folder, files, [npm, "ci", "--prefix", str(folder), *quiet])
     except MissingError as error:
         absent(str(error), "REQUIRE_STACKS")
     return folder

@@ -185,7 +185,8 @@ async def test_half_a_surrogate_pair_in_the_answer_is_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "skipped_files"), [(AnswerDelta, []), (FileProduced, [("/testbed/output/b", "changed")])]
+    ("kind", "skipped_files"),
+    [(AnswerDelta, []), (FileProduced, [("/testbed/output/b", "changed")])],
 )
 async def test_a_file_that_changed_under_our_hands_is_left_out(
     kind: type[Event], skipped_files: list[tuple[str, str]]
