@@ -117,10 +117,10 @@ def _choice(
     """Return the option that the `sandbox` object or the header of that name sets, or None."""
     sandbox = body.get("sandbox")
     value, param = sandbox.get(name) if isinstance(sandbox, dict) else None, f"sandbox.{name}"
-    if not value:
+    if value is None:
         header = f"X-Sandbox-{name.title().replace('_', '-')}"
         value, param = headers.get(header.lower()), header
-    if not value:
+    if value is None:
         return None
     for known in values:
         if value == known:

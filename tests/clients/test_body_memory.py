@@ -1,4 +1,4 @@
-"""The bodies of all requests share one memory: who finds none left is asked to come again."""
+"""The memory budget that all request bodies share; a body that exceeds it is refused with 503."""
 
 import asyncio
 import json
@@ -19,17 +19,17 @@ MIB = 1 << 20
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
 
 
-def large(mib: int, model: str = "m:plain") -> bytes:
+def large_body(mib: int, model: str = "m:plain") -> bytes:
     content = "x" * (mib * MIB)
     return json.dumps({"model": model, "messages": [{"role": "user", "content": content}]}).encode()
 
 
-async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
+async def test_concurrent_large_bodies_share_one_limit_and_small_ones_pass(
     tmp_path: Path,
 ) -> None:
     answers: list[int] = []
-    released = asyncio.Event()
-    held = Held(text_reply("Long."), released)
+    release = asyncio.Event()
+    held = Held(text_reply("Long."), release)
     memory = BodyMemory(15 * MIB)
     async with (
         scripted_backend([held, text_reply("Hi."), text_reply("Again.")]) as backend,
@@ -43,14 +43,14 @@ async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
             return answer
 
         async with anyio.create_task_group() as group:
-            group.start_soon(send, large(3))
+            group.start_soon(send, large_body(3))
             await backend.arrived(1)
-            refused = await send(large(3))
+            refused = await send(large_body(3))
             assert refused.json()["error"]["code"] == "server_busy"
             assert int(refused.headers["retry-after"]) > 0
             await send(json.dumps({**HELLO, "model": "m:plain"}).encode())
-            released.set()
-        await send(large(3))
+            release.set()
+        await send(large_body(3))
     assert answers == [503, 200, 200, 200]
 
 
@@ -59,24 +59,24 @@ async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
     [("x", True, 3), ("x\u00e9", True, 3), ("x\u20ac", True, 4), ("x\U0001f600", True, 6),
      ("x\U0001f600", False, 6)],
 )  # fmt: skip
-async def test_a_body_is_counted_as_sent_as_read_and_as_sent_on(
+async def test_body_is_charged_for_its_received_parsed_and_relayed_form(
     text: str, in_utf_8: bool, weight: int, tmp_path: Path
 ) -> None:
-    """A string takes as many bytes for each character as its widest one needs."""
-    released, memory = asyncio.Event(), BodyMemory()
+    """Python stores each character of a string in as many bytes as its widest one needs."""
+    release, memory = asyncio.Event(), BodyMemory()
     content = MIB * "x" + text
     fields = {"model": "m:plain", "messages": [{"role": "user", "content": content}]}
     body = json.dumps(fields, ensure_ascii=not in_utf_8).encode()
     async with (
-        scripted_backend([Held(text_reply("Long."), released)]) as backend,
+        scripted_backend([Held(text_reply("Long."), release)]) as backend,
         running_proxy(backend, "memory", tmp_path, body_memory=memory) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
         anyio.create_task_group() as group,
     ):
-        group.start_soon(answered, client, body)
+        group.start_soon(post_status, client, body)
         await backend.arrived(1)
         assert memory.held_bytes // MIB == weight
-        released.set()
+        release.set()
         await until(lambda: memory.held_bytes == 0)
     tiny = BodyMemory(weight * MIB)
     async with (
@@ -84,11 +84,11 @@ async def test_a_body_is_counted_as_sent_as_read_and_as_sent_on(
         running_proxy(backend, "memory", tmp_path / "tiny", body_memory=tiny) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        assert await answered(client, body) == 413  # however long its client waits
+        assert await post_status(client, body) == 413  # however long its client waits
     assert tiny.held_bytes == 0
 
 
-async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path: Path) -> None:
+async def test_refused_or_truncated_body_releases_its_memory(tmp_path: Path) -> None:
     memory = BodyMemory(7 * MIB)
     async with (
         scripted_backend([text_reply("Hi.")]) as backend,
@@ -96,22 +96,22 @@ async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path:
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         for _ in range(3):
-            broken = await client.post("/v1/chat/completions", content=large(2)[:-1])
+            broken = await client.post("/v1/chat/completions", content=large_body(2)[:-1])
             assert broken.status_code == 400
             for path in ("/v1/embeddings", "/v1/chat/completions"):
                 too_large = await client.post(
-                    path, content=large(4), headers={"content-type": "application/json"}
+                    path, content=large_body(4), headers={"content-type": "application/json"}
                 )
                 assert too_large.status_code == 413
         for path in ("/v1/embeddings", "/v1/chat/completions"):
             answer = await client.post(
-                path, content=large(2), headers={"content-type": "application/json"}
+                path, content=large_body(2), headers={"content-type": "application/json"}
             )
             assert answer.status_code in (200, 404)
     assert memory.held_bytes == 0
 
 
-async def test_a_run_that_goes_on_without_its_client_keeps_its_body_counted(tmp_path: Path) -> None:
+async def test_background_run_keeps_its_body_charged_until_it_ends(tmp_path: Path) -> None:
     memory = BodyMemory(15 * MIB)
     first, second = asyncio.Event(), asyncio.Event()
     script = [Held(text_reply("One."), first), Held(text_reply("Two."), second), text_reply("3.")]
@@ -125,28 +125,28 @@ async def test_a_run_that_goes_on_without_its_client_keeps_its_body_counted(tmp_
             made = await client.post("/v1/responses", json=whole)
             assert made.json()["status"] == "queued"
             await backend.arrived(1)
-            assert await answered(client, large(3)) == 503
+            assert await post_status(client, large_body(3)) == 503
             first.set()
             await until(lambda: memory.held_bytes == 0)
 
-            leaving = json.loads(large(3, "m")) | {"sandbox": {"on_disconnect": "detach"}}
+            leaving = json.loads(large_body(3, "m")) | {"sandbox": {"on_disconnect": "detach"}}
             async with anyio.create_task_group() as group:
                 group.start_soon(partial(client.post, "/v1/chat/completions", json=leaving))
                 await backend.arrived(2)
                 group.cancel_scope.cancel()
-            assert await answered(client, large(3)) == 503
+            assert await post_status(client, large_body(3)) == 503
             second.set()
             await until(lambda: memory.held_bytes == 0)
-            assert await answered(client, large(3)) == 200
+            assert await post_status(client, large_body(3)) == 200
 
 
-async def answered(client: httpx.AsyncClient, body: bytes) -> int:
+async def post_status(client: httpx.AsyncClient, body: bytes) -> int:
     return (await client.post("/v1/chat/completions", content=body)).status_code
 
 
-async def test_one_owner_has_a_share_of_the_memory_and_others_have_the_rest(tmp_path: Path) -> None:
-    released = asyncio.Event()
-    script = [Held(text_reply("Long."), released), text_reply("Hi.")]
+async def test_key_is_limited_to_its_share_of_the_body_memory(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    script = [Held(text_reply("Long."), release), text_reply("Hi.")]
     memory = BodyMemory(24 * MIB, share_bytes=12 * MIB)
     with anyio.fail_after(30):
         async with (
@@ -154,16 +154,16 @@ async def test_one_owner_has_a_share_of_the_memory_and_others_have_the_rest(tmp_
             running_proxy(
                 backend, "memory", tmp_path, body_memory=memory, keyring=EachKey()
             ) as url,
-            httpx.AsyncClient(base_url=url, headers=bearer("one"), timeout=30) as one,
-            httpx.AsyncClient(base_url=url, headers=bearer("two"), timeout=30) as two,
+            httpx.AsyncClient(base_url=url, headers=bearer_header("one"), timeout=30) as one,
+            httpx.AsyncClient(base_url=url, headers=bearer_header("two"), timeout=30) as two,
             anyio.create_task_group() as group,
         ):
-            group.start_soon(answered, one, large(3))
+            group.start_soon(post_status, one, large_body(3))
             await backend.arrived(1)
-            assert await answered(one, large(3)) == 503
-            assert await answered(two, large(3)) == 200
-            released.set()
+            assert await post_status(one, large_body(3)) == 503
+            assert await post_status(two, large_body(3)) == 200
+            release.set()
 
 
-def bearer(key: str) -> dict[str, str]:
+def bearer_header(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}

@@ -1,4 +1,4 @@
-"""What a client can know before it asks: the models there are, and what the server can do."""
+"""/v1/capabilities and /v1/models: the server's features and the models it offers."""
 
 from dataclasses import asdict
 from importlib.metadata import version
@@ -28,15 +28,15 @@ async def get(model: Model, path: str, tmp_path: Path, **changes: Any) -> httpx.
         return await client.get(path)
 
 
-async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
+async def test_capabilities_list_limits_endpoints_and_features(tmp_path: Path) -> None:
     model = ScriptedModel([], name="script")
     answer = await get(model, "/v1/capabilities", tmp_path, steps="off")
-    told = answer.json()
-    endpoints = told.pop("endpoints")
-    profiles = told["steps"].pop("profiles")
+    capabilities = answer.json()
+    endpoints = capabilities.pop("endpoints")
+    profiles = capabilities["steps"].pop("profiles")
     isolation = asdict(Isolation())
     del isolation["network"]
-    assert told == {
+    assert capabilities == {
         "object": "capabilities",
         "version": version("llm-sandbox-proxy"),
         "models": ["script"],
@@ -55,7 +55,7 @@ async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
     assert {"POST /v1/chat/completions", "GET /v1/models/{model:path}"} <= set(endpoints)
 
 
-async def test_a_backend_with_other_paths_is_told_of(tmp_path: Path) -> None:
+async def test_capabilities_report_passthrough_of_an_http_backend(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
         model = model_client(backend)
         answer = await get(model, "/v1/capabilities", tmp_path)
@@ -63,7 +63,7 @@ async def test_a_backend_with_other_paths_is_told_of(tmp_path: Path) -> None:
     assert answer.json()["features"]["passthrough"] is True
 
 
-async def test_a_model_keeps_all_its_fields_under_both_its_names(tmp_path: Path) -> None:
+async def test_model_listing_keeps_all_backend_fields_under_both_names(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
         model = model_client(backend)
         listing = (await get(model, "/v1/models", tmp_path)).json()

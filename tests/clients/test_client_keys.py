@@ -1,4 +1,4 @@
-"""Clients that come with their own keys of the backend, which says whom it lets in."""
+"""Clients that send their own backend keys, which the proxy verifies at the backend."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,8 +19,8 @@ from proxy.keys import CACHE_S, ClientKeys, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles
-from tests.clients.errors import ASKED
-from tests.fakes.backend import Item, ScriptedBackend, by_history, scripted_backend
+from tests.clients.openai_errors import MESSAGES
+from tests.fakes.backend import Item, by_history, scripted_backend
 from tests.fakes.server import running_proxy
 
 BASH = tool_reply(call("execute_bash", command="true"))
@@ -31,18 +31,18 @@ WRONG = "sk-made-up"
 
 
 @dataclass
-class OpenAI:
-    """Lets in by key, as OpenAI does."""
+class KeyGate:
+    """A backend gate that accepts requests by key, as OpenAI does."""
 
     keys: set[str] = field(default_factory=lambda: {ADA, BOB})
     seen: list[tuple[str, str]] = field(default_factory=list)
-    """Each request's key and path."""
+    """Key and path of each request."""
     models: int = 200
-    """What it says of its models to whom it knows."""
+    """Status of GET /v1/models for a known key."""
     lists_to_all: bool = False
-    """Whether it lists its models to anybody."""
+    """True if GET /v1/models needs no key."""
     organizations: tuple[str, ...] = ()
-    """Those that its keys may name."""
+    """Organizations that the known keys may use."""
 
     def __call__(self, request: web.Request) -> web.Response | None:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -60,7 +60,7 @@ class OpenAI:
         return None
 
     def checks(self) -> list[str]:
-        """The clients' keys that it was asked about."""
+        """Return the client keys whose verification reached GET /v1/models."""
         ours = (ADA, BOB, WRONG)
         return [key for key, path in self.seen if path == "/v1/models" and key in ours]
 
@@ -72,7 +72,7 @@ def refusal(status: int, message: str, code: str | None) -> web.Response:
 
 @dataclass
 class Clock:
-    """Time that passes when it is told to."""
+    """A callable clock whose time the test sets."""
 
     now: float = 0.0
 
@@ -81,11 +81,11 @@ class Clock:
 
 
 @dataclass
-class Proxied:
-    """The proxy before that backend."""
+class ProxyServer:
+    """A proxy in front of the gated backend."""
 
     url: str
-    backend: ScriptedBackend
+    backend: Item
     clock: Clock
     http: httpx.AsyncClient
 
@@ -102,14 +102,14 @@ async def elsewhere(request: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def proxied(
-    gate: OpenAI,
+async def proxy_server(
+    gate: KeyGate,
     tmp_path: Path,
     script: Sequence[Item] | Callable[[dict[str, Any]], Item] = TURNS,
     *,
     max_cached: int = 100,
     **changes: Any,
-) -> AsyncIterator[Proxied]:
+) -> AsyncIterator[ProxyServer]:
     clock = Clock()
     async with scripted_backend(script, elsewhere=elsewhere, let_in=gate) as backend:
         door = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
@@ -124,38 +124,40 @@ async def proxied(
                 httpx.AsyncClient(base_url=url) as http,
             ):
                 with anyio.fail_after(60):
-                    yield Proxied(url, backend, clock, http)
+                    yield ProxyServer(url, backend, clock, http)
         finally:
             await door.aclose()
 
 
-async def answer_of(client: openai.AsyncOpenAI, **fields: Any) -> Any:
-    asked: dict[str, Any] = {"model": "fake-model", "messages": ASKED, **fields}
+async def complete(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    asked: dict[str, Any] = {"model": "fake-model", "messages": MESSAGES, **fields}
     completion = await client.chat.completions.create(**asked)
     return completion.choices[0].message.content
 
 
-async def test_the_operators_key_is_not_sent_to_the_backend(tmp_path: Path) -> None:
-    gate = OpenAI()
+async def test_operator_key_is_not_sent_to_the_backend(tmp_path: Path) -> None:
+    gate = KeyGate()
     keyring = Keyring(is_closed=True, operator="sk-operator")
-    async with proxied(gate, tmp_path, keyring=keyring) as there:
+    async with proxy_server(gate, tmp_path, keyring=keyring) as there:
         for path, status in (("/metrics", 200), ("/v1/chat/completions", 401)):
             method = "GET" if status == 200 else "POST"
             headers = {"authorization": "Bearer sk-operator"}
-            answer = await there.http.request(method, path, headers=headers, json=ASKED)
+            answer = await there.http.request(method, path, headers=headers, json=MESSAGES)
             assert answer.status_code == status
     assert "sk-operator" not in [key for key, _ in gate.seen]
 
 
-async def test_every_call_is_made_with_the_clients_own_key(tmp_path: Path) -> None:
-    gate = OpenAI(organizations=("org-1",))
-    async with proxied(gate, tmp_path) as proxy:
+async def test_each_backend_call_carries_the_client_key(tmp_path: Path) -> None:
+    gate = KeyGate(organizations=("org-1",))
+    async with proxy_server(gate, tmp_path) as proxy:
         ada = proxy.client(ADA, organization="org-1", project="proj-1")
-        assert await answer_of(ada) == "Forty-two."
-        await answer_of(ada, stream=False, model="fake-model:plain")
+        assert await complete(ada) == "Forty-two."
+        await complete(ada, stream=False, model="fake-model:plain")
         await ada.models.list()
         await ada.embeddings.create(model="m", input="Hello.", encoding_format="float")
-    stranger, *others = (key for key, _ in gate.seen)  # asked about before the first key
+    stranger, *others = (
+        key for key, _ in gate.seen
+    )  # a random key, verified before the first client key
     assert stranger not in (ADA, BOB)
     assert set(others) == {ADA}
     assert {"/v1/chat/completions", "/v1/embeddings", "/v1/models"} <= {p for _, p in gate.seen}
@@ -165,10 +167,10 @@ async def test_every_call_is_made_with_the_clients_own_key(tmp_path: Path) -> No
     }
 
 
-async def test_anthropics_header_has_the_key_too(tmp_path: Path) -> None:
-    gate = OpenAI()
-    body = {"model": "fake-model", "messages": ASKED, "max_tokens": 100}
-    async with proxied(gate, tmp_path) as proxy:
+async def test_x_api_key_header_carries_the_client_key(tmp_path: Path) -> None:
+    gate = KeyGate()
+    body = {"model": "fake-model", "messages": MESSAGES, "max_tokens": 100}
+    async with proxy_server(gate, tmp_path) as proxy:
         answer = await proxy.http.post("/v1/messages", json=body, headers={"x-api-key": ADA})
         wrong = await proxy.http.post("/v1/messages", json=body, headers={"x-api-key": WRONG})
     assert answer.json()["content"][0]["text"] == "Forty-two."
@@ -176,13 +178,13 @@ async def test_anthropics_header_has_the_key_too(tmp_path: Path) -> None:
     assert all(seen.headers["authorization"] == f"Bearer {ADA}" for seen in proxy.backend.requests)
 
 
-async def test_a_refused_key_is_told_and_owns_nothing(tmp_path: Path) -> None:
-    gate = OpenAI()
-    async with proxied(gate, tmp_path) as proxy:
+async def test_rejected_key_gets_the_backend_error_and_owns_nothing(tmp_path: Path) -> None:
+    gate = KeyGate()
+    async with proxy_server(gate, tmp_path) as proxy:
         client = proxy.client(WRONG)
         for ask in (
-            lambda: answer_of(client),
-            lambda: answer_of(client, model="fake-model:plain"),
+            lambda: complete(client),
+            lambda: complete(client, model="fake-model:plain"),
             lambda: client.files.create(file=b"mine", purpose="user_data"),
             lambda: client.containers.create(name="mine"),
             lambda: client.conversations.create(),
@@ -201,9 +203,9 @@ async def test_a_refused_key_is_told_and_owns_nothing(tmp_path: Path) -> None:
     assert gate.checks() == [WRONG, WRONG]
 
 
-async def test_what_the_backend_said_of_a_key_holds_for_five_minutes(tmp_path: Path) -> None:
-    gate = OpenAI()
-    async with proxied(gate, tmp_path) as proxy:
+async def test_key_verdict_is_cached_for_five_minutes(tmp_path: Path) -> None:
+    gate = KeyGate()
+    async with proxy_server(gate, tmp_path) as proxy:
         ada = proxy.client(ADA)
         for now in (0.0, CACHE_S - 1, CACHE_S, CACHE_S + 1):
             proxy.clock.now = now
@@ -216,9 +218,9 @@ async def test_what_the_backend_said_of_a_key_holds_for_five_minutes(tmp_path: P
     assert gate.checks() == [ADA] * 3
 
 
-async def test_requests_that_come_together_ask_once(tmp_path: Path) -> None:
-    gate = OpenAI()
-    async with proxied(gate, tmp_path) as proxy:
+async def test_concurrent_requests_verify_a_key_once(tmp_path: Path) -> None:
+    gate = KeyGate()
+    async with proxy_server(gate, tmp_path) as proxy:
         headers = {"Authorization": f"Bearer {ADA}"}
         async with anyio.create_task_group() as group:
             for _ in range(5):
@@ -226,9 +228,9 @@ async def test_requests_that_come_together_ask_once(tmp_path: Path) -> None:
     assert gate.checks() == [ADA]
 
 
-async def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
-    gate = OpenAI()
-    async with proxied(gate, tmp_path, max_cached=2) as proxy:
+async def test_key_cache_is_bounded(tmp_path: Path) -> None:
+    gate = KeyGate()
+    async with proxy_server(gate, tmp_path, max_cached=2) as proxy:
         for key in (ADA, BOB, ADA):
             await proxy.client(key).files.list()
         with pytest.raises(openai.AuthenticationError):
@@ -238,25 +240,25 @@ async def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
     assert gate.checks() == [ADA, BOB, WRONG, ADA]
 
 
-async def test_each_key_has_its_own_things_and_its_own_day(tmp_path: Path) -> None:
+async def test_each_key_has_its_own_files_and_daily_budget(tmp_path: Path) -> None:
     one_run = Profiles.only(Profile(budgets=Budgets(DailyBudget(runs=1))))
-    async with proxied(OpenAI(), tmp_path, profiles=one_run) as proxy:
+    async with proxy_server(KeyGate(), tmp_path, profiles=one_run) as proxy:
         ada, bob = proxy.client(ADA), proxy.client(BOB)
         mine = await ada.files.create(file=("a.txt", b"mine"), purpose="user_data")
         with pytest.raises(openai.NotFoundError):
             await bob.files.retrieve(mine.id)
         assert [each.id async for each in ada.files.list()] == [mine.id]
-        assert [await answer_of(each) for each in (ada, bob)] == ["Forty-two."] * 2
+        assert [await complete(each) for each in (ada, bob)] == ["Forty-two."] * 2
         with pytest.raises(openai.RateLimitError):
-            await answer_of(ada)
+            await complete(ada)
 
 
-async def test_a_detached_run_goes_on_with_the_key_it_began_with(tmp_path: Path) -> None:
-    gate = OpenAI()
+async def test_detached_run_keeps_its_client_key(tmp_path: Path) -> None:
+    gate = KeyGate()
     leaves = {"sandbox": {"on_disconnect": "detach"}}
-    async with proxied(gate, tmp_path) as proxy:
+    async with proxy_server(gate, tmp_path) as proxy:
         headers = {"Authorization": f"Bearer {ADA}"}
-        body = {"model": "fake-model", "messages": ASKED, "stream": True, **leaves}
+        body = {"model": "fake-model", "messages": MESSAGES, "stream": True, **leaves}
         async with (
             httpx.AsyncClient(base_url=proxy.url, headers=headers) as http,
             http.stream("POST", "/v1/chat/completions", json=body) as answer,
@@ -269,12 +271,12 @@ async def test_a_detached_run_goes_on_with_the_key_it_began_with(tmp_path: Path)
     assert second.headers["authorization"] == f"Bearer {ADA}"
 
 
-async def test_who_sends_no_key_gets_no_further(tmp_path: Path) -> None:
-    gate = OpenAI()
-    async with proxied(gate, tmp_path) as proxy:
+async def test_request_without_a_key_is_refused_with_401(tmp_path: Path) -> None:
+    gate = KeyGate()
+    async with proxy_server(gate, tmp_path) as proxy:
         statuses = [
             (
-                await proxy.http.request(method, path, json={"model": "m", "messages": ASKED})
+                await proxy.http.request(method, path, json={"model": "m", "messages": MESSAGES})
             ).status_code
             for method, path in (
                 ("POST", "/v1/chat/completions"),
@@ -290,9 +292,11 @@ async def test_who_sends_no_key_gets_no_further(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["k\u00e9y", "a\tb", "k" * 5000])
-async def test_what_can_be_no_key_is_not_asked_about(key: str, tmp_path: Path) -> None:
-    gate = OpenAI()
-    async with proxied(gate, tmp_path) as proxy:
+async def test_malformed_key_is_refused_without_asking_the_backend(
+    key: str, tmp_path: Path
+) -> None:
+    gate = KeyGate()
+    async with proxy_server(gate, tmp_path) as proxy:
         header = f"Bearer {key}".encode("latin-1")
         answer = await proxy.http.get("/v1/files", headers={b"Authorization": header})
     assert answer.status_code == 401
@@ -300,33 +304,35 @@ async def test_what_can_be_no_key_is_not_asked_about(key: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("models", [403, 404, 405])
-async def test_a_key_for_completions_alone_is_accepted(models: int, tmp_path: Path) -> None:
-    gate = OpenAI(models=models)
-    async with proxied(gate, tmp_path) as proxy:
-        assert await answer_of(proxy.client(ADA)) == "Forty-two."
+async def test_key_without_permission_to_list_models_is_accepted(
+    models: int, tmp_path: Path
+) -> None:
+    gate = KeyGate(models=models)
+    async with proxy_server(gate, tmp_path) as proxy:
+        assert await complete(proxy.client(ADA)) == "Forty-two."
         with pytest.raises(openai.AuthenticationError):
-            await answer_of(proxy.client(WRONG))
+            await complete(proxy.client(WRONG))
 
 
-async def test_a_list_of_models_that_anybody_has_tells_nothing_of_a_key(tmp_path: Path) -> None:
-    gate = OpenAI(lists_to_all=True)
-    async with proxied(gate, tmp_path) as proxy:
-        assert await answer_of(proxy.client(ADA)) == "Forty-two."
+async def test_public_model_list_does_not_verify_a_key(tmp_path: Path) -> None:
+    gate = KeyGate(lists_to_all=True)
+    async with proxy_server(gate, tmp_path) as proxy:
+        assert await complete(proxy.client(ADA)) == "Forty-two."
         with pytest.raises(openai.AuthenticationError):
             await proxy.client(WRONG).files.create(file=b"mine", purpose="user_data")
 
 
-async def test_a_backend_that_accepts_any_key_is_no_judge_of_them(tmp_path: Path) -> None:
-    gate = OpenAI(keys=set())
-    async with proxied(gate, tmp_path) as proxy:
+async def test_backend_that_accepts_any_key_cannot_verify_keys(tmp_path: Path) -> None:
+    gate = KeyGate(keys=set())
+    async with proxy_server(gate, tmp_path) as proxy:
         with pytest.raises(openai.APIStatusError, match="accepts any key") as caught:
             await proxy.client(ADA).files.create(file=b"mine", purpose="user_data")
     assert caught.value.status_code == 502
 
 
-async def test_a_key_is_judged_with_the_organization_that_comes_with_it(tmp_path: Path) -> None:
-    gate = OpenAI(organizations=("org-1",))
-    async with proxied(gate, tmp_path) as proxy:
+async def test_key_is_verified_together_with_its_organization(tmp_path: Path) -> None:
+    gate = KeyGate(organizations=("org-1",))
+    async with proxy_server(gate, tmp_path) as proxy:
         with pytest.raises(openai.AuthenticationError):
             await proxy.client(ADA, organization="org-2").files.list()
         await proxy.client(ADA, organization="org-1").files.list()
@@ -336,9 +342,9 @@ async def test_a_key_is_judged_with_the_organization_that_comes_with_it(tmp_path
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_backend_that_does_not_say_is_asked_again(status: int, tmp_path: Path) -> None:
-    gate = OpenAI(models=status)
-    async with proxied(gate, tmp_path) as proxy:
+async def test_undecided_key_verdict_is_not_cached(status: int, tmp_path: Path) -> None:
+    gate = KeyGate(models=status)
+    async with proxy_server(gate, tmp_path) as proxy:
         ada = proxy.client(ADA)
         with pytest.raises(openai.APIStatusError) as caught:
             await ada.files.list()
@@ -347,16 +353,16 @@ async def test_a_backend_that_does_not_say_is_asked_again(status: int, tmp_path:
     assert caught.value.status_code == status
 
 
-async def test_the_key_is_written_down_nowhere(
+async def test_client_key_is_neither_stored_nor_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    async with proxied(OpenAI(), tmp_path) as proxy:
+    async with proxy_server(KeyGate(), tmp_path) as proxy:
         ada = proxy.client(ADA)
         await ada.files.create(file=("a.txt", b"mine"), purpose="user_data")
-        await answer_of(ada, extra_headers={"Idempotency-Key": "k1"})
+        await complete(ada, extra_headers={"Idempotency-Key": "k1"})
         with pytest.raises(openai.AuthenticationError):
-            await answer_of(proxy.client(WRONG))
+            await complete(proxy.client(WRONG))
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     said = "".join(each.getMessage() for each in caplog.records if each.name.startswith("proxy"))
     for key in (ADA, WRONG):

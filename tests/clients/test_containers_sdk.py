@@ -1,4 +1,4 @@
-"""The openai SDK's `containers`, unmodified, before the whole house."""
+"""The `containers` resource of the unmodified openai SDK."""
 
 import io
 import zipfile
@@ -11,7 +11,7 @@ import pytest
 
 from policies.sessions import FileLimits
 from proxy.models.scripted import call, tool_reply
-from tests.clients.test_files_sdk import KEY, MIB, sdk, served
+from tests.clients.test_files_sdk import KEY, MIB, files_server, sdk_client
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
 
@@ -29,11 +29,11 @@ WORK = by_history(
         )
     ]
 )
-ASKED: list[Any] = [{"role": "user", "content": "Files, please."}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Files, please."}]
 
 
-async def test_a_container_is_made_listed_and_deleted(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_container_is_created_listed_and_deleted(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         made = await client.containers.create(
             name="mine",
             expires_after={"anchor": "last_active_at", "minutes": 20},
@@ -73,8 +73,12 @@ async def test_a_container_is_made_listed_and_deleted(tmp_path: Path) -> None:
     }
 
 
-async def test_what_deleting_says_is_openais(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client, httpx.AsyncClient() as http:
+async def test_deletion_responses_have_openai_shape(tmp_path: Path) -> None:
+    async with (
+        files_server(tmp_path) as url,
+        sdk_client(url) as client,
+        httpx.AsyncClient() as http,
+    ):
         made = await client.containers.create(name="mine")
         file = await client.containers.files.create(made.id, file=("a.txt", b"a"))
         place = f"{url}/v1/containers/{made.id}"
@@ -88,8 +92,8 @@ async def test_what_deleting_says_is_openais(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_file_is_put_in_listed_read_and_deleted(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_container_file_is_created_listed_read_and_deleted(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         box = await client.containers.create(name="mine")
         files = client.containers.files
         made = await files.create(box.id, file=("my data.csv", b"n\n1\n"))
@@ -117,8 +121,8 @@ async def test_a_file_is_put_in_listed_read_and_deleted(tmp_path: Path) -> None:
     assert content.content == b"n\n1\n"
 
 
-async def test_an_upload_is_put_in_and_outlives_its_own_deletion(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_upload_copied_into_a_container_outlives_its_deletion(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         upload = await client.files.create(file=("a.txt", b"a"), purpose="user_data")
         box = await client.containers.create(name="mine", file_ids=[upload.id])
         second = await client.containers.files.create(box.id, file_id=upload.id)
@@ -129,14 +133,14 @@ async def test_an_upload_is_put_in_and_outlives_its_own_deletion(tmp_path: Path)
     assert content.content == b"a"
 
 
-async def test_what_a_run_made_is_a_container_with_files(tmp_path: Path) -> None:
+async def test_run_output_is_listed_in_its_container(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=EachKey()) as url,
-        sdk(url) as client,
-        sdk(url, "sk-other") as other,
+        sdk_client(url) as client,
+        sdk_client(url, "sk-other") as other,
     ):
-        done = await client.chat.completions.create(model="fake-model", messages=ASKED)
+        done = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
         box = await client.containers.retrieve(done.sandbox["container_id"])
         files = [file async for file in client.containers.files.list(box.id, order="asc")]
         put = await client.containers.files.create(box.id, file=("more.txt", b"more"))
@@ -152,13 +156,13 @@ async def test_what_a_run_made_is_a_container_with_files(tmp_path: Path) -> None
     assert everybodys == []
 
 
-async def test_a_directory_is_listed_by_its_path(tmp_path: Path) -> None:
+async def test_files_are_listed_by_directory(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        sdk(url) as client,
+        sdk_client(url) as client,
     ):
-        done = await client.chat.completions.create(model="fake-model", messages=ASKED)
+        done = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
         found = {}
         for path in ("/testbed/output", "/testbed/output/x/", "/testbed/output/a", "/"):
             page = await client.containers.files.list(
@@ -174,14 +178,14 @@ async def test_a_directory_is_listed_by_its_path(tmp_path: Path) -> None:
     }
 
 
-async def test_all_files_come_as_a_zip_by_link_or_by_key(tmp_path: Path) -> None:
+async def test_all_files_are_downloaded_as_zip_by_link_or_key(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key(KEY)) as url,
-        sdk(url) as client,
+        sdk_client(url) as client,
         httpx.AsyncClient() as browser,
     ):
-        done = await client.chat.completions.create(model="fake-model", messages=ASKED)
+        done = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
         box = await client.containers.retrieve(done.sandbox["container_id"])
         bare = f"{url}/v1/containers/{box.id}/files/content?format=zip"
         by_link = await browser.get(str(box.to_dict()["zip_url"]))
@@ -205,8 +209,12 @@ def unzipped(answer: httpx.Response) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-async def test_nobody_sees_what_is_another_keys(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as mine, sdk(url, "sk-other") as other:
+async def test_container_of_another_key_is_not_found(tmp_path: Path) -> None:
+    async with (
+        files_server(tmp_path) as url,
+        sdk_client(url) as mine,
+        sdk_client(url, "sk-other") as other,
+    ):
         box = await mine.containers.create(name="mine")
         file = await mine.containers.files.create(box.id, file=("a.txt", b"a"))
         upload = await mine.files.create(file=("a.txt", b"a"), purpose="user_data")
@@ -231,9 +239,9 @@ async def test_nobody_sees_what_is_another_keys(tmp_path: Path) -> None:
         assert [each.id async for each in mine.containers.files.list(box.id)] == [file.id]
 
 
-async def test_what_a_client_puts_in_counts_against_its_room(tmp_path: Path) -> None:
+async def test_container_files_count_against_the_storage_quota(tmp_path: Path) -> None:
     limits = FileLimits(max_file_mib=1, quota_mib=1)
-    async with served(tmp_path, file_limits=limits) as url, sdk(url) as client:
+    async with files_server(tmp_path, file_limits=limits) as url, sdk_client(url) as client:
         upload = await client.files.create(file=("a", b"x" * (MIB // 2 + 1)), purpose="user_data")
         box = await client.containers.create(name="mine")
         with pytest.raises(openai.BadRequestError) as full:
@@ -302,18 +310,18 @@ async def test_what_a_client_puts_in_counts_against_its_room(tmp_path: Path) -> 
         ),
     ],
 )
-async def test_a_bad_field_is_named(
+async def test_container_error_names_the_invalid_field(
     body: object, param: str | None, code: str | None, tmp_path: Path
 ) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.post(f"{url}/v1/containers", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-async def test_half_a_surrogate_pair_does_no_harm(tmp_path: Path) -> None:
+async def test_lone_surrogate_in_a_container_request_is_handled(tmp_path: Path) -> None:
     headers = {"content-type": "application/json"}
-    async with served(tmp_path) as url, httpx.AsyncClient(headers=headers) as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient(headers=headers) as client:
         made = await client.post(f"{url}/v1/containers", content=rb'{"name": "a\ud800"}')
         missing = await client.post(
             f"{url}/v1/containers", content=rb'{"name": "a", "file_ids": ["\ud800"]}'
@@ -323,9 +331,13 @@ async def test_half_a_surrogate_pair_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"no JSON", b'{"file_id": 1}'])
-async def test_a_file_that_is_not_there_cannot_be_put_in(body: bytes, tmp_path: Path) -> None:
+async def test_container_file_without_content_is_refused(body: bytes, tmp_path: Path) -> None:
     headers = {"content-type": "application/json", **WITH_KEY}
-    async with served(tmp_path) as url, sdk(url) as client, httpx.AsyncClient() as http:
+    async with (
+        files_server(tmp_path) as url,
+        sdk_client(url) as client,
+        httpx.AsyncClient() as http,
+    ):
         box = await client.containers.create(name="mine")
         place = f"{url}/v1/containers/{box.id}/files"
         answer = await http.post(place, content=body, headers=headers)
@@ -333,10 +345,14 @@ async def test_a_file_that_is_not_there_cannot_be_put_in(body: bytes, tmp_path: 
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_file_comes_as_content_or_as_the_id_of_an_upload_and_not_as_both(
+async def test_container_file_accepts_either_content_or_an_upload_id(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as url, sdk(url) as client, httpx.AsyncClient() as http:
+    async with (
+        files_server(tmp_path) as url,
+        sdk_client(url) as client,
+        httpx.AsyncClient() as http,
+    ):
         upload = await client.files.create(file=("a.txt", b"a"), purpose="user_data")
         box = await client.containers.create(name="mine")
         place = f"{url}/v1/containers/{box.id}/files"
@@ -350,8 +366,8 @@ async def test_a_file_comes_as_content_or_as_the_id_of_an_upload_and_not_as_both
     assert answers[2].json()["error"]["param"] == "file_id"
 
 
-async def test_a_list_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+async def test_invalid_container_list_query_is_refused(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answers = [
             await client.get(f"{url}/v1/containers?{query}")
             for query in ("limit=0", "limit=101", "order=up", "after=cntr_unknown")
@@ -361,8 +377,8 @@ async def test_a_list_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
     assert params == ["limit", "limit", "order", "after"]
 
 
-async def test_all_containers_can_be_deleted_while_they_are_listed(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_containers_can_be_deleted_while_listing(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         for name in "abcde":
             await client.containers.create(name=name)
         async for box in client.containers.list(limit=2):
@@ -379,10 +395,10 @@ async def test_all_containers_can_be_deleted_while_they_are_listed(tmp_path: Pat
         ("POST", "/cntr_1/files/cfile_1"),
     ],
 )
-async def test_what_is_not_done_to_containers_is_told_in_openais_words(
+async def test_unsupported_container_methods_return_openai_errors(
     method: str, path: str, tmp_path: Path
 ) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.request(method, f"{url}/v1/containers{path}")
     assert answer.status_code == 405
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

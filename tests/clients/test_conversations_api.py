@@ -1,4 +1,4 @@
-"""/v1/conversations, by the openai SDK: their items, and responses that go on from them."""
+"""/v1/conversations with the openai SDK: items, and responses that continue a conversation."""
 
 from pathlib import Path
 from typing import Any
@@ -6,23 +6,32 @@ from typing import Any
 import pytest
 
 from proxy.models.scripted import text_reply
-from tests.clients.responses import ask, bash, client, container_of, other, refused, results, told
+from tests.clients.responses_sdk import (
+    api_error,
+    bash,
+    container_of,
+    create_response,
+    responses_client,
+    sent_messages,
+    tool_results,
+    with_other_key,
+)
 from tests.fakes.backend import Refusal, scripted_backend
 
 HELLO: Any = {"role": "user", "content": "Hello."}
 
 
 def texts(items: Any) -> list[str]:
-    """What messages say."""
+    """Return the texts of the message items."""
     return [item.content[0].text for item in items if item.type == "message"]
 
 
-async def test_a_conversation_is_made_changed_and_deleted(tmp_path: Path) -> None:
+async def test_conversation_is_created_updated_and_deleted(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
-        async with client(backend, tmp_path) as mine:
+        async with responses_client(backend, tmp_path) as mine:
             made = await mine.conversations.create(metadata={"topic": "primes"}, items=[HELLO])
             assert (made.object, made.metadata) == ("conversation", {"topic": "primes"})
-        async with client(backend, tmp_path) as mine:
+        async with responses_client(backend, tmp_path) as mine:
             assert await mine.conversations.retrieve(made.id) == made
             changed = await mine.conversations.update(made.id, metadata={"topic": "squares"})
             assert (changed.id, changed.metadata) == (made.id, {"topic": "squares"})
@@ -33,12 +42,12 @@ async def test_a_conversation_is_made_changed_and_deleted(tmp_path: Path) -> Non
                 "object": "conversation.deleted",
                 "deleted": True,
             }
-            assert (await refused(mine.conversations.retrieve(made.id))).status_code == 404
-            assert (await refused(mine.conversations.delete(made.id))).status_code == 404
+            assert (await api_error(mine.conversations.retrieve(made.id))).status_code == 404
+            assert (await api_error(mine.conversations.delete(made.id))).status_code == 404
 
 
-async def test_items_are_added_listed_and_taken_out(tmp_path: Path) -> None:
-    async with scripted_backend([]) as backend, client(backend, tmp_path) as mine:
+async def test_conversation_items_are_added_listed_and_removed(tmp_path: Path) -> None:
+    async with scripted_backend([]) as backend, responses_client(backend, tmp_path) as mine:
         made = await mine.conversations.create()
         said: list[Any] = [
             {"role": "user", "content": "One."},
@@ -64,26 +73,28 @@ async def test_items_are_added_listed_and_taken_out(tmp_path: Path) -> None:
             mine.conversations.items.retrieve(one, conversation_id=made.id),
             mine.conversations.items.delete(one, conversation_id=made.id),
         ):
-            assert (await refused(asking)).status_code == 404
+            assert (await api_error(asking)).status_code == 404
         again: list[Any] = [{"type": "item_reference", "id": added.data[1].id}]
         other_one = await mine.conversations.create(items=again)
         assert texts((await mine.conversations.items.list(other_one.id)).data) == ["Two."]
 
 
 @pytest.mark.parametrize("as_object", [False, True])
-async def test_responses_go_on_from_a_conversation_and_add_to_it(
+async def test_responses_continue_a_conversation_and_extend_it(
     as_object: bool, tmp_path: Path
 ) -> None:
     script = [bash("echo one > file"), text_reply("Done."), bash("cat file"), text_reply("One.")]
     async with scripted_backend(script) as backend:
-        async with client(backend, tmp_path) as mine:
+        async with responses_client(backend, tmp_path) as mine:
             made = await mine.conversations.create(items=[HELLO])
             named: Any = {"id": made.id} if as_object else made.id
-            first = await ask(mine, "Begin.", conversation=named, instructions="Be brief.")
+            first = await create_response(
+                mine, "Begin.", conversation=named, instructions="Be brief."
+            )
             assert first.conversation
             assert first.conversation.id == made.id
-        async with client(backend, tmp_path) as mine:
-            second = await ask(mine, "Go on.", conversation=named)
+        async with responses_client(backend, tmp_path) as mine:
+            second = await create_response(mine, "Go on.", conversation=named)
             items = await mine.conversations.items.list(made.id, order="asc")
             said = ["Hello.", "Begin.", "Done.", "Go on.", "One."]
             assert texts(items.data) == said
@@ -93,40 +104,43 @@ async def test_responses_go_on_from_a_conversation_and_add_to_it(
             assert texts(branch.data) == said[:2]
             await mine.responses.delete(first.id)
             assert texts((await mine.conversations.items.list(made.id)).data) == said[::-1]
-        assert "one" in results(backend, 3)[-1]
-        assert [text for role, text in told(backend, 2) if role == "user"] == [
+        assert "one" in tool_results(backend, 3)[-1]
+        assert [text for role, text in sent_messages(backend, 2) if role == "user"] == [
             *("Hello.", "Begin.", "Go on.")
         ]
         assert "Be brief." not in str(backend.requests[2].body)
     assert container_of(second) == container_of(first)
 
 
-async def test_a_response_can_go_on_from_one_that_had_a_conversation(tmp_path: Path) -> None:
+async def test_response_can_continue_a_response_of_a_conversation(tmp_path: Path) -> None:
     script = [text_reply("First."), text_reply("Second."), text_reply("Third.")]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         made = await mine.conversations.create(items=[HELLO])
-        first = await ask(mine, "One.", conversation=made.id)
-        await ask(mine, "Two.", conversation=made.id)
-        await ask(mine, "Three.", previous_response_id=first.id)
-        words = [text for _, text in told(backend, 2)]
+        first = await create_response(mine, "One.", conversation=made.id)
+        await create_response(mine, "Two.", conversation=made.id)
+        await create_response(mine, "Three.", previous_response_id=first.id)
+        words = [text for _, text in sent_messages(backend, 2)]
         items = await mine.conversations.items.list(made.id)
     assert words == ["Hello.", "One.", "First.", "Three."]
     assert len(items.data) == 5
 
 
-async def test_a_response_that_fails_adds_nothing(tmp_path: Path) -> None:
-    async with scripted_backend([Refusal(400, "no")]) as backend, client(backend, tmp_path) as mine:
+async def test_failed_response_adds_no_items(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([Refusal(400, "no")]) as backend,
+        responses_client(backend, tmp_path) as mine,
+    ):
         made = await mine.conversations.create(items=[HELLO])
-        await refused(ask(mine, "Begin.", conversation=made.id))
+        await api_error(create_response(mine, "Begin.", conversation=made.id))
         assert texts((await mine.conversations.items.list(made.id)).data) == ["Hello."]
 
 
-async def test_a_conversation_is_its_key_s_own(tmp_path: Path) -> None:
-    async with scripted_backend([]) as backend, client(backend, tmp_path) as mine:
+async def test_conversation_of_another_key_is_not_found(tmp_path: Path) -> None:
+    async with scripted_backend([]) as backend, responses_client(backend, tmp_path) as mine:
         made = await mine.conversations.create(items=[HELLO])
         item = (await mine.conversations.items.list(made.id)).data[0].id
         assert item
-        yours = other(mine)
+        yours = with_other_key(mine)
         for asking in (
             yours.conversations.retrieve(made.id),
             yours.conversations.update(made.id, metadata={}),
@@ -135,9 +149,9 @@ async def test_a_conversation_is_its_key_s_own(tmp_path: Path) -> None:
             yours.conversations.items.list(made.id),
             yours.conversations.items.retrieve(item, conversation_id=made.id),
             yours.conversations.items.delete(item, conversation_id=made.id),
-            ask(yours, "Go on.", conversation=made.id),
+            create_response(yours, "Go on.", conversation=made.id),
         ):
-            assert (await refused(asking)).status_code == 404
+            assert (await api_error(asking)).status_code == 404
         assert await mine.conversations.retrieve(made.id) == made
 
 
@@ -154,12 +168,12 @@ async def test_a_conversation_is_its_key_s_own(tmp_path: Path) -> None:
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "object_above_max_properties"),
     ],
 )
-async def test_what_is_no_conversation_is_refused(
+async def test_invalid_conversation_is_refused(
     body: dict[str, Any], param: str, code: str, tmp_path: Path
 ) -> None:
-    async with scripted_backend([]) as backend, client(backend, tmp_path) as mine:
-        error = await refused(mine.conversations.create(extra_body=body))
+    async with scripted_backend([]) as backend, responses_client(backend, tmp_path) as mine:
+        error = await api_error(mine.conversations.create(extra_body=body))
         made = await mine.conversations.create()
-        missing = await refused(mine.post(f"/conversations/{made.id}/items", cast_to=object))
+        missing = await api_error(mine.post(f"/conversations/{made.id}/items", cast_to=object))
     assert (error.status_code, error.param, error.code) == (400, param, code)
     assert (missing.status_code, missing.param) == (400, "items")

@@ -1,4 +1,4 @@
-"""OpenAI's custom tools, which take free text: functions to the model, themselves to the client."""
+"""OpenAI custom tools with free-text input: functions for the model, custom for the client."""
 
 import asyncio
 import json
@@ -12,32 +12,32 @@ import openai
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.errors import ASKED, client_of
+from tests.clients.openai_errors import MESSAGES, openai_client
 from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
 
 SQL: Any = {"type": "custom", "custom": {"name": "sql", "description": "Runs SQL."}}
 LOOKUP: Any = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
-ASKS = tool_reply(call("sql", input="select 1"))
+SQL_CALL = tool_reply(call("sql", input="select 1"))
 
 
 @asynccontextmanager
-async def asking(
+async def sdk_client(
     script: Sequence[Item], state_dir: Path
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedBackend]]:
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", state_dir) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30):
             yield client, backend
 
 
-async def test_a_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
-    async with asking([ASKS, text_reply("One.")], tmp_path) as (client, backend):
+async def test_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
+    async with sdk_client([SQL_CALL, text_reply("One.")], tmp_path) as (client, backend):
         first = await client.chat.completions.create(
-            model="fake-model", messages=ASKED, tools=[SQL, LOOKUP]
+            model="fake-model", messages=MESSAGES, tools=[SQL, LOOKUP]
         )
         message = first.choices[0].message
         assert message.tool_calls
@@ -46,7 +46,7 @@ async def test_a_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
         assert (wanted.custom.name, wanted.custom.input) == ("sql", "select 1")
         assert first.choices[0].finish_reason == "tool_calls"
         result: Any = {"role": "tool", "tool_call_id": wanted.id, "content": "1"}
-        again: Any = [*ASKED, message, result]
+        again: Any = [*MESSAGES, message, result]
         second = await client.chat.completions.create(
             model="fake-model", messages=again, tools=[SQL, LOOKUP]
         )
@@ -68,10 +68,10 @@ async def test_a_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
     assert backend.requests[1].body["messages"][-1]["content"] == "1"
 
 
-async def test_its_call_is_streamed_piece_by_piece(tmp_path: Path) -> None:
-    async with asking([ASKS], tmp_path) as (client, _):
+async def test_custom_tool_call_is_streamed_in_pieces(tmp_path: Path) -> None:
+    async with sdk_client([SQL_CALL], tmp_path) as (client, _):
         stream = await client.chat.completions.create(
-            model="fake-model", messages=ASKED, tools=[SQL], stream=True
+            model="fake-model", messages=MESSAGES, tools=[SQL], stream=True
         )
         deltas = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
     first, *rest = (
@@ -83,12 +83,12 @@ async def test_its_call_is_streamed_piece_by_piece(tmp_path: Path) -> None:
     assert "".join(piece["custom"]["input"] for piece in rest) == "select 1"
 
 
-async def test_its_call_arrives_while_the_model_writes_it(tmp_path: Path) -> None:
+async def test_custom_tool_call_arrives_while_the_model_writes_it(tmp_path: Path) -> None:
     patch = "*** Update File: a.py\n" * 20
     go_on = asyncio.Event()
     held = Held(tool_reply(call("sql", input=patch)), go_on, after_pieces=8)
     pieces: list[str] = []
-    async with asking([held], tmp_path) as (client, _):
+    async with sdk_client([held], tmp_path) as (client, _):
         stream = await client.responses.create(
             model="fake-model", input="?", tools=[{"type": "custom", "name": "sql"}], stream=True
         )
@@ -96,55 +96,55 @@ async def test_its_call_arrives_while_the_model_writes_it(tmp_path: Path) -> Non
             if event.type == "response.custom_tool_call_input.delta":
                 pieces.append(event.delta)
             if len(pieces) == 3:
-                go_on.set()  # the backend goes on only once these are here
+                go_on.set()  # the backend sends the rest only after these arrived
     assert len(pieces) >= 10
     assert "".join(pieces) == patch
 
 
-async def test_a_model_that_writes_no_argument_has_written_the_text(tmp_path: Path) -> None:
+async def test_arguments_without_json_are_the_custom_input(tmp_path: Path) -> None:
     bare = tool_reply(call("sql") | {"arguments": "select 1"})
-    async with asking([bare], tmp_path) as (client, _):
+    async with sdk_client([bare], tmp_path) as (client, _):
         first = await client.chat.completions.create(
-            model="fake-model", messages=ASKED, tools=[SQL]
+            model="fake-model", messages=MESSAGES, tools=[SQL]
         )
     assert first.choices[0].message.tool_calls
     assert first.choices[0].message.tool_calls[0].model_dump()["custom"]["input"] == "select 1"
 
 
-async def test_in_a_history_of_another_server_its_calls_are_told_as_well(tmp_path: Path) -> None:
+async def test_custom_calls_from_another_server_are_sent_as_functions(tmp_path: Path) -> None:
     called = {"id": "call_1", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
     messages: Any = [
-        *ASKED,
+        *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "call_1", "content": "1"},
     ]
-    async with asking([text_reply("One.")], tmp_path) as (client, backend):
+    async with sdk_client([text_reply("One.")], tmp_path) as (client, backend):
         await client.chat.completions.create(model="fake-model", messages=messages)
     (made,) = backend.requests[0].body["messages"][2]["tool_calls"]
     assert (made["id"], made["type"], made["function"]["name"]) == ("call_1", "function", "sql")
     assert json.loads(made["function"]["arguments"]) == {"input": "select 1"}
 
 
-async def test_the_model_is_told_the_grammar_of_one(tmp_path: Path) -> None:
+async def test_chat_grammar_is_part_of_the_tool_description(tmp_path: Path) -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "select .+"}}
     tool: Any = {"type": "custom", "custom": {**SQL["custom"], "format": grammar}}
-    async with asking([ASKS], tmp_path) as (client, backend):
-        await client.chat.completions.create(model="fake-model", messages=ASKED, tools=[tool])
+    async with sdk_client([SQL_CALL], tmp_path) as (client, backend):
+        await client.chat.completions.create(model="fake-model", messages=MESSAGES, tools=[tool])
     assert backend.requests[0].body["tools"][-1]["function"]["description"] == (
         "Runs SQL.\n\nIts input must be as this grammar says (regex):\nselect .+"
     )
 
 
-NAMED: Any = {"type": "custom", "custom": {"name": "sql"}}
+SQL_CHOICE: Any = {"type": "custom", "custom": {"name": "sql"}}
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_it_can_be_chosen(mode: Any, tmp_path: Path) -> None:
-    some: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
-    async with asking([ASKS, ASKS], tmp_path) as (client, backend):
-        for choice in (NAMED, some):
+async def test_custom_tool_can_be_chosen(mode: Any, tmp_path: Path) -> None:
+    some: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [SQL_CHOICE]}}
+    async with sdk_client([SQL_CALL, SQL_CALL], tmp_path) as (client, backend):
+        for choice in (SQL_CHOICE, some):
             await client.chat.completions.create(
-                model="fake-model", messages=ASKED, tools=[SQL, LOOKUP], tool_choice=choice
+                model="fake-model", messages=MESSAGES, tools=[SQL, LOOKUP], tool_choice=choice
             )
     one, allowed = (seen.body for seen in backend.requests)
     assert one["tool_choice"] == {"type": "function", "function": {"name": "sql"}}

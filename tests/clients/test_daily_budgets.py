@@ -1,4 +1,4 @@
-"""What one key may spend in a day: refused, ended gracefully, counted once, shared by all."""
+"""Daily budgets of a key: refusals, runs that exhaust the budget, and exact counting."""
 
 import asyncio
 import sqlite3
@@ -15,23 +15,23 @@ from policies.limits import StopReason
 from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, tool_reply
-from tests.clients.budgets import (
-    ASK,
+from tests.clients.budget_server import (
     BODIES,
-    LAST,
+    FINAL_ANSWER,
+    MESSAGE,
     MORNING,
     STEP,
     SUBMIT,
-    House,
-    opened,
+    BudgetServer,
+    budget_server,
 )
-from tests.clients.errors import client_of
-from tests.clients.errors import refused as sdk_refused
+from tests.clients.openai_errors import openai_client
+from tests.clients.openai_errors import request_error as sdk_refused
 from tests.fakes.backend import Held, Item, Refusal
 
 
 def stop_reason(response: httpx.Response) -> str:
-    """Of an answer in whatever dialect, streamed or not."""
+    """Return the run's stop reason from a response of any API, streamed or not."""
     assert response.status_code == 200, response.text
     text = response.text
     at = text.rindex('"stop_reason": "', 0, text.rindex('"steps": ')) + len('"stop_reason": "')
@@ -43,33 +43,35 @@ def stop_reason(response: httpx.Response) -> str:
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_key_that_has_spent_its_day_is_refused_until_midnight(
+async def test_key_over_its_daily_budget_is_refused_until_midnight(
     path: str, stream: bool, tmp_path: Path
 ) -> None:
-    async with opened(tmp_path, DailyBudget(tokens=2000)) as there:
-        assert (await there.ask(path, stream=stream)).status_code == 200
-        asked = len(there.backend.requests)
-        refused = await there.ask(path, stream=stream)
-        assert (refused.status_code, len(there.backend.requests)) == (429, asked)
-        assert refused.headers["retry-after"] == str(DAY_S - 3600)
-        assert "x-should-retry" not in refused.headers  # Retry-After says it
-        error = refused.json()["error"]
+    async with budget_server(tmp_path, DailyBudget(tokens=2000)) as server:
+        assert (await server.post(path, stream=stream)).status_code == 200
+        asked = len(server.backend.requests)
+        response = await server.post(path, stream=stream)
+        assert (response.status_code, len(server.backend.requests)) == (429, asked)
+        assert response.headers["retry-after"] == str(DAY_S - 3600)
+        assert (
+            "x-should-retry" not in response.headers
+        )  # Retry-After already tells the SDK when to retry
+        error = response.json()["error"]
         assert "daily budget of tokens is used up" in error["message"]
         if path != "/v1/messages":
             assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
         else:
             assert error["type"] == "rate_limit_error"
-        there.clock.now = MORNING + DAY_S - 3600
-        assert (await there.ask(path, stream=stream)).status_code == 200
+        server.clock.now = MORNING + DAY_S - 3600
+        assert (await server.post(path, stream=stream)).status_code == 200
 
 
-async def test_the_sdk_knows_the_error_and_asks_once(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=0)) as there:
-        async with client_of(there.url, "mine").with_options(max_retries=3) as client:
+async def test_sdk_raises_rate_limit_error_without_a_retry(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=0)) as server:
+        async with openai_client(server.url, "mine").with_options(max_retries=3) as client:
             error = await sdk_refused(client)
         assert isinstance(error, openai.RateLimitError)
         assert error.code == "insufficient_quota"
-        assert there.backend.requests == []
+        assert server.backend.requests == []
 
 
 @pytest.mark.parametrize(
@@ -83,111 +85,112 @@ async def test_the_sdk_knows_the_error_and_asks_once(tmp_path: Path) -> None:
         (DailyBudget(tool_output_chars=1), "tool output"),
     ],
 )
-async def test_the_error_names_what_is_used_up(
+async def test_error_names_the_exhausted_budget(
     per_day: DailyBudget, name: str, tmp_path: Path
 ) -> None:
-    async with opened(tmp_path, per_day) as there:
-        await there.ask()
-        refused = await there.ask()
-        assert refused.status_code == 429
-        assert f"daily budget of {name} is" in refused.json()["error"]["message"]
+    async with budget_server(tmp_path, per_day) as server:
+        await server.post()
+        response = await server.post()
+        assert response.status_code == 429
+        assert f"daily budget of {name} is" in response.json()["error"]["message"]
 
 
-async def test_each_key_has_a_day_of_its_own(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=1)) as there:
-        assert [(await there.ask(key=key)).status_code for key in ("mine", "mine", "yours")] == [
+async def test_each_key_has_its_own_daily_budget(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=1)) as server:
+        assert [(await server.post(key=key)).status_code for key in ("mine", "mine", "yours")] == [
             200,
             429,
             200,
         ]
 
 
-async def test_a_key_may_have_less_than_the_others(tmp_path: Path) -> None:
+async def test_key_policy_can_lower_the_daily_budget(tmp_path: Path) -> None:
     mine = Key("mine", policy={"budgets": {"daily": {"runs": 1, "tokens": 2500}}})
     keyring = Keyring([("mine", mine), ("yours", Key("yours"))])
-    async with opened(tmp_path, DailyBudget(runs=2), keyring=keyring) as there:
-        assert (await there.ask()).status_code == 200
-        assert (await there.ask()).status_code == 429
-        plain = [await there.ask(model="fake-model:plain") for _ in range(2)]
+    async with budget_server(tmp_path, DailyBudget(runs=2), keyring=keyring) as server:
+        assert (await server.post()).status_code == 200
+        assert (await server.post()).status_code == 429
+        plain = [await server.post(model="fake-model:plain") for _ in range(2)]
         assert [each.status_code for each in plain] == [200, 429]
-        others = [(await there.ask(key="yours")).status_code for _ in range(3)]
+        others = [(await server.post(key="yours")).status_code for _ in range(3)]
         assert others == [200, 200, 429]
 
 
-async def test_where_no_key_is_needed_all_share_one_day(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=1), keyring=Keyring()) as there:
-        statuses = [(await there.ask(key=key)).status_code for key in ("mine", "yours", "new")]
+async def test_open_server_has_one_daily_budget_for_all(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=1), keyring=Keyring()) as server:
+        statuses = [(await server.post(key=key)).status_code for key in ("mine", "yours", "new")]
         assert statuses == [200, 429, 429]
 
 
-async def test_a_new_secret_is_no_new_day(tmp_path: Path) -> None:
+async def test_rotated_secret_keeps_the_daily_budget(tmp_path: Path) -> None:
     keyring = Keyring([("old", Key("mine")), ("new", Key("mine"))])
-    async with opened(tmp_path, DailyBudget(runs=1), keyring=keyring) as there:
-        assert [(await there.ask(key=key)).status_code for key in ("old", "new")] == [200, 429]
+    async with budget_server(tmp_path, DailyBudget(runs=1), keyring=keyring) as server:
+        assert [(await server.post(key=key)).status_code for key in ("old", "new")] == [200, 429]
 
 
-async def test_every_choice_is_a_run(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=3)) as there:
-        assert (await there.ask(n=2)).status_code == 200
-        assert (await there.ask(n=2)).status_code == 429
-        assert (await there.ask(n=1)).status_code == 200
-        assert await there.spent() == Expense(
+async def test_each_choice_counts_as_a_run(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=3)) as server:
+        assert (await server.post(n=2)).status_code == 200
+        assert (await server.post(n=2)).status_code == 429
+        assert (await server.post(n=1)).status_code == 200
+        assert await server.spent() == Expense(
             runs=3, tokens=6000, cost_usd=pytest.approx(6.0), commands=3, tool_output_chars=69
         )
 
 
-async def test_a_request_that_is_wrong_or_comes_again_spends_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=1)) as there:
-        assert (await there.ask(n=0)).status_code == 400
+async def test_invalid_and_repeated_requests_spend_nothing(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=1)) as server:
+        assert (await server.post(n=0)).status_code == 400
         named = {"Idempotency-Key": "one", "authorization": "Bearer mine"}
-        asked = {"model": "fake-model", "messages": [ASK]}
+        asked = {"model": "fake-model", "messages": [MESSAGE]}
         for _ in range(2):
             path = "/v1/chat/completions"
-            again = await there.http.post(path, json=asked, headers=named)
+            again = await server.http.post(path, json=asked, headers=named)
             assert again.status_code == 200
-        assert (await there.spent()).runs == 1
+        assert (await server.spent()).runs == 1
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_request_that_joins_a_run_of_another_process_spends_nothing(
-    path: str, tmp_path: Path
-) -> None:
+async def test_joining_a_run_of_another_process_spends_nothing(path: str, tmp_path: Path) -> None:
     budget, statuses = DailyBudget(runs=2), []
-    async with opened(tmp_path, budget) as here, opened(tmp_path, budget) as there:
+    async with budget_server(tmp_path, budget) as here, budget_server(tmp_path, budget) as server:
 
-        async def ask(side: House) -> None:
+        async def ask(side: BudgetServer) -> None:
             side.http.headers["Idempotency-Key"] = "order-1"
-            statuses.append((await side.ask(path)).status_code)
+            statuses.append((await side.post(path)).status_code)
 
         async with asyncio.TaskGroup() as group:
-            for side in (here, there) * 3:
+            for side in (here, server) * 3:
                 group.create_task(ask(side))
         spent = await here.spent()
     assert (statuses, spent.runs) == ([200] * 6, 1)
 
 
-async def test_without_a_budget_nothing_is_counted(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget()) as there:
-        await there.ask()
-        await there.ask(model="fake-model:plain")
-        assert await there.spent() == Expense()
+async def test_spending_is_not_counted_without_a_budget(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget()) as server:
+        await server.post()
+        await server.post(model="fake-model:plain")
+        assert await server.spent() == Expense()
 
 
-async def test_a_store_that_fails_is_no_way_around_the_budget(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=9)) as there:
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as vandal:
-            vandal.execute("DROP TABLE spending")
-            vandal.commit()
-        refused = await there.ask()
-        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "internal_error")
-        assert there.backend.requests == []
+async def test_failing_store_refuses_requests_with_a_budget(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=9)) as server:
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+            database.execute("DROP TABLE spending")
+            database.commit()
+        response = await server.post()
+        assert (response.status_code, response.json()["error"]["code"]) == (
+            500,
+            "internal_error",
+        )
+        assert server.backend.requests == []
 
 
-async def test_a_restart_of_the_server_is_no_new_day(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(runs=1)) as there:
-        assert (await there.ask()).status_code == 200
-    async with opened(tmp_path, DailyBudget(runs=1)) as there:
-        assert (await there.ask()).status_code == 429
+async def test_restart_keeps_the_daily_spending(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(runs=1)) as server:
+        assert (await server.post()).status_code == 200
+    async with budget_server(tmp_path, DailyBudget(runs=1)) as server:
+        assert (await server.post()).status_code == 429
 
 
 # During a run
@@ -204,47 +207,47 @@ async def test_a_restart_of_the_server_is_no_new_day(tmp_path: Path) -> None:
         (DailyBudget(tool_output_chars=5), "daily_tool_output_budget"),
     ],
 )
-async def test_a_day_that_ends_during_a_run_ends_it_in_an_answer(
+async def test_budget_exhausted_during_a_run_ends_it_with_an_answer(
     path: str, stream: bool, per_day: DailyBudget, reason: str, tmp_path: Path
 ) -> None:
     def script(body: dict[str, Any]) -> Item:
-        return STEP if "tools" in body else LAST
+        return STEP if "tools" in body else FINAL_ANSWER
 
-    async with opened(tmp_path, per_day, script) as there:
-        answered = await there.ask(path, stream=stream, sandbox={"steps": "events"})
+    async with budget_server(tmp_path, per_day, script) as server:
+        answered = await server.post(path, stream=stream, sandbox={"steps": "events"})
         assert "About" in answered.text
         assert stop_reason(answered) == reason
-        assert "tools" not in there.backend.requests[-1].body
+        assert "tools" not in server.backend.requests[-1].body
 
 
-async def test_the_rest_of_a_turn_is_answered_and_not_run(tmp_path: Path) -> None:
+async def test_calls_beyond_the_command_budget_are_refused_and_not_run(tmp_path: Path) -> None:
     one = call("execute_bash", command="echo a")
-    async with opened(
-        tmp_path, DailyBudget(commands=2), [tool_reply(one, one, one), LAST]
-    ) as there:
-        answered = await there.ask()
+    async with budget_server(
+        tmp_path, DailyBudget(commands=2), [tool_reply(one, one, one), FINAL_ANSWER]
+    ) as server:
+        answered = await server.post()
         assert stop_reason(answered) == "daily_command_budget"
-        said = [m["content"] for m in there.backend.requests[1].body["messages"]]
+        said = [m["content"] for m in server.backend.requests[1].body["messages"]]
         why = WHY_NO_MORE_TOOLS[StopReason.DAILY_COMMAND_BUDGET]
         refusals = said.count(NO_BUDGET.format(why=why))
-        assert (refusals, (await there.spent()).commands) == (1, 2)
+        assert (refusals, (await server.spent()).commands) == (1, 2)
 
 
-async def test_the_model_is_told_what_remains_of_the_day(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(tokens=1050)) as there:
-        await there.ask()
-        told = there.backend.requests[1].body["messages"][-1]["content"]
+async def test_model_is_told_the_remaining_daily_budget(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(tokens=1050)) as server:
+        await server.post()
+        told = server.backend.requests[1].body["messages"][-1]["content"]
         assert "[50 tokens of today's budget remain. Hand in what you have.]" in told
 
 
-async def test_runs_at_the_same_time_share_one_day(tmp_path: Path) -> None:
-    """All are in the middle of their first call when the first command is asked for."""
+async def test_concurrent_runs_share_the_daily_budget(tmp_path: Path) -> None:
+    """Every run is inside its first model call when the first command is requested."""
     together, waiting = asyncio.Event(), 0
 
     def script(body: dict[str, Any]) -> Item:
         nonlocal waiting
         if "tools" not in body:
-            return LAST
+            return FINAL_ANSWER
         said = sum(message["role"] == "assistant" for message in body["messages"])
         if said:
             return STEP
@@ -253,51 +256,57 @@ async def test_runs_at_the_same_time_share_one_day(tmp_path: Path) -> None:
             together.set()
         return Held(STEP, together)
 
-    async with opened(tmp_path, DailyBudget(commands=10), script) as there:
-        answers = await asyncio.gather(*(there.ask() for _ in range(6)))
+    async with budget_server(tmp_path, DailyBudget(commands=10), script) as server:
+        answers = await asyncio.gather(*(server.post() for _ in range(6)))
         assert {stop_reason(answer) for answer in answers} == {"daily_command_budget"}
-        assert (await there.spent()).commands == 10
+        assert (await server.spent()).commands == 10
 
 
-async def test_calls_at_the_same_time_count_before_they_are_answered(tmp_path: Path) -> None:
+async def test_pending_calls_reserve_their_prompt_tokens(tmp_path: Path) -> None:
     release = asyncio.Event()
     long = {"messages": [{"role": "user", "content": "x" * 8000}]}
-    async with opened(tmp_path, DailyBudget(tokens=2000), lambda _: Held(SUBMIT, release)) as there:
+    async with budget_server(
+        tmp_path, DailyBudget(tokens=2000), lambda _: Held(SUBMIT, release)
+    ) as server:
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(there.ask(**long))
-            await there.backend.arrived(1)
-            assert (await there.spent()).tokens >= 2000
-            assert (await there.ask()).status_code == 429
+            first = group.create_task(server.post(**long))
+            await server.backend.arrived(1)
+            assert (await server.spent()).tokens >= 2000
+            assert (await server.post()).status_code == 429
             release.set()
         assert first.result().status_code == 200
-        assert (await there.spent()).tokens == 1000
+        assert (await server.spent()).tokens == 1000
 
 
-async def test_who_leaves_in_the_middle_of_a_call_has_spent_its_prompt(tmp_path: Path) -> None:
+async def test_disconnect_during_a_call_spends_its_prompt(tmp_path: Path) -> None:
     never = asyncio.Event()
     long = {"messages": [{"role": "user", "content": "x" * 8000}]}
-    async with opened(tmp_path, DailyBudget(tokens=9999), lambda _: Held(SUBMIT, never)) as there:
-        asking = asyncio.create_task(there.ask(**long))
-        seen = await there.backend.arrived(1)
+    async with budget_server(
+        tmp_path, DailyBudget(tokens=9999), lambda _: Held(SUBMIT, never)
+    ) as server:
+        asking = asyncio.create_task(server.post(**long))
+        seen = await server.backend.arrived(1)
         asking.cancel()
         await seen.gone.wait()
-        assert (await there.spent()).tokens >= 2000
+        assert (await server.spent()).tokens >= 2000
 
 
-async def test_a_call_that_failed_has_spent_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path, DailyBudget(tokens=9999), [Refusal(400)]) as there:
-        assert (await there.ask()).status_code == 400
-        assert await there.spent() == Expense(runs=1)
+async def test_failed_call_spends_no_tokens(tmp_path: Path) -> None:
+    async with budget_server(tmp_path, DailyBudget(tokens=9999), [Refusal(400)]) as server:
+        assert (await server.post()).status_code == 400
+        assert await server.spent() == Expense(runs=1)
 
 
-async def test_what_runs_over_midnight_counts_to_the_day_it_began(tmp_path: Path) -> None:
+async def test_run_across_midnight_counts_for_its_first_day(tmp_path: Path) -> None:
     release = asyncio.Event()
-    async with opened(tmp_path, DailyBudget(tokens=9999), lambda _: Held(SUBMIT, release)) as there:
-        asking = asyncio.create_task(there.ask())
-        await there.backend.arrived(1)
-        there.clock.now += DAY_S
+    async with budget_server(
+        tmp_path, DailyBudget(tokens=9999), lambda _: Held(SUBMIT, release)
+    ) as server:
+        asking = asyncio.create_task(server.post())
+        await server.backend.arrived(1)
+        server.clock.now += DAY_S
         release.set()
         assert (await asking).status_code == 200
-        assert await there.spent() == Expense()
-        there.clock.now -= DAY_S
-        assert (await there.spent()).tokens == 1000
+        assert await server.spent() == Expense()
+        server.clock.now -= DAY_S
+        assert (await server.spent()).tokens == 1000

@@ -1,4 +1,4 @@
-"""The openai SDK's `files`, unmodified, before the whole house."""
+"""The `files` resource of the unmodified openai SDK."""
 
 import io
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ KEY = "sk-mine"
 
 
 @asynccontextmanager
-async def served(state_dir: Path, **changes: Any) -> AsyncIterator[str]:
-    """A server that knows each key: whose files are whose, is what these tests are about."""
+async def files_server(state_dir: Path, **changes: Any) -> AsyncIterator[str]:
+    """Serve with a keyring that accepts each key as its own owner."""
     settings = {"file_limits": LIMITS, "keyring": EachKey(), **changes}
     with anyio.fail_after(20):
         async with (
@@ -33,13 +33,13 @@ async def served(state_dir: Path, **changes: Any) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def sdk(url: str, key: str = KEY) -> AsyncIterator[openai.AsyncOpenAI]:
+async def sdk_client(url: str, key: str = KEY) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         yield client
 
 
-async def test_a_file_is_uploaded_listed_read_and_deleted(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_file_is_uploaded_listed_read_and_deleted(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         made = await client.files.create(file=("a.csv", b"n\n1\n"), purpose="user_data")
         again = await client.files.retrieve(made.id)
         listed = [file async for file in client.files.list()]
@@ -72,16 +72,20 @@ async def test_a_file_is_uploaded_listed_read_and_deleted(tmp_path: Path) -> Non
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
-async def test_uploads_outlive_a_restart(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_uploads_survive_a_restart(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         made = await client.files.create(file=("a.txt", b"hello"), purpose="assistants")
-    async with served(tmp_path) as url, sdk(url) as client:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         assert await client.files.retrieve(made.id) == made
         assert (await client.files.content(made.id)).content == b"hello"
 
 
-async def test_nobody_sees_what_is_another_keys(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as mine, sdk(url, "sk-other") as other:
+async def test_upload_of_another_key_is_not_found(tmp_path: Path) -> None:
+    async with (
+        files_server(tmp_path) as url,
+        sdk_client(url) as mine,
+        sdk_client(url, "sk-other") as other,
+    ):
         made = await mine.files.create(file=("a.txt", b"a"), purpose="user_data")
         assert [file async for file in other.files.list()] == []
         for work in (other.files.retrieve, other.files.content, other.files.delete):
@@ -93,8 +97,8 @@ async def test_nobody_sees_what_is_another_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "purpose", ["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 )
-async def test_every_purpose_of_openais_is_taken(purpose: Any, tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_every_openai_purpose_is_accepted(purpose: Any, tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         made = await client.files.create(file=b"bytes without a name", purpose=purpose)
         listed = [file async for file in client.files.list(purpose=purpose)]
         others = [file async for file in client.files.list(purpose="something else")]
@@ -102,8 +106,8 @@ async def test_every_purpose_of_openais_is_taken(purpose: Any, tmp_path: Path) -
     assert (listed, others) == ([made], [])
 
 
-async def test_a_list_is_told_in_parts_newest_first_or_oldest_first(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_uploads_are_listed_in_pages_in_both_orders(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         for name in "abcde":
             await client.files.create(file=(name, b"x"), purpose="user_data")
         newest = [file.filename async for file in client.files.list(limit=2)]
@@ -120,8 +124,8 @@ async def test_a_list_is_told_in_parts_newest_first_or_oldest_first(tmp_path: Pa
     }
 
 
-async def test_all_files_can_be_deleted_while_they_are_listed(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_uploads_can_be_deleted_while_listing(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         for name in "abcde":
             await client.files.create(file=(name, b"x"), purpose="user_data")
         async for file in client.files.list(limit=2):
@@ -129,8 +133,8 @@ async def test_all_files_can_be_deleted_while_they_are_listed(tmp_path: Path) ->
         assert [file async for file in client.files.list()] == []
 
 
-async def test_a_client_says_when_its_file_ends(tmp_path: Path) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+async def test_upload_expires_at_the_requested_time(tmp_path: Path) -> None:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         made = await client.files.create(
             file=("a", b"x"),
             purpose="batch",
@@ -139,9 +143,9 @@ async def test_a_client_says_when_its_file_ends(tmp_path: Path) -> None:
     assert made.expires_at == made.created_at + 3600
 
 
-async def test_no_file_lives_longer_than_the_server_keeps_any(tmp_path: Path) -> None:
+async def test_upload_expiry_is_capped_by_the_server_limit(tmp_path: Path) -> None:
     limits = FileLimits(retention_hours=2)
-    async with served(tmp_path, file_limits=limits) as url, sdk(url) as client:
+    async with files_server(tmp_path, file_limits=limits) as url, sdk_client(url) as client:
         made = await client.files.create(
             file=("a", b"x"),
             purpose="batch",
@@ -150,10 +154,10 @@ async def test_no_file_lives_longer_than_the_server_keeps_any(tmp_path: Path) ->
     assert made.expires_at == made.created_at + 7200
 
 
-async def test_a_file_that_is_too_large_is_refused_though_its_client_sends_all(
+async def test_file_over_the_limit_is_refused_with_413(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as url, sdk(url) as client:
+    async with files_server(tmp_path) as url, sdk_client(url) as client:
         whole = await client.files.create(file=io.BytesIO(b"x" * MIB), purpose="user_data")
         with pytest.raises(openai.APIStatusError) as refused:
             await client.files.create(file=io.BytesIO(b"x" * 2 * MIB), purpose="user_data")
@@ -168,9 +172,13 @@ async def test_a_file_that_is_too_large_is_refused_though_its_client_sends_all(
     assert [path.stat().st_size for path in (tmp_path / "blobs").iterdir()] == [MIB]
 
 
-async def test_a_key_has_so_much_room_and_what_is_deleted_makes_some(tmp_path: Path) -> None:
+async def test_storage_quota_is_per_key_and_deletion_frees_space(tmp_path: Path) -> None:
     megabyte = b"x" * MIB
-    async with served(tmp_path) as url, sdk(url) as client, sdk(url, "sk-other") as other:
+    async with (
+        files_server(tmp_path) as url,
+        sdk_client(url) as client,
+        sdk_client(url, "sk-other") as other,
+    ):
         first, _ = [
             await client.files.create(file=("a", megabyte), purpose="user_data") for _ in "12"
         ]
@@ -183,7 +191,7 @@ async def test_a_key_has_so_much_room_and_what_is_deleted_makes_some(tmp_path: P
     assert (full.value.code, full.value.param) == ("storage_quota_exceeded", "file")
 
 
-async def test_a_file_for_which_there_is_no_room_is_not_written_first(tmp_path: Path) -> None:
+async def test_file_over_the_quota_is_not_written_to_disk(tmp_path: Path) -> None:
     limits = FileLimits(max_file_mib=8, quota_mib=2)
     part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     sizes: list[int] = []
@@ -197,7 +205,7 @@ async def test_a_file_for_which_there_is_no_room_is_not_written_first(tmp_path: 
 
     length = len(part) + 6 * MIB + len(b"\r\n--x--\r\n")
     headers = {"content-type": "multipart/form-data; boundary=x", "content-length": str(length)}
-    async with served(tmp_path, file_limits=limits) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path, file_limits=limits) as url, httpx.AsyncClient() as client:
         refused = await client.post(f"{url}/v1/files", content=body(), headers=headers)
     assert refused.json()["error"]["code"] == "storage_quota_exceeded"
     assert sizes == []
@@ -250,10 +258,10 @@ async def test_a_file_for_which_there_is_no_room_is_not_written_first(tmp_path: 
         ({"purpose": "batch", "x": "y" * 70_000}, "x", None),
     ],
 )
-async def test_a_bad_field_is_named(
+async def test_upload_error_names_the_invalid_field(
     fields: dict[str, str], param: str, code: str | None, tmp_path: Path
 ) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.post(f"{url}/v1/files", data=fields, files={"file": ("a", b"x")})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
@@ -281,10 +289,10 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\
         (f"multipart/form-data; boundary={'b' * 1000}", PART),
     ],
 )
-async def test_what_is_no_whole_form_with_a_file_is_refused(
+async def test_malformed_upload_form_is_refused(
     content_type: str, body: bytes, tmp_path: Path
 ) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         headers = {"content-type": content_type}
         answer = await client.post(f"{url}/v1/files", content=body, headers=headers)
     assert answer.status_code == 400
@@ -292,9 +300,9 @@ async def test_what_is_no_whole_form_with_a_file_is_refused(
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
-async def test_the_file_may_come_before_the_fields(tmp_path: Path) -> None:
+async def test_file_may_precede_the_form_fields(tmp_path: Path) -> None:
     field = b'\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.post(
             f"{url}/v1/files", content=PART + field, headers={"content-type": FORM}
         )
@@ -312,19 +320,19 @@ async def test_the_file_may_come_before_the_fields(tmp_path: Path) -> None:
         ("after=file-unknown", "after", "invalid_value"),
     ],
 )
-async def test_a_list_that_cannot_be_had_is_refused(
+async def test_invalid_upload_list_query_is_refused(
     query: str, param: str, code: str, tmp_path: Path
 ) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.get(f"{url}/v1/files?{query}")
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-async def test_without_the_key_nothing_is_told_and_nothing_kept(tmp_path: Path) -> None:
+async def test_wrong_key_can_neither_read_nor_store_uploads(tmp_path: Path) -> None:
     async with (
-        served(tmp_path, keyring=single_key(KEY)) as url,
-        sdk(url, "sk-wrong") as client,
+        files_server(tmp_path, keyring=single_key(KEY)) as url,
+        sdk_client(url, "sk-wrong") as client,
     ):
         for work in (client.files.retrieve, client.files.content, client.files.delete):
             with pytest.raises(openai.AuthenticationError):
@@ -336,7 +344,7 @@ async def test_without_the_key_nothing_is_told_and_nothing_kept(tmp_path: Path) 
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
-async def test_a_client_that_leaves_while_it_uploads_leaves_nothing(tmp_path: Path) -> None:
+async def test_aborted_upload_leaves_no_blob(tmp_path: Path) -> None:
     begun = anyio.Event()
 
     async def half() -> AsyncIterator[bytes]:
@@ -346,7 +354,7 @@ async def test_a_client_that_leaves_while_it_uploads_leaves_nothing(tmp_path: Pa
         await anyio.sleep_forever()
 
     async with (
-        served(tmp_path) as url,
+        files_server(tmp_path) as url,
         httpx.AsyncClient(headers={"content-type": FORM}) as client,
         anyio.create_task_group() as tasks,
     ):
@@ -361,10 +369,10 @@ async def test_a_client_that_leaves_while_it_uploads_leaves_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/files"), ("POST", "/v1/files/file-1")])
-async def test_what_is_not_done_to_files_is_told_in_openais_words(
+async def test_unsupported_upload_methods_return_openai_errors(
     method: str, path: str, tmp_path: Path
 ) -> None:
-    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+    async with files_server(tmp_path) as url, httpx.AsyncClient() as client:
         answer = await client.request(method, url + path)
     assert answer.status_code == 405
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

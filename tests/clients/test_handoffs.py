@@ -1,5 +1,6 @@
-"""Agents that hand over to each other: the call's result comes back under other instructions, with
-other tools, as the Agents SDK sends it."""
+"""Agent handoffs of the Agents SDK: the call's result arrives with other instructions and other
+tools.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,32 +20,32 @@ FIRST, SECOND = "You are the first.", "You are the second."
 FUNCTION = {"name": NAME, "parameters": SCHEMA}
 
 
-def chat(said: Any) -> list[dict[str, Any]]:
-    user, made = {"role": "user", "content": "Hello."}, said["choices"][0]["message"]
+def chat(first_answer: Any) -> list[dict[str, Any]]:
+    user, made = {"role": "user", "content": "Hello."}, first_answer["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": made["tool_calls"][0]["id"], "content": RESULT}
     second = {"role": "system", "content": SECOND}
     return [{"messages": [second, user, made, result]}]
 
 
-def responses(said: Any) -> list[dict[str, Any]]:
-    made = next(item for item in said["output"] if item["type"] == "function_call")
+def responses(first_answer: Any) -> list[dict[str, Any]]:
+    made = next(item for item in first_answer["output"] if item["type"] == "function_call")
     result = {"type": "function_call_output", "call_id": made["call_id"], "output": RESULT}
     whole = {"input": [{"role": "user", "content": "Hello."}, made, result]}
-    alone = {"input": [result], "previous_response_id": said["id"]}
-    return [{"instructions": SECOND, **whole}, {"instructions": SECOND, **alone}]
+    result_only = {"input": [result], "previous_response_id": first_answer["id"]}
+    return [{"instructions": SECOND, **whole}, {"instructions": SECOND, **result_only}]
 
 
-def messages(said: Any) -> list[dict[str, Any]]:
-    made = next(block for block in said["content"] if block["type"] == "tool_use")
+def messages(first_answer: Any) -> list[dict[str, Any]]:
+    made = next(block for block in first_answer["content"] if block["type"] == "tool_use")
     result = {"type": "tool_result", "tool_use_id": made["id"], "content": RESULT}
     asked = {"role": "user", "content": "Hello."}
-    answered = {"role": "assistant", "content": said["content"]}
-    told = [asked, answered, {"role": "user", "content": [result]}]
-    return [{"system": SECOND, "max_tokens": 100, "messages": told}]
+    answered = {"role": "assistant", "content": first_answer["content"]}
+    conversation = [asked, answered, {"role": "user", "content": [result]}]
+    return [{"system": SECOND, "max_tokens": 100, "messages": conversation}]
 
 
 @pytest.mark.parametrize(
-    ("path", "begin", "go_on"),
+    ("path", "begin", "follow_ups"),
     [
         (
             "/v1/chat/completions",
@@ -79,8 +80,8 @@ def messages(said: Any) -> list[dict[str, Any]]:
     ],
     ids=["chat", "responses", "messages"],
 )
-async def test_who_takes_over_goes_on_under_instructions_of_its_own(
-    path: str, begin: dict[str, Any], go_on: Any, tmp_path: Path
+async def test_run_resumes_under_the_second_agent_instructions(
+    path: str, begin: dict[str, Any], follow_ups: Any, tmp_path: Path
 ) -> None:
     handed_over = tool_reply(call("execute_bash", command="echo kept > file"), call(NAME))
     looked = tool_reply(call("execute_bash", command="cat file"))
@@ -92,13 +93,13 @@ async def test_who_takes_over_goes_on_under_instructions_of_its_own(
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             first = await http.post(path, json={"model": "fake-model", **begin})
-            for body in go_on(first.json()):
+            for body in follow_ups(first.json()):
                 answer = await http.post(path, json={"model": "fake-model", **body})
                 assert "Second." in answer.text
     began, *went_on = [request.body["messages"] for request in backend.requests]
     assert FIRST in began[0]["content"]
-    for told in went_on:
-        assert SECOND in told[0]["content"]
-        assert FIRST not in str(told)
-        assert told[1 : len(began)] == began[1:]
+    for conversation in went_on:
+        assert SECOND in conversation[0]["content"]
+        assert FIRST not in str(conversation)
+        assert conversation[1 : len(began)] == began[1:]
     assert "kept" in went_on[1][-1]["content"]

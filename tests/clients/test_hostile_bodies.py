@@ -1,4 +1,4 @@
-"""Bodies that no client writes: each is refused in OpenAI's words, or read as what it says."""
+"""Malformed request bodies: refused with an OpenAI error, or read as their sender meant them."""
 
 import gzip
 import json
@@ -70,7 +70,7 @@ def form(*parts: bytes, before: bytes = b"", after: bytes = b"--b--\r\n") -> byt
     return before + b"".join(b"--b\r\n" + part for part in parts) + after
 
 
-def named(name: bytes) -> bytes:
+def with_filename(name: bytes) -> bytes:
     return FILE.replace(b"a.txt", name)
 
 
@@ -94,9 +94,9 @@ REFUSED_FORMS: Mapping[str, bytes] = {
 KEPT_FORMS: Mapping[str, tuple[bytes, str]] = {
     "words behind": (form(PURPOSE, FILE, after=b"--b--\r\nwords"), "a.txt"),
     "a part without a name": (form(PURPOSE, FILE, b"\r\nhello\r\n"), "a.txt"),
-    "a zero in a name": (form(PURPOSE, named(b"a\0b")), "a\0b"),
-    "bytes in a name": (form(PURPOSE, named(b"\xff.txt")), "�.txt"),
-    "no name": (form(PURPOSE, named(b"")), "upload"),
+    "a zero in a name": (form(PURPOSE, with_filename(b"a\0b")), "a\0b"),
+    "bytes in a name": (form(PURPOSE, with_filename(b"\xff.txt")), "�.txt"),
+    "no name": (form(PURPOSE, with_filename(b"")), "upload"),
 }
 
 
@@ -110,7 +110,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def is_told(answer: httpx.Response) -> bool:
+def is_bad_request(answer: httpx.Response) -> bool:
     error = answer.json()["error"]
     return (answer.status_code, error.keys(), error["type"]) == (
         400,
@@ -120,17 +120,17 @@ def is_told(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_json_that_is_none_is_refused(stream: bool, client: httpx.AsyncClient) -> None:
+async def test_malformed_json_is_refused(stream: bool, client: httpx.AsyncClient) -> None:
     for name, body in REFUSED.items():
         sent = body.replace(b'"m"', b'"m", "stream": true', 1) if stream else body
-        assert is_told(await client.post(CHAT, content=sent)), name
+        assert is_bad_request(await client.post(CHAT, content=sent)), name
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-async def test_more_json_than_can_be_read_at_once_is_refused(
+async def test_json_with_too_many_values_is_refused_with_413(
     name: str, client: httpx.AsyncClient
 ) -> None:
-    """Read at once, 60 MB of empty objects kept the server from everybody for half a minute."""
+    """Without the bound, 60 MB of empty objects blocked the event loop for half a minute."""
     body, bound = TOO_LARGE[name]
     for path in (CHAT, "/v1/responses", "/v1/messages"):
         answer = await client.post(path, content=body)
@@ -138,7 +138,7 @@ async def test_more_json_than_can_be_read_at_once_is_refused(
         assert (answer.status_code, told) == (413, f"The request body has more than {bound}.")
 
 
-async def test_json_in_another_dress_is_read(client: httpx.AsyncClient) -> None:
+async def test_json_in_unusual_encodings_is_read(client: httpx.AsyncClient) -> None:
     for name, body in READ.items():
         answer = await client.post(CHAT, content=body)
         assert (name, answer.status_code) == (name, 200)
@@ -146,12 +146,12 @@ async def test_json_in_another_dress_is_read(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/xml", "application/json; charset=latin-1", "", "x"])
-async def test_json_is_read_whatever_it_is_said_to_be(kind: str, client: httpx.AsyncClient) -> None:
+async def test_json_is_read_whatever_its_content_type(kind: str, client: httpx.AsyncClient) -> None:
     answer = await client.post(CHAT, content=BODY, headers={"content-type": kind})
     assert answer.status_code == 200
 
 
-async def test_a_body_that_comes_in_pieces_is_one(client: httpx.AsyncClient) -> None:
+async def test_chunked_body_is_read(client: httpx.AsyncClient) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for each in BODY:
             yield bytes([each])
@@ -159,20 +159,22 @@ async def test_a_body_that_comes_in_pieces_is_one(client: httpx.AsyncClient) -> 
     assert (await client.post(CHAT, content=pieces())).status_code == 200
 
 
-async def test_a_form_that_is_none_is_refused_and_leaves_nothing(
+async def test_malformed_form_is_refused_and_stores_nothing(
     client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     for name, body in REFUSED_FORMS.items():
         answer = await client.post(FILES, content=body, headers={"content-type": FORM_TYPE})
-        assert is_told(answer), name
+        assert is_bad_request(answer), name
     for kind in ("multipart/form-data", "multipart/form-data; boundary=", "multipart/mixed", "x"):
         body = form(PURPOSE, FILE)
-        assert is_told(await client.post(FILES, content=body, headers={"content-type": kind})), kind
+        assert is_bad_request(
+            await client.post(FILES, content=body, headers={"content-type": kind})
+        ), kind
     assert (await client.get(FILES)).json()["data"] == []
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
-async def test_a_form_of_odd_parts_is_kept(client: httpx.AsyncClient) -> None:
+async def test_form_with_unusual_parts_is_stored(client: httpx.AsyncClient) -> None:
     for name, (body, filename) in KEPT_FORMS.items():
         answer = await client.post(FILES, content=body, headers={"content-type": FORM_TYPE})
         assert (name, answer.status_code) == (name, 200)
@@ -181,7 +183,7 @@ async def test_a_form_of_odd_parts_is_kept(client: httpx.AsyncClient) -> None:
         assert content.content == b"hello"
 
 
-async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
+async def test_lone_surrogate_never_causes_a_server_error(
     client: httpx.AsyncClient,
 ) -> None:
     half = "\ud800"
@@ -209,7 +211,7 @@ async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
         assert answer.status_code in (200, 404), fields
 
 
-async def test_nor_is_it_where_responses_and_conversations_are_kept(
+async def test_lone_surrogate_never_breaks_stored_responses_and_conversations(
     client: httpx.AsyncClient,
 ) -> None:
     half = "\ud800"

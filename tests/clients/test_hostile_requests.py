@@ -1,4 +1,6 @@
-"""What no client sends by mistake costs its sender an error, and nobody else anything."""
+"""Requests that no client sends by mistake: each costs its sender an error, and nobody else
+anything.
+"""
 
 import asyncio
 import json
@@ -27,7 +29,7 @@ CALL_OF_NOTHING = {"role": "assistant", "function_call": {"name": None}}
 
 
 def body_of(**fields: Any) -> bytes:
-    # ASCII, so that half a surrogate pair can be sent.
+    # ASCII JSON can carry a lone surrogate.
     return json.dumps({"model": "m", "messages": [USER], **fields}).encode()
 
 
@@ -50,7 +52,7 @@ def body_of(**fields: Any) -> bytes:
         (body_of(messages=[USER, CALL_OF_NOTHING]), {}),
     ],
 )
-async def test_a_request_that_is_wrong_is_a_bad_request(
+async def test_invalid_field_is_a_bad_request(
     body: bytes, headers: dict[str, str], tmp_path: Path
 ) -> None:
     async with (
@@ -70,7 +72,7 @@ async def test_a_request_that_is_wrong_is_a_bad_request(
         ({}, {"x-stainless-timeout": "1e-9"}),
     ],
 )
-async def test_what_is_odd_and_harmless_is_answered(
+async def test_unusual_but_harmless_request_is_answered(
     fields: dict[str, Any], headers: dict[str, str], tmp_path: Path
 ) -> None:
     functions = [FUNCTION] if fields else None
@@ -87,7 +89,7 @@ async def test_what_is_odd_and_harmless_is_answered(
 
 
 @pytest.mark.parametrize("query", ["limit=--5", "limit=%2d%2d5"])
-async def test_a_number_that_is_none_is_told(query: str, tmp_path: Path) -> None:
+async def test_malformed_limit_is_refused(query: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -96,7 +98,7 @@ async def test_a_number_that_is_none_is_told(query: str, tmp_path: Path) -> None
         assert (await client.get(f"{url}/v1/files?{query}")).status_code == 400
 
 
-async def test_a_body_beyond_all_that_may_be_sent_is_not_read(tmp_path: Path) -> None:
+async def test_body_over_the_limit_is_refused_with_413(tmp_path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b" " * (1 << 20)
@@ -110,7 +112,7 @@ async def test_a_body_beyond_all_that_may_be_sent_is_not_read(tmp_path: Path) ->
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_many_files_of_one_name_each_get_a_name(tmp_path: Path) -> None:
+async def test_many_files_of_the_same_name_are_accepted(tmp_path: Path) -> None:
     part = {"type": "file", "file": {"filename": "a.txt", "file_data": "eA=="}}
     message = {"role": "user", "content": [part] * 5000}
     async with (
@@ -124,7 +126,7 @@ async def test_many_files_of_one_name_each_get_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data:text/html,x", "data:日本/x,y"])
-async def test_a_name_sets_no_type_of_its_own(name: str, tmp_path: Path) -> None:
+async def test_file_name_does_not_set_the_content_type(name: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -138,7 +140,7 @@ async def test_a_name_sets_no_type_of_its_own(name: str, tmp_path: Path) -> None
     assert content.headers["content-type"].partition(";")[0] == "application/octet-stream"
 
 
-async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -> None:
+async def test_invalid_request_that_joins_a_run_releases_its_subscription(tmp_path: Path) -> None:
     release = asyncio.Event()
     key = {"Idempotency-Key": "1"}
     made: list[RunManager] = []

@@ -1,5 +1,6 @@
-"""Requests of one conversation side by side: each has the files as they stood, and the next one has
-those of whoever ended last."""
+"""Concurrent requests of one session: each starts from the last snapshot, and the last to finish
+sets the next one.
+"""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.chat import Asking, ask, client
+from tests.clients.chat_http import ConcurrentRequests, http_client, post_chat
 from tests.fakes.backend import Held, Item, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import make_services, model_client, serve
@@ -19,7 +20,7 @@ NAMED = {"X-Sandbox-Session": "mine"}
 WORDS = ("left", "right")
 
 
-def asked(word: str) -> list[dict[str, Any]]:
+def user_message(word: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": word}]
 
 
@@ -28,34 +29,37 @@ def bash(command: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("first", WORDS)
-async def test_who_ends_last_leaves_the_files_for_the_next(first: str, tmp_path: Path) -> None:
+async def test_last_finished_request_sets_the_files_of_the_next(first: str, tmp_path: Path) -> None:
     may_end = {word: asyncio.Event() for word in WORDS}
 
-    def play(body: dict[str, Any]) -> Item:
-        word, has_used_tools = (
+    def script(body: dict[str, Any]) -> Item:
+        word, has_run_a_tool = (
             body["messages"][1]["content"],
             body["messages"][-1]["role"] == "tool",
         )
-        if not has_used_tools:
+        if not has_run_a_tool:
             return bash(f"cat file; echo {word} >> file")
         done = text_reply("Done.")
         return Held(done, may_end[word]) if word in may_end else done
 
-    async with scripted_backend(play) as backend:
+    async with scripted_backend(script) as backend:
         sandboxes, model = MemorySandboxes(), model_client(backend)
         with anyio.fail_after(20):
-            async with serve(make_services(model, sandboxes, tmp_path)) as url, client(url) as http:
-                await ask(http, NAMED, messages=asked("begun"))
+            async with (
+                serve(make_services(model, sandboxes, tmp_path)) as url,
+                http_client(url) as http,
+            ):
+                await post_chat(http, NAMED, messages=user_message("begun"))
                 async with anyio.create_task_group() as ends:
-                    groups = {word: Asking(http, ends) for word in WORDS}
+                    groups = {word: ConcurrentRequests(http, ends) for word in WORDS}
                     for word in WORDS:
-                        groups[word].begin(NAMED, messages=asked(word))
+                        groups[word].begin(NAMED, messages=user_message(word))
                     await backend.arrived(6)
                     for word in sorted(WORDS, key=lambda word: word != first):
                         may_end[word].set()
                         while not groups[word].responses:
                             await anyio.lowlevel.checkpoint()
-                await ask(http, NAMED, messages=asked("last"))
+                await post_chat(http, NAMED, messages=user_message("last"))
         await model.aclose()
     told = [request.body["messages"][-1]["content"] for request in backend.requests]
     shown = [each.partition("[stdout]\n")[2] for each in told if each.startswith("Exit code")]
@@ -65,25 +69,25 @@ async def test_who_ends_last_leaves_the_files_for_the_next(first: str, tmp_path:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_each_choice_begins_with_the_newest_files_and_the_first_ones_go_on(
+async def test_choices_start_from_the_newest_files_and_the_first_choice_continues(
     restart: bool, tmp_path: Path
 ) -> None:
-    def play(body: dict[str, Any]) -> Item:
+    def script(body: dict[str, Any]) -> Item:
         if body["messages"][-1]["role"] == "tool":
             return text_reply("Done.")
         return bash(f"echo {body['messages'][1]['content']} >> file; cat file")
 
-    async with scripted_backend(play) as backend:
+    async with scripted_backend(script) as backend:
         sandboxes, model = MemorySandboxes(), model_client(backend)
         with anyio.fail_after(20):
             for words in [("1", "2"), ("3", "4")] if restart else [("1", "2", "3", "4")]:
                 async with (
                     serve(make_services(model, sandboxes, tmp_path)) as url,
-                    client(url) as http,
+                    http_client(url) as http,
                 ):
                     for word in words:
                         count = 3 if word == "3" else 1
-                        await ask(http, NAMED, messages=asked(word), n=count)
+                        await post_chat(http, NAMED, messages=user_message(word), n=count)
         await model.aclose()
     told = [request.body["messages"][-1]["content"] for request in backend.requests]
     shown = [each.partition("[stdout]\n")[2] for each in told if each.startswith("Exit code")]

@@ -1,4 +1,4 @@
-"""A request that comes again at every point of its run: one run, one answer, nothing left over."""
+"""Retries at every point of a run: one run, one answer, and no sandbox left open."""
 
 import asyncio
 import time
@@ -20,7 +20,15 @@ from proxy.store.database import Database
 from proxy.store.records import StoredRun
 from proxy.store.runs import RunRepository
 from sandbox_runtime.ownership import Owner
-from tests.clients.chat import FIRST, SECOND, Asking, answer, ask, client, leave_after
+from tests.clients.chat_http import (
+    FIRST,
+    SECOND,
+    ConcurrentRequests,
+    answer_text,
+    disconnect_after,
+    http_client,
+    post_chat,
+)
 from tests.fakes.backend import Held, Item, ScriptedBackend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import make_services, model_client, serve
@@ -30,12 +38,12 @@ KEY = {"Idempotency-Key": "order-1"}
 TEXT = "It is forty-two, as everybody knows by now."
 STEP = tool_reply(call("execute_bash", command="echo 42"))
 FAILURE = {"error": {"message": "It cannot.", "status": 400}}
-AT_WORK = ("first call", "last call", "amid the answer")
+IN_PROGRESS = ("first call", "last call", "amid the answer")
 ENDED = ("on its way to the store", "in the store")
 
 
-class HeldShelf(RunRepository):
-    """Lets what came of a run into the store when `may_end` is set."""
+class HeldRunRepository(RunRepository):
+    """A run repository that stores a final result only when `may_end` is set."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = Database(directory / "store.sqlite3")
@@ -57,25 +65,25 @@ class HeldShelf(RunRepository):
 
 
 @dataclass
-class Scene:
-    """A server whose runs can be stopped on the way."""
+class HeldRun:
+    """A server whose run can be held at a chosen point."""
 
     url: str
     http: httpx.AsyncClient
     backend: ScriptedBackend
-    repository: HeldShelf
+    repository: HeldRunRepository
     release: asyncio.Event
-    asking: Asking
+    requests: ConcurrentRequests
 
     async def begin(
-        self, point: str, headers: Mapping[str, str], *, leaves: bool, stream: bool
+        self, point: str, headers: Mapping[str, str], *, disconnects: bool, stream: bool
     ) -> None:
-        """Have a run come to that point, its client there or gone."""
+        """Bring a run to the given point, with its client connected or gone."""
         calls = 1 if point == "first call" else 2
-        if leaves:
-            await leave_after(self.backend, calls, self.url, headers, stream=stream)
+        if disconnects:
+            await disconnect_after(self.backend, calls, self.url, headers, stream=stream)
         else:
-            self.asking.begin(headers, stream=stream)
+            self.requests.begin(headers, stream=stream)
             await self.backend.arrived(calls)
         if point in ENDED:
             self.release.set()
@@ -85,16 +93,18 @@ class Scene:
             await self.repository.ended.wait()
 
     def go_on(self) -> None:
-        """Stop it no more."""
+        """Release the run."""
         self.release.set()
         self.repository.may_end.set()
 
 
 @asynccontextmanager
-async def scene(
+async def held_run(
     point: str, last: Item, *more: Item, state_dir: Path, group: TaskGroup
-) -> AsyncIterator[Scene]:
-    """`last` is what the model says at its second call; with the server all sandboxes end."""
+) -> AsyncIterator[HeldRun]:
+    """Yield a server whose second model call returns `last`; all sandboxes must be closed at the
+    end.
+    """
     release, sandboxes = asyncio.Event(), MemorySandboxes()
     script: Sequence[Item]
     assert isinstance(last, dict)
@@ -103,7 +113,7 @@ async def scene(
     else:
         script = [STEP, Held(last, release, after_pieces=2 * (point == "amid the answer"))]
     async with scripted_backend([*script, *more]) as backend:
-        model, repository = model_client(backend), HeldShelf(state_dir)
+        model, repository = model_client(backend), HeldRunRepository(state_dir)
 
         def make_runs(
             agent: Agent, suspended_runs: SuspendedRunStore, _: RunRepository
@@ -112,60 +122,64 @@ async def scene(
 
         services = make_services(model, sandboxes, state_dir, make_runs=make_runs)
         with anyio.fail_after(20):
-            async with serve(services) as url, client(url) as http:
-                yield Scene(url, http, backend, repository, release, Asking(http, group))
+            async with serve(services) as url, http_client(url) as http:
+                yield HeldRun(
+                    url, http, backend, repository, release, ConcurrentRequests(http, group)
+                )
             await model.aclose()
         repository.close()
     assert sandboxes.opened == sandboxes.closed
 
 
-@pytest.mark.parametrize("point", [*AT_WORK, *ENDED])
-@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("point", [*IN_PROGRESS, *ENDED])
+@pytest.mark.parametrize("disconnects", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_same_key_at_every_point_is_the_same_run(
-    stream: bool, leaves: bool, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_same_key_joins_the_run_at_every_point(
+    stream: bool, disconnects: bool, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     async with (
         anyio.create_task_group() as group,
-        scene(point, text_reply(TEXT), state_dir=tmp_path, group=group) as at,
+        held_run(point, text_reply(TEXT), state_dir=tmp_path, group=group) as run,
     ):
-        await at.begin(point, KEY, leaves=leaves, stream=True)
-        at.asking.begin(KEY, stream=stream)
+        await run.begin(point, KEY, disconnects=disconnects, stream=True)
+        run.requests.begin(KEY, stream=stream)
         await until(lambda: "a client has subscribed again" in caplog.text)
-        at.go_on()
-        again = await ask(at.http, KEY)
-        await until(lambda: len(at.asking.responses) == (1 if leaves else 2))
-        found = [*at.asking.responses.values(), again]
-        assert {answer(each) for each in found} == {TEXT}
+        run.go_on()
+        again = await post_chat(run.http, KEY)
+        await until(lambda: len(run.requests.responses) == (1 if disconnects else 2))
+        found = [*run.requests.responses.values(), again]
+        assert {answer_text(each) for each in found} == {TEXT}
         assert len({each.headers["x-sandbox-run"] for each in found}) == 1
-        assert len(at.backend.requests) == 2
+        assert len(run.backend.requests) == 2
 
 
 @pytest.mark.parametrize("point", ["first call", "last call", *ENDED])
-async def test_a_retry_of_an_sdk_at_every_point_gets_the_run_that_its_client_left(
+async def test_sdk_retry_joins_the_abandoned_run_at_every_point(
     point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     async with (
         anyio.create_task_group() as group,
-        scene(point, text_reply(TEXT), text_reply("New."), state_dir=tmp_path, group=group) as at,
+        held_run(
+            point, text_reply(TEXT), text_reply("New."), state_dir=tmp_path, group=group
+        ) as run,
     ):
-        await at.begin(point, FIRST, leaves=True, stream=False)
-        at.asking.begin(SECOND, stream=False)
+        await run.begin(point, FIRST, disconnects=True, stream=False)
+        run.requests.begin(SECOND, stream=False)
         await until(lambda: "a client has subscribed again" in caplog.text)
-        at.go_on()
-        await until(lambda: len(at.asking.responses) == 1)
-        assert answer(at.asking.responses[0]) == TEXT
-        assert len(at.backend.requests) == 2
+        run.go_on()
+        await until(lambda: len(run.requests.responses) == 1)
+        assert answer_text(run.requests.responses[0]) == TEXT
+        assert len(run.backend.requests) == 2
         assert (
-            answer(await ask(at.http, SECOND, stream=False)) == "New."
-        )  # what was heard is nobody else's
+            answer_text(await post_chat(run.http, SECOND, stream=False)) == "New."
+        )  # an answer that was delivered is not delivered again
 
 
 @pytest.mark.parametrize("point", ["first call", "last call"])
 @pytest.mark.parametrize(("first", "again"), [(KEY, KEY), (FIRST, SECOND)])
-async def test_who_joins_a_run_that_then_fails_hears_why_and_may_ask_again(
+async def test_retry_that_joins_a_failing_run_gets_its_error_and_can_start_another(
     first: dict[str, str],
     again: dict[str, str],
     point: str,
@@ -175,47 +189,49 @@ async def test_who_joins_a_run_that_then_fails_hears_why_and_may_ask_again(
     caplog.set_level("INFO")
     async with (
         anyio.create_task_group() as group,
-        scene(point, FAILURE, text_reply("New."), state_dir=tmp_path, group=group) as at,
+        held_run(point, FAILURE, text_reply("New."), state_dir=tmp_path, group=group) as run,
     ):
-        await at.begin(point, first, leaves=True, stream=False)
-        at.asking.begin(again, stream=False)
+        await run.begin(point, first, disconnects=True, stream=False)
+        run.requests.begin(again, stream=False)
         await until(lambda: "a client has subscribed again" in caplog.text)
-        at.go_on()
-        await until(lambda: len(at.asking.responses) == 1)
-        failed = at.asking.responses[0]
+        run.go_on()
+        await until(lambda: len(run.requests.responses) == 1)
+        failed = run.requests.responses[0]
         assert (failed.status_code, failed.json()["error"]["message"]) == (400, "It cannot.")
-        assert answer(await ask(at.http, again, stream=False)) == "New."
-        assert len(at.backend.requests) == 3
+        assert answer_text(await post_chat(run.http, again, stream=False)) == "New."
+        assert len(run.backend.requests) == 3
 
 
 @pytest.mark.parametrize("point", ENDED)
-async def test_what_has_failed_is_begun_anew_though_it_is_kept(point: str, tmp_path: Path) -> None:
+async def test_failed_run_with_a_key_is_started_again(point: str, tmp_path: Path) -> None:
     async with (
         anyio.create_task_group() as group,
-        scene(point, FAILURE, text_reply("New."), state_dir=tmp_path, group=group) as at,
+        held_run(point, FAILURE, text_reply("New."), state_dir=tmp_path, group=group) as run,
     ):
-        await at.begin(point, KEY, leaves=False, stream=False)
-        assert answer(await ask(at.http, KEY)) == "New."
-        at.go_on()
-        assert answer(await ask(at.http, KEY)) == "New."
-        assert len(at.backend.requests) == 3
+        await run.begin(point, KEY, disconnects=False, stream=False)
+        assert answer_text(await post_chat(run.http, KEY)) == "New."
+        run.go_on()
+        assert answer_text(await post_chat(run.http, KEY)) == "New."
+        assert len(run.backend.requests) == 3
 
 
-@pytest.mark.parametrize("point", AT_WORK)
-async def test_what_was_cancelled_is_begun_anew(point: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", IN_PROGRESS)
+async def test_cancelled_run_with_a_key_is_started_again(point: str, tmp_path: Path) -> None:
     async with (
         anyio.create_task_group() as group,
-        scene(point, text_reply(TEXT), text_reply("New."), state_dir=tmp_path, group=group) as at,
+        held_run(
+            point, text_reply(TEXT), text_reply("New."), state_dir=tmp_path, group=group
+        ) as run,
     ):
         body = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
-        asked = {"model": "fake-model", **body}
+        payload = {"model": "fake-model", **body}
         path = "/v1/chat/completions"
-        async with at.http.stream("POST", path, json=asked, headers=KEY) as begun:
-            await at.backend.arrived(1 if point == "first call" else 2)
-            await at.http.delete(f"/v1/runs/{begun.headers['x-sandbox-run']}")
+        async with run.http.stream("POST", path, json=payload, headers=KEY) as begun:
+            await run.backend.arrived(1 if point == "first call" else 2)
+            await run.http.delete(f"/v1/runs/{begun.headers['x-sandbox-run']}")
             await begun.aread()
-        at.go_on()
-        # What would have been the first one's next reply is the new run's.
+        run.go_on()
+        # The new run gets the reply that the first run would have received next.
         expected = TEXT if point == "first call" else "New."
-        assert answer(await ask(at.http, KEY)) == expected
+        assert answer_text(await post_chat(run.http, KEY)) == expected
         assert "run_cancelled" in begun.text

@@ -1,5 +1,6 @@
-"""Links to produced files: below the answer where asked, and without what opens them on their way
-back to the model."""
+"""Links to produced files: listed below the answer if configured, and removed from what the model
+receives.
+"""
 
 import base64
 import re
@@ -23,30 +24,32 @@ LINK = re.compile(r"http://[^)\s]+/content\?exp=\d+&sig=[0-9a-f]+")
 CHAT_UI = {"chatui-conversation-id": "c1"}
 
 
-def asked(content: Any, model: str = "m", **more: Any) -> dict[str, Any]:
+def chat_body(content: Any, model: str = "m", **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": content}], **more}
 
 
-async def answered(client: httpx.AsyncClient, body: dict[str, Any], **headers: str) -> str:
+async def answer_text(client: httpx.AsyncClient, body: dict[str, Any], **headers: str) -> str:
     response = await client.post("/v1/chat/completions", json=body, headers=headers)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def sent(backend: ScriptedBackend, number: int) -> str:
-    """What the model was sent by one request."""
+def messages_sent(backend: ScriptedBackend, number: int) -> str:
+    """Return the messages of a backend request as one string."""
     return str(backend.requests[number].body["messages"])
 
 
-@pytest.mark.parametrize("written", ["output/sub/b.csv", "./output/sub/b.csv"])
-async def test_a_relative_path_in_an_answer_opens(written: str, tmp_path: Path) -> None:
-    script = by_history([MAKE, text_reply(f"It is in {written}.")])
+@pytest.mark.parametrize("path_in_answer", ["output/sub/b.csv", "./output/sub/b.csv"])
+async def test_relative_path_in_an_answer_becomes_a_link(
+    path_in_answer: str, tmp_path: Path
+) -> None:
+    script = by_history([MAKE, text_reply(f"It is in {path_in_answer}.")])
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        answer = await answered(client, asked("Make it."))
+        answer = await answer_text(client, chat_body("Make it."))
         assert answer.startswith("It is in [b.csv](http://")
         link = LINK.search(answer)
         assert link is not None
@@ -55,7 +58,7 @@ async def test_a_relative_path_in_an_answer_opens(written: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("model", ["m", "m:plain"])
 @pytest.mark.parametrize("role", ["assistant", "user"])
-async def test_a_signed_link_does_not_go_back_to_the_model(
+async def test_signed_link_is_removed_from_the_prompt(
     model: str, role: str, tmp_path: Path
 ) -> None:
     script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
@@ -64,26 +67,26 @@ async def test_a_signed_link_does_not_go_back_to_the_model(
         running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        first = asked("Make it.")
-        answer = await answered(client, first)
+        first = chat_body("Make it.")
+        answer = await answer_text(client, first)
         said = [*first["messages"], {"role": role, "content": answer}]
         more = [{"type": "text", "text": answer}, {"type": "text", "text": "Go on."}]
         turn = {"model": model, "messages": [*said, {"role": "user", "content": more}]}
-        await answered(client, turn)
+        await answer_text(client, turn)
         link = LINK.search(answer)
         assert link is not None
         assert (await client.get(link.group())).status_code == 200
-    told = sent(backend, -1)
+    prompt = messages_sent(backend, -1)
     assert "sig=" in answer
-    assert "sig=" not in told
+    assert "sig=" not in prompt
     if model == "m":
-        assert told.count(f"[b.csv]({OUTPUT_DIR}/sub/b.csv)") == 2
-        assert "/v1/containers/" not in told
+        assert prompt.count(f"[b.csv]({OUTPUT_DIR}/sub/b.csv)") == 2
+        assert "/v1/containers/" not in prompt
     else:
-        assert told.count("/content)") == 2
+        assert prompt.count("/content)") == 2
 
 
-async def test_a_link_to_anothers_file_tells_nothing_of_it(tmp_path: Path) -> None:
+async def test_link_to_a_file_of_another_key_is_not_resolved(tmp_path: Path) -> None:
     script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
     async with (
@@ -91,18 +94,18 @@ async def test_a_link_to_anothers_file_tells_nothing_of_it(tmp_path: Path) -> No
         running_proxy(backend, "memory", tmp_path, keyring=keyring) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        answer = await answered(client, asked("Make it."), authorization="Bearer sk-a")
+        answer = await answer_text(client, chat_body("Make it."), authorization="Bearer sk-a")
         count = len(backend.requests)
-        await answered(client, asked(answer), authorization="Bearer sk-b")
-    told = sent(backend, count)
-    assert "sig=" not in told
-    assert f"{OUTPUT_DIR}/sub/b.csv" not in told
-    assert "/content)" in told
+        await answer_text(client, chat_body(answer), authorization="Bearer sk-b")
+    prompt = messages_sent(backend, count)
+    assert "sig=" not in prompt
+    assert f"{OUTPUT_DIR}/sub/b.csv" not in prompt
+    assert "/content)" in prompt
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "input_file"])
 @pytest.mark.parametrize("key", ["sk-a", "sk-b"])
-async def test_a_produced_picture_can_be_sent_back_by_its_link(
+async def test_produced_image_can_be_sent_back_by_its_link(
     kind: str, key: str, tmp_path: Path
 ) -> None:
     make = tool_reply(call("execute_bash", command="mkdir -p output; echo pixels > output/p.png"))
@@ -113,7 +116,7 @@ async def test_a_produced_picture_can_be_sent_back_by_its_link(
         running_proxy(backend, "memory", tmp_path, keyring=keyring) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        answer = await answered(client, asked("Make it."), authorization="Bearer sk-a")
+        answer = await answer_text(client, chat_body("Make it."), authorization="Bearer sk-a")
         link = LINK.search(answer)
         assert link is not None
         parts = {
@@ -122,8 +125,8 @@ async def test_a_produced_picture_can_be_sent_back_by_its_link(
             "input_file": {"file_url": link.group()},
         }
         count = len(backend.requests)
-        again = asked([{"type": kind, **parts[kind]}])
-        await answered(client, again, authorization=f"Bearer {key}")
+        again = chat_body([{"type": kind, **parts[kind]}])
+        await answer_text(client, again, authorization=f"Bearer {key}")
     content = backend.requests[count].body["messages"][-1]["content"]
     assert "sig=" not in str(content)
     if key == "sk-b":
@@ -146,7 +149,7 @@ async def test_a_produced_picture_can_be_sent_back_by_its_link(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_files_that_the_answer_does_not_name_can_be_listed_below_it(
+async def test_files_missing_from_the_answer_are_listed_if_configured(
     setting: Any, headers: dict[str, str], is_listed: bool, stream: bool, tmp_path: Path
 ) -> None:
     script = by_history([MAKE, text_reply("It is done.")])
@@ -156,13 +159,13 @@ async def test_files_that_the_answer_does_not_name_can_be_listed_below_it(
         running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
         httpx.AsyncClient(base_url=url, timeout=30, headers=headers) as client,
     ):
-        body = asked("Make it.", stream=stream)
+        body = chat_body("Make it.", stream=stream)
         text = (await client.post("/v1/chat/completions", json=body)).text
     assert "It is done." in text
     assert ("\\n\\n- [b.csv](http" in text) is is_listed
 
 
-async def test_a_file_that_the_answer_names_is_not_listed_again(tmp_path: Path) -> None:
+async def test_file_named_in_the_answer_is_not_listed(tmp_path: Path) -> None:
     script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
     profiles = Profiles.only(Profile(artifacts=ArtifactLimits(list_files="always")))
     async with (
@@ -170,5 +173,5 @@ async def test_a_file_that_the_answer_names_is_not_listed_again(tmp_path: Path) 
         running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        answer = await answered(client, asked("Make it."))
+        answer = await answer_text(client, chat_body("Make it."))
     assert len(LINK.findall(answer)) == 1

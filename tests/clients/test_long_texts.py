@@ -1,4 +1,4 @@
-"""Documents in long texts lie in the sandbox, and what is said of them is little and true."""
+"""Long texts that are moved to sandbox files, and how the prompt refers to them."""
 
 import json
 import random
@@ -22,7 +22,7 @@ from tests.fakes.server import REAL_KINDS, Kind, running_proxy
 
 SUBMIT = tool_reply(call("submit", answer="done"))
 BOOK = "".join(f"Line {number} of the book.\n" for number in range(3000))
-SAID = f"<document title='a.txt'>\n{BOOK}</document>\nWho wrote it?"
+LONG_PROMPT = f"<document title='a.txt'>\n{BOOK}</document>\nWho wrote it?"
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 WORDS = (
     "report",
@@ -41,7 +41,7 @@ FACT = "The plant in Orlu paid 4,731 crowns for its turbine."
 
 
 def library() -> dict[str, str]:
-    """Four documents of 25,000 tokens each, one of which has the fact."""
+    """Return four documents of 25,000 tokens each; one of them contains FACT."""
     chance = random.Random(5)
     documents = {
         f"report-{place}.txt": [" ".join(chance.choices(WORDS, k=12)) + "." for _ in range(2000)]
@@ -51,7 +51,7 @@ def library() -> dict[str, str]:
     return {name: "\n".join(lines) + "\n" for name, lines in documents.items()}
 
 
-def asked(path: str, text: str, **more: Any) -> dict[str, Any]:
+def request_body(path: str, text: str, **more: Any) -> dict[str, Any]:
     body: dict[str, Any] = {"model": "fake-model", **more}
     if path == "/v1/responses":
         return {**body, "input": text}
@@ -59,7 +59,7 @@ def asked(path: str, text: str, **more: Any) -> dict[str, Any]:
     return {**body, **limit, "messages": [{"role": "user", "content": text}]}
 
 
-async def ask(
+async def post(
     url: str, body: dict[str, Any], path: str = PATHS[0], headers: dict[str, str] | None = None
 ) -> Any:
     with anyio.fail_after(60):
@@ -68,21 +68,29 @@ async def ask(
     return answer.json()
 
 
-def heard(backend: ScriptedBackend, number: int = -1) -> str:
-    """What the model was told in the user's name."""
+def user_text(backend: ScriptedBackend, number: int = -1) -> str:
+    """Return the text of the user messages in a backend request."""
     messages = backend.requests[number].body["messages"]
-    return "".join(str(said["content"]) for said in messages if said["role"] == "user")
+    return "".join(
+        str(token_requests["content"])
+        for token_requests in messages
+        if token_requests["role"] == "user"
+    )
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_a_fact_in_four_documents_is_found_for_an_eighth_of_the_tokens(
+async def test_fact_in_moved_documents_costs_an_eighth_of_the_tokens(
     kind: Kind, tmp_path: Path
 ) -> None:
-    def play(body: dict[str, Any]) -> dict[str, Any]:
-        """Greps, reads around what it found, and hands in the amount."""
-        seen = [said["content"] for said in body["messages"] if said["role"] == "tool"]
+    def script(body: dict[str, Any]) -> dict[str, Any]:
+        """Search for the fact, read the lines around it, and submit the amount."""
+        seen = [
+            token_requests["content"]
+            for token_requests in body["messages"]
+            if token_requests["role"] == "tool"
+        ]
         if not body.get("tools"):
-            return text_reply(re.findall(r"Orlu paid (\S+)", heard(backend))[0])
+            return text_reply(re.findall(r"Orlu paid (\S+)", user_text(backend))[0])
         if not seen:
             return tool_reply(call("execute_bash", command=f"grep -n Orlu {INPUT_DIR}/*"))
         path, line = re.findall(rf"({INPUT_DIR}/\S+?):(\d+):", seen[0])[0]
@@ -94,32 +102,38 @@ async def test_a_fact_in_four_documents_is_found_for_an_eighth_of_the_tokens(
     documents = library()
     told = [f"<document title='{name}'>\n{text}</document>\n" for name, text in documents.items()]
     text = "".join([*told, "What did Orlu pay?"])
-    async with scripted_backend(play) as backend, running_proxy(backend, kind, tmp_path) as url:
+    async with scripted_backend(script) as backend, running_proxy(backend, kind, tmp_path) as url:
         answers = [
-            (await ask(url, {**asked(PATHS[0], text), "model": model}))["choices"][0]["message"]
+            (await post(url, {**request_body(PATHS[0], text), "model": model}))["choices"][0][
+                "message"
+            ]
             for model in ("fake-model:plain", "fake-model")
         ]
     assert [answer["content"] for answer in answers] == ["4,731", "4,731"]
-    plain, *ours = (
+    plain, *run_tokens = (
         estimate_tokens(json.dumps(seen.body, ensure_ascii=False)) for seen in backend.requests
     )
     assert plain > 100_000
-    assert len(ours) == 3
-    assert 8 * sum(ours) <= plain
+    assert len(run_tokens) == 3
+    assert 8 * sum(run_tokens) <= plain
     for name, content in documents.items():
-        assert f"{INPUT_DIR}/{name}: 2,000 lines, {len(content):,} characters" in heard(backend)
+        assert f"{INPUT_DIR}/{name}: 2,000 lines, {len(content):,} characters" in user_text(backend)
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_path: Path) -> None:
+async def test_usage_reports_the_tokens_saved_by_moved_documents(path: str, tmp_path: Path) -> None:
     script = [tool_reply(call("execute_bash", command=f"cat {INPUT_DIR}/a.txt")), SUBMIT]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        usage = (await ask(url, asked(path, SAID), path))["usage"]["sandbox"]
-        short = (await ask(url, asked(path, "Hello."), path)).get("usage", {}).get("sandbox", {})
-    each = estimate_tokens(SAID) - estimate_tokens(heard(backend, 0))
+        usage = (await post(url, request_body(path, LONG_PROMPT), path))["usage"]["sandbox"]
+        short = (
+            (await post(url, request_body(path, "Hello."), path))
+            .get("usage", {})
+            .get("sandbox", {})
+        )
+    each = estimate_tokens(LONG_PROMPT) - estimate_tokens(user_text(backend, 0))
     assert (usage["documents_tokens"], usage["documents_tokens_saved"]) == (each, 2 * each)
     assert short.get("documents_tokens_saved", 0) == 0
     assert "Line 0 of the book." in str(backend.requests[1].body["messages"][-1])
@@ -128,27 +142,24 @@ async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_pat
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("headers", "sandbox"),
-    [
-        ({}, {"offload_documents": False}),
-        ({}, {"documents": False}),
-        ({"X-Sandbox-Offload-Documents": "off"}, {}),
-        ({"X-Sandbox-Documents": "off"}, {}),
-    ],
-    ids=["body", "body, old name", "header", "header, old name"],
+    [({}, {"offload_documents": False}), ({"X-Sandbox-Offload-Documents": "off"}, {})],
+    ids=["body", "by header"],
 )
-async def test_a_request_can_keep_its_text(
+async def test_request_can_keep_documents_in_the_prompt(
     path: str, headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
 ) -> None:
     async with (
         scripted_backend(lambda body: SUBMIT) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        kept = await ask(url, asked(path, SAID, sandbox=sandbox), path, headers)
-        said = heard(backend)
-        await ask(url, asked(path, SAID, sandbox={"offload_documents": True}), path, headers)
-    assert said == SAID
-    assert kept["usage"]["sandbox"]["documents_tokens"] == 0
-    assert f"{INPUT_DIR}/a.txt" in heard(backend)
+        unmoved = await post(url, request_body(path, LONG_PROMPT, sandbox=sandbox), path, headers)
+        token_requests = user_text(backend)
+        await post(
+            url, request_body(path, LONG_PROMPT, sandbox={"offload_documents": True}), path, headers
+        )
+    assert token_requests == LONG_PROMPT
+    assert unmoved["usage"]["sandbox"]["documents_tokens"] == 0
+    assert f"{INPUT_DIR}/a.txt" in user_text(backend)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +167,13 @@ async def test_a_request_can_keep_its_text(
     [({}, {"offload_documents": "no"}, "sandbox.offload_documents"),
      ({"X-Sandbox-Offload-Documents": "maybe"}, {}, "X-Sandbox-Offload-Documents")],
 )  # fmt: skip
-async def test_another_word_for_it_is_refused(
+async def test_invalid_documents_setting_is_refused(
     headers: dict[str, str], sandbox: dict[str, Any], param: str, tmp_path: Path
 ) -> None:
     async with scripted_backend([]) as backend, running_proxy(backend, "memory", tmp_path) as url:
-        answer = await ask(url, asked(PATHS[0], SAID, sandbox=sandbox), headers=headers)
+        answer = await post(
+            url, request_body(PATHS[0], LONG_PROMPT, sandbox=sandbox), headers=headers
+        )
     assert answer["error"]["param"] == param
     assert backend.requests == []
 
@@ -173,25 +186,25 @@ async def test_another_word_for_it_is_refused(
         {"sandbox": {"enabled": "never"}},
     ],
 )
-async def test_a_model_without_a_computer_gets_all_of_the_text(
+async def test_request_without_a_sandbox_keeps_the_text(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
     async with (
         scripted_backend([text_reply("Nobody.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        await ask(url, {**asked(PATHS[0], SAID), **more})
-    assert heard(backend) == SAID
+        await post(url, {**request_body(PATHS[0], LONG_PROMPT), **more})
+    assert user_text(backend) == LONG_PROMPT
 
 
-async def test_what_is_not_said_by_the_user_stays(tmp_path: Path) -> None:
+async def test_only_user_messages_are_moved(tmp_path: Path) -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     tool = {"name": "f", "description": BOOK, "parameters": {"type": "object"}}
     messages = [
-        {"role": "system", "content": SAID},
-        {"role": "user", "content": SAID},
-        {"role": "assistant", "content": SAID, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "c", "content": SAID},
+        {"role": "system", "content": LONG_PROMPT},
+        {"role": "user", "content": LONG_PROMPT},
+        {"role": "assistant", "content": LONG_PROMPT, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": LONG_PROMPT},
         {"role": "user", "content": "And now?"},
     ]
     body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": tool}]}
@@ -199,17 +212,21 @@ async def test_what_is_not_said_by_the_user_stays(tmp_path: Path) -> None:
         scripted_backend([SUBMIT]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        await ask(url, body)
+        await post(url, body)
     sent = backend.requests[0].body
-    assert sent["messages"][0]["content"].endswith(SAID)
+    assert sent["messages"][0]["content"].endswith(LONG_PROMPT)
     assert len(sent["messages"][1]["content"]) < 1000
-    assert [said["content"] for said in sent["messages"][2:]] == [SAID, SAID, "And now?"]
+    assert [token_requests["content"] for token_requests in sent["messages"][2:]] == [
+        LONG_PROMPT,
+        LONG_PROMPT,
+        "And now?",
+    ]
     assert sent["tools"][-1]["function"]["description"] == BOOK
 
 
-async def test_a_conversation_that_grows_keeps_its_beginning_and_its_files(tmp_path: Path) -> None:
-    other = SAID.replace("book", "play")
-    first: list[dict[str, Any]] = [{"role": "user", "content": SAID}]
+async def test_growing_conversation_keeps_its_prefix_and_files(tmp_path: Path) -> None:
+    other = LONG_PROMPT.replace("book", "play")
+    first: list[dict[str, Any]] = [{"role": "user", "content": LONG_PROMPT}]
     second = [*first, {"role": "assistant", "content": "Anon."}, {"role": "user", "content": other}]
     heads = "; ".join(f"cat {INPUT_DIR}/{name} | head -c 20" for name in ("a.txt", "a-2.txt"))
     look = tool_reply(call("execute_bash", command=heads))
@@ -217,11 +234,11 @@ async def test_a_conversation_that_grows_keeps_its_beginning_and_its_files(tmp_p
         scripted_backend(by_history([SUBMIT, look, SUBMIT])) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        await ask(url, {"model": "m", "messages": first})
-        await ask(url, {"model": "m", "messages": second})
+        await post(url, {"model": "m", "messages": first})
+        await post(url, {"model": "m", "messages": second})
     before, after, seen = (request.body["messages"] for request in backend.requests)
     assert after[: len(before)] == before
-    assert re.findall(r"/a\S*\.txt", heard(backend)) == ["/a.txt", "/a-2.txt"]
+    assert re.findall(r"/a\S*\.txt", user_text(backend)) == ["/a.txt", "/a-2.txt"]
     assert seen[-1]["content"].split("\n")[2:4] == ["Line 0 of the book.", "Line 0 of the play."]
 
 
@@ -237,22 +254,26 @@ def tokenizer(count: Callable[[], web.Response], asked_for: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("tokens", "is_moved"), [(12_000, False), (12_001, True)], ids=["up to", "over"]
 )
-async def test_the_backends_tokenizer_decides_where_an_estimate_cannot(
+async def test_backend_tokenizer_decides_near_the_limit(
     tokens: int, is_moved: bool, tmp_path: Path
 ) -> None:
-    said: list[Any] = []
-    elsewhere = tokenizer(lambda: web.json_response({"count": tokens, "tokens": []}), said)
+    token_requests: list[Any] = []
+    elsewhere = tokenizer(
+        lambda: web.json_response({"count": tokens, "tokens": []}), token_requests
+    )
     async with (
         scripted_backend(lambda body: SUBMIT, elsewhere=elsewhere) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        await ask(url, asked(PATHS[0], "Hello."))
-        await ask(url, asked(PATHS[0], SAID * 10))
-        assert said == []
+        await post(url, request_body(PATHS[0], "Hello."))
+        await post(url, request_body(PATHS[0], LONG_PROMPT * 10))
+        assert token_requests == []
         for _ in range(2):
-            await ask(url, asked(PATHS[0], SAID))
-    assert said == [{"model": "fake-model", "prompt": SAID, "add_special_tokens": False}]
-    assert (heard(backend) != SAID) is is_moved
+            await post(url, request_body(PATHS[0], LONG_PROMPT))
+    assert token_requests == [
+        {"model": "fake-model", "prompt": LONG_PROMPT, "add_special_tokens": False}
+    ]
+    assert (user_text(backend) != LONG_PROMPT) is is_moved
 
 
 @pytest.mark.parametrize(
@@ -265,16 +286,18 @@ async def test_the_backends_tokenizer_decides_where_an_estimate_cannot(
     ],
     ids=["no JSON", "a failure", "no number", "no such path"],
 )
-async def test_where_the_backend_cannot_count_an_estimate_holds(
+async def test_estimate_is_used_if_the_backend_cannot_count(
     answer: Callable[[], web.Response], times: int, tmp_path: Path
 ) -> None:
-    said: list[Any] = []
-    over = Profile(inputs=InputLimits(offload_text_over_tokens=estimate_tokens(SAID) - 1))
+    token_requests: list[Any] = []
+    over = Profile(inputs=InputLimits(offload_text_over_tokens=estimate_tokens(LONG_PROMPT) - 1))
     async with (
-        scripted_backend(lambda body: SUBMIT, elsewhere=tokenizer(answer, said)) as backend,
+        scripted_backend(
+            lambda body: SUBMIT, elsewhere=tokenizer(answer, token_requests)
+        ) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(over)) as url,
     ):
         for _ in range(2):
-            await ask(url, asked(PATHS[0], SAID))
-    assert len(said) == times
-    assert f"{INPUT_DIR}/a.txt" in heard(backend)
+            await post(url, request_body(PATHS[0], LONG_PROMPT))
+    assert len(token_requests) == times
+    assert f"{INPUT_DIR}/a.txt" in user_text(backend)

@@ -1,4 +1,4 @@
-"""Requests with many URLs: which are looked up and fetched, and how many at a time."""
+"""Requests with many URLs: lookups, fetches and their limits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,15 @@ from proxy.fetch import MAX_CONCURRENT_CHECKS, MAX_HOSTS, Fetcher
 from proxy.inputs import MAX_FETCHES, Inputs
 from proxy.models.scripted import text_reply
 from sandbox_runtime.egress.dialer import Resolve
-from tests.clients.test_files_in import PNG, SUBMIT, ask, heard, image_part, notes, user
+from tests.clients.test_input_files import (
+    PNG,
+    SUBMIT,
+    complete,
+    image_part,
+    texts_of,
+    user,
+    user_content,
+)
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Reader, Writer
@@ -21,11 +29,11 @@ from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Reader, Writ
 MANY = MAX_FETCHES + 8
 
 
-def plain(*urls: str) -> dict[str, Any]:
+def plain_body(*urls: str) -> dict[str, Any]:
     return {"model": "fake-model:plain", "messages": user(*map(image_part, urls))}
 
 
-async def answer_to(
+async def post_urls(
     tmp_path: Path, internet: Internet, *urls: str, resolve: Resolve | None = None
 ) -> httpx.Response:
     fetcher = Fetcher(resolve=resolve or internet.resolve, connect=internet.connect)
@@ -34,34 +42,34 @@ async def answer_to(
         running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client,
     ):
-        return await client.post("/chat/completions", json=plain(*urls))
+        return await client.post("/chat/completions", json=plain_body(*urls))
 
 
-async def test_many_urls_of_one_host_are_passed_on_after_one_lookup(tmp_path: Path) -> None:
+async def test_urls_of_one_host_need_one_lookup(tmp_path: Path) -> None:
     internet = Internet()
     urls = [f"http://allowed.example/{number}.png" for number in range(MANY)]
-    assert (await answer_to(tmp_path, internet, *urls)).status_code == 200
+    assert (await post_urls(tmp_path, internet, *urls)).status_code == 200
     assert internet.lookups == ["allowed.example"]
 
 
-async def test_a_request_may_name_so_many_hosts(tmp_path: Path) -> None:
+async def test_request_with_too_many_hosts_is_refused(tmp_path: Path) -> None:
     internet = Internet({f"host{number}.example": [PUBLIC] for number in range(MAX_HOSTS + 1)})
     urls = [f"http://{host}/" for host in internet.names]
-    assert (await answer_to(tmp_path, internet, *urls[1:])).status_code == 200
-    answer = await answer_to(tmp_path, internet, *urls)
+    assert (await post_urls(tmp_path, internet, *urls[1:])).status_code == 200
+    answer = await post_urls(tmp_path, internet, *urls)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_urls")
     assert f"more than {MAX_HOSTS} hosts" in answer.json()["error"]["message"]
 
 
-async def test_a_private_host_among_public_ones_is_found(tmp_path: Path) -> None:
+async def test_private_host_among_public_ones_is_refused(tmp_path: Path) -> None:
     internet = Internet({"allowed.example": [PUBLIC], "inside.example": ["10.0.0.1"]})
     urls = ["http://allowed.example/a.png", "http://inside.example/b.png"]
-    answer = await answer_to(tmp_path, internet, *urls)
+    answer = await post_urls(tmp_path, internet, *urls)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "url_not_allowed")
     assert "inside.example/b.png" in answer.json()["error"]["message"]
 
 
-async def test_hosts_are_looked_up_several_at_a_time(tmp_path: Path) -> None:
+async def test_hosts_are_looked_up_concurrently(tmp_path: Path) -> None:
     internet, barrier = Internet(), asyncio.Barrier(MAX_CONCURRENT_CHECKS)
 
     async def resolve(host: str) -> Sequence[str]:
@@ -70,16 +78,16 @@ async def test_hosts_are_looked_up_several_at_a_time(tmp_path: Path) -> None:
 
     with anyio.fail_after(20):
         urls = [f"http://host{number}.example/" for number in range(MAX_CONCURRENT_CHECKS)]
-        answer = await answer_to(tmp_path, internet, *urls, resolve=resolve)
+        answer = await post_urls(tmp_path, internet, *urls, resolve=resolve)
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "embeddings"])
-async def test_who_leaves_during_a_lookup_ends_it(path: str, tmp_path: Path) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+async def test_disconnect_cancels_the_lookup(path: str, tmp_path: Path) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def resolve(host: str) -> Sequence[str]:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -94,15 +102,15 @@ async def test_who_leaves_during_a_lookup_ends_it(path: str, tmp_path: Path) -> 
     ):
         with anyio.fail_after(20):
             async with httpx.AsyncClient(base_url=f"{url}/v1/", timeout=None) as client:
-                body = {**plain("http://slow.example/"), "max_tokens": 5}
+                body = {**plain_body("http://slow.example/"), "max_tokens": 5}
                 asking = asyncio.create_task(client.post(path, json=body))
-                await begun.wait()
+                await started.wait()
                 asking.cancel()
                 await asyncio.wait([asking])
             await ended.wait()
 
 
-async def test_of_many_urls_the_newest_are_fetched(tmp_path: Path) -> None:
+async def test_only_the_newest_urls_are_fetched(tmp_path: Path) -> None:
     async def site(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 11\r\n\r\n"
@@ -116,9 +124,9 @@ async def test_of_many_urls_the_newest_are_fetched(tmp_path: Path) -> None:
         internet.server(site),
         running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
-        await ask(url, user(*parts))
-    content = heard(backend)
-    missing = [note for note in notes(content) if "was not fetched" in note]
+        await complete(url, user(*parts))
+    content = user_content(backend)
+    missing = [note for note in texts_of(content) if "was not fetched" in note]
     assert [note.partition(" ")[0] for note in missing] == [
         f"[http://allowed.example/{number}.png" for number in range(MANY - MAX_FETCHES)
     ]

@@ -1,4 +1,4 @@
-"""POST /v1/messages: what an answer in Anthropic's dialect looks like, whole and streamed."""
+"""Answers of POST /v1/messages, streamed or not."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 from policies.sessions import container_id
 from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.messages import ASKED, COMPUTER, PATH, asking, events, texts
+from tests.clients.messages_http import BODY, CODE_EXECUTION, PATH, events, messages_client, texts
 from tests.fakes.backend import Frames, Held, Refusal, chunk, frames, scripted_backend
 from tests.fakes.server import running_proxy
 
@@ -33,7 +33,7 @@ SCRIPT: list[Any] = [
     tool_reply(call("str_replace_editor", command="create", path="a.txt", file_text="a\n")),
     {"tool_calls": [call("submit", answer="See /testbed/output/dot.gif")], "usage": USAGE},
 ]
-THOUGHT = f"A dot.\n````console\n$ {COMMAND}\nmade\noh\n[exit 0, "
+REASONING = f"A dot.\n````console\n$ {COMMAND}\nmade\noh\n[exit 0, "
 
 
 def start(index: int, block: Any) -> Any:
@@ -52,11 +52,11 @@ def stop(index: int) -> Any:
     return {"type": "content_block_stop", "index": index}
 
 
-def use(id: str, name: str, **given: Any) -> Any:
+def server_tool_use(id: str, name: str, **given: Any) -> Any:
     return {"type": "server_tool_use", "id": id, "name": name, "input": given}
 
 
-def ran(id: str, stdout: str, stderr: str, *outputs: Any) -> Any:
+def bash_result(id: str, stdout: str, stderr: str, *outputs: Any) -> Any:
     result = {"stdout": stdout, "stderr": stderr, "return_code": 0, "content": list(outputs)}
     return {
         "type": "bash_code_execution_tool_result",
@@ -65,7 +65,7 @@ def ran(id: str, stdout: str, stderr: str, *outputs: Any) -> Any:
     }
 
 
-def edited(id: str, words: str) -> Any:
+def editor_result(id: str, words: str) -> Any:
     lines = dict.fromkeys(("num_lines", "start_line", "total_lines"))
     kind = "text_editor_code_execution_view_result"
     return {
@@ -75,8 +75,8 @@ def edited(id: str, words: str) -> Any:
     }
 
 
-def begun(run_id: str) -> Any:
-    """The first event, when nothing is known."""
+def message_start(run_id: str) -> Any:
+    """Return the `message_start` event, with zero usage."""
     usage = {
         "input_tokens": 0,
         "cache_creation_input_tokens": 0,
@@ -97,10 +97,10 @@ def begun(run_id: str) -> Any:
     return {"type": "message_start", "message": message}
 
 
-async def test_an_answer_is_a_text_with_its_files_as_links_and_nothing_before_it(
+async def test_answer_is_one_text_block_with_links_to_its_files(
     tmp_path: Path,
 ) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
+    async with messages_client(SCRIPT, tmp_path) as client:
         response = await client.ask()
         message = response.json()
         (file,) = message["sandbox"]["files"]
@@ -137,109 +137,111 @@ async def test_an_answer_is_a_text_with_its_files_as_links_and_nothing_before_it
     }
 
 
-async def test_who_asks_for_thinking_sees_thoughts_and_steps(tmp_path: Path) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
+async def test_thinking_block_contains_reasoning_and_steps(tmp_path: Path) -> None:
+    async with messages_client(SCRIPT, tmp_path) as client:
         message = await client.message(thinking={"type": "enabled", "budget_tokens": 1024})
         hidden = await client.message(thinking={"type": "adaptive", "display": "omitted"})
     thinking, text = message["content"]
     assert text["type"] == "text"
     assert thinking["signature"] == ""
-    assert thinking["thinking"].startswith(THOUGHT)
+    assert thinking["thinking"].startswith(REASONING)
     assert [block["type"] for block in hidden["content"]] == ["text"]
 
 
 @pytest.mark.parametrize(
-    ("steps", "kinds", "thought"),
+    ("steps", "kinds", "expected_reasoning"),
     [
         ("off", ["thinking", "text"], "A dot."),
-        ("reasoning", ["thinking", "text"], THOUGHT),
+        ("reasoning", ["thinking", "text"], REASONING),
         ("items", ["thinking", *["server_tool_use", "result"] * 2, "text", "files"], "A dot."),
         ("events", ["thinking", "text"], "A dot."),
     ],
 )
-async def test_each_profile_shows_its_steps(
-    steps: str, kinds: list[str], thought: str, tmp_path: Path
+async def test_steps_setting_decides_which_blocks_are_shown(
+    steps: str, kinds: list[str], expected_reasoning: str, tmp_path: Path
 ) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
+    async with messages_client(SCRIPT, tmp_path) as client:
         asked = {"sandbox": {"steps": steps}, "thinking": {"type": "adaptive"}}
         message = await client.message(**asked)
     found = [block["type"] for block in message["content"]]
     if found[-2:] == ["server_tool_use", "bash_code_execution_tool_result"]:
         found[-2:] = ["files"]
     assert ["result" if kind.endswith("_tool_result") else kind for kind in found] == kinds
-    assert message["content"][0]["thinking"].startswith(thought)
-    told = [step["kind"] for step in message["sandbox"].get("events", [])]
-    assert ("tool_start" in told) == (steps == "events")
+    assert message["content"][0]["thinking"].startswith(expected_reasoning)
+    text = [step["kind"] for step in message["sandbox"].get("events", [])]
+    assert ("tool_start" in text) == (steps == "events")
 
 
 @pytest.mark.parametrize("version", ["20250522", "20250825", "20260521"])
-async def test_every_version_of_code_execution_is_the_computer(
-    version: str, tmp_path: Path
-) -> None:
-    async with asking([text_reply("Hello.")], tmp_path) as client:
-        message = await client.message(tools=[{**COMPUTER, "type": f"code_execution_{version}"}])
+async def test_each_code_execution_version_is_the_sandbox(version: str, tmp_path: Path) -> None:
+    async with messages_client([text_reply("Hello.")], tmp_path) as client:
+        message = await client.message(
+            tools=[{**CODE_EXECUTION, "type": f"code_execution_{version}"}]
+        )
     assert message["container"]["id"]
-    assert "code_execution" not in str(client.heard["tools"])
+    assert "code_execution" not in str(client.last_request["tools"])
 
 
-async def test_code_execution_shows_each_step_as_a_block_and_names_the_container(
+async def test_code_execution_returns_step_blocks_and_the_container(
     tmp_path: Path,
 ) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
-        message = await client.message(tools=[COMPUTER])
+    async with messages_client(SCRIPT, tmp_path) as client:
+        message = await client.message(tools=[CODE_EXECUTION])
     run_id = message["sandbox"]["run_id"]
     (file,) = message["sandbox"]["files"]
     ids = [f"srvtoolu_{run_id}_{step}" for step in (1, 2, "files")]
     editing = {"command": "create", "path": "a.txt", "file_text": "a\n"}
     output = {"type": "bash_code_execution_output", "file_id": file["id"]}
     assert message["content"] == [
-        use(ids[0], "bash_code_execution", command=COMMAND),
-        ran(ids[0], "made\n", "oh\n"),
-        use(ids[1], "text_editor_code_execution", **editing),
-        edited(ids[1], "Created /testbed/a.txt (2 bytes, 1 lines)."),
+        server_tool_use(ids[0], "bash_code_execution", command=COMMAND),
+        bash_result(ids[0], "made\n", "oh\n"),
+        server_tool_use(ids[1], "text_editor_code_execution", **editing),
+        editor_result(ids[1], "Created /testbed/a.txt (2 bytes, 1 lines)."),
         {"type": "text", "text": f"See [dot.gif]({file['url']})"},
-        use(ids[2], "bash_code_execution", command="find /testbed/output -type f"),
-        ran(ids[2], "/testbed/output/dot.gif\n", "", output),
+        server_tool_use(ids[2], "bash_code_execution", command="find /testbed/output -type f"),
+        bash_result(ids[2], "/testbed/output/dot.gif\n", "", output),
     ]
     container = message["container"]
     assert container.pop("expires_at").endswith("Z")
     assert container == {"id": container_id(owner_of(""), run_id), "skills": None}
 
 
-async def test_a_command_that_never_ran_has_no_exit_code_but_says_why(tmp_path: Path) -> None:
+async def test_command_that_never_ran_has_return_code_minus_one(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("execute_bash", command="  ")), text_reply("Well.")]
-    async with asking(script, tmp_path) as client:
-        message = await client.message(tools=[COMPUTER])
+    async with messages_client(script, tmp_path) as client:
+        message = await client.message(tools=[CODE_EXECUTION])
     result = message["content"][1]["content"]
     assert result["return_code"] == -1
     assert "the command is empty" in result["stderr"]
 
 
-async def test_half_a_character_in_a_command_does_not_break_who_reads_it(tmp_path: Path) -> None:
+async def test_lone_surrogate_in_a_command_is_replaced(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("execute_bash", command="echo \ud83d")), text_reply("!")]
-    async with asking(script, tmp_path) as client:
-        message = await client.message(tools=[COMPUTER])
-        response = await client.ask(stream=True, tools=[COMPUTER])
+    async with messages_client(script, tmp_path) as client:
+        message = await client.message(tools=[CODE_EXECUTION])
+        response = await client.ask(stream=True, tools=[CODE_EXECUTION])
     assert message["content"][0]["input"] == {"command": "echo ?"}
     assert "\\ud83d" not in response.text
 
 
-async def test_the_events_of_a_stream_are_anthropics_and_add_up_to_the_message(
+async def test_streamed_events_add_up_to_the_message(
     tmp_path: Path,
 ) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
-        response = await client.ask(stream=True, tools=[COMPUTER], thinking={"type": "adaptive"})
+    async with messages_client(SCRIPT, tmp_path) as client:
+        response = await client.ask(
+            stream=True, tools=[CODE_EXECUTION], thinking={"type": "adaptive"}
+        )
     found = events(response)
     run_id = response.headers["x-sandbox-run"]
     end = found[-2]
     url = end["sandbox"]["files"][0]["url"]
-    assert found[0] == begun(run_id)
+    assert found[0] == message_start(run_id)
     written = json.dumps({"command": COMMAND})
     assert found[1:7] == [
         start(0, {"type": "thinking", "thinking": "", "signature": ""}),
         delta(0, "thinking_delta", "thinking", "A dot."),
         stop(0),
-        start(1, use(f"srvtoolu_{run_id}_1", "bash_code_execution")),
+        start(1, server_tool_use(f"srvtoolu_{run_id}_1", "bash_code_execution")),
         delta(1, "input_json_delta", "partial_json", written),
         stop(1),
     ]
@@ -257,11 +259,13 @@ async def test_the_events_of_a_stream_are_anthropics_and_add_up_to_the_message(
     assert found[-1] == {"type": "message_stop"}
 
 
-async def test_the_blocks_of_a_stream_follow_each_other_one_open_at_a_time(
+async def test_streamed_blocks_do_not_overlap(
     tmp_path: Path,
 ) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
-        response = await client.ask(stream=True, tools=[COMPUTER], thinking={"type": "adaptive"})
+    async with messages_client(SCRIPT, tmp_path) as client:
+        response = await client.ask(
+            stream=True, tools=[CODE_EXECUTION], thinking={"type": "adaptive"}
+        )
     open_block, last = None, -1
     for event in events(response)[1:-2]:
         match event["type"]:
@@ -276,8 +280,8 @@ async def test_the_blocks_of_a_stream_follow_each_other_one_open_at_a_time(
     assert open_block is None
 
 
-async def test_events_of_steps_ride_on_pings_which_sdks_pass_over(tmp_path: Path) -> None:
-    async with asking(SCRIPT, tmp_path) as client:
+async def test_step_events_are_sent_in_pings(tmp_path: Path) -> None:
+    async with messages_client(SCRIPT, tmp_path) as client:
         response = await client.ask(stream=True, sandbox={"steps": "events"})
     pings = [event for event in events(response) if event["type"] == "ping"]
     kinds = [ping["sandbox"]["kind"] for ping in pings]
@@ -285,7 +289,7 @@ async def test_events_of_steps_ride_on_pings_which_sdks_pass_over(tmp_path: Path
     assert kinds[-1] == "run_finished"
 
 
-async def test_a_silent_stream_pings(tmp_path: Path) -> None:
+async def test_silent_messages_stream_sends_pings(tmp_path: Path) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("Done."), speak)]) as backend,
@@ -293,7 +297,7 @@ async def test_a_silent_stream_pings(tmp_path: Path) -> None:
         httpx.AsyncClient() as client,
     ):
         with anyio.fail_after(10):
-            asked = {**ASKED, "stream": True}
+            asked = {**BODY, "stream": True}
             async with client.stream("POST", f"{url}{PATH}", json=asked) as answer:
                 lines = answer.aiter_lines()
                 first = [await anext(lines) for _ in range(6)]
@@ -304,12 +308,12 @@ async def test_a_silent_stream_pings(tmp_path: Path) -> None:
     assert "event: message_stop" in rest
 
 
-async def test_a_failure_in_the_midst_closes_what_is_open_and_is_an_error_event(
+async def test_error_during_a_stream_closes_the_open_block(
     tmp_path: Path,
 ) -> None:
     broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
     script: list[Any] = [Frames(frames(chunk({"reasoning": "Let me see."}), broken, "[DONE]"))]
-    async with asking(script, tmp_path) as client:
+    async with messages_client(script, tmp_path) as client:
         response = await client.ask(stream=True, thinking={"type": "adaptive"})
     name = response.headers["request-id"]
     assert events(response)[2:] == [
@@ -323,7 +327,7 @@ async def test_a_failure_in_the_midst_closes_what_is_open_and_is_an_error_event(
     ]
 
 
-async def test_a_prolonged_answer_that_fails_is_an_error_in_the_same_words(tmp_path: Path) -> None:
+async def test_late_failure_of_an_unstreamed_answer_is_an_error_body(tmp_path: Path) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(Frames([]), speak), Refusal(400, "no such thing")]) as backend,
@@ -331,10 +335,10 @@ async def test_a_prolonged_answer_that_fails_is_an_error_in_the_same_words(tmp_p
         httpx.AsyncClient() as client,
     ):
         with anyio.fail_after(10):
-            async with client.stream("POST", f"{url}{PATH}", json=ASKED) as answer:
+            async with client.stream("POST", f"{url}{PATH}", json=BODY) as answer:
                 speak.set()
-                told = (await answer.aread()).decode()
-    assert told.lstrip().startswith('{"type": "error", "error": {"type": "')
+                text = (await answer.aread()).decode()
+    assert text.lstrip().startswith('{"type": "error", "error": {"type": "')
 
 
 @pytest.mark.parametrize(
@@ -346,25 +350,25 @@ async def test_a_prolonged_answer_that_fails_is_an_error_in_the_same_words(tmp_p
         ({"content": "We", "finish_reason": "content_filter"}, "refusal", None),
     ],
 )
-async def test_the_reason_to_stop_is_told(
+async def test_stop_reason_is_translated(
     reply: Any, reason: str, sequence: str | None, tmp_path: Path
 ) -> None:
-    async with asking([reply, reply, reply], tmp_path) as client:
+    async with messages_client([reply, reply, reply], tmp_path) as client:
         message = await client.message()
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
-async def test_a_refusal_is_a_text_and_has_details(tmp_path: Path) -> None:
+async def test_refusal_is_a_text_with_stop_details(tmp_path: Path) -> None:
     script: list[Any] = [{"message": {"role": "assistant", "content": None, "refusal": "No."}}]
-    async with asking(script, tmp_path) as client:
+    async with messages_client(script, tmp_path) as client:
         message = await client.message()
     assert texts(message) == ["No."]
     assert message["stop_details"] == {"type": "refusal", "category": None, "explanation": "No."}
 
 
-async def test_the_text_that_stopped_the_answer_is_told(tmp_path: Path) -> None:
-    async with asking([text_reply("One Two")], tmp_path) as client:
+async def test_stop_sequence_is_reported(tmp_path: Path) -> None:
+    async with messages_client([text_reply("One Two")], tmp_path) as client:
         response = await client.ask(stream=True, stop_sequences=["Two"])
-    assert "stop" not in client.heard  # it would end a call's arguments too
+    assert "stop" not in client.last_request  # a stop sequence could also end a call's arguments
     assert events(response)[-2]["delta"]["stop_reason"] == "stop_sequence"
     assert events(response)[-2]["delta"]["stop_sequence"] == "Two"

@@ -1,4 +1,4 @@
-"""POST /v1/messages: what requests in Anthropic's dialect come to."""
+"""Requests of POST /v1/messages: files, tools, containers, errors and headers."""
 
 import asyncio
 import base64
@@ -13,7 +13,15 @@ from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.schemas.messages_response import accumulate_message
 from sandbox_runtime.errors import NoFreeSandboxError
-from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
+from tests.clients.messages_http import (
+    BODY,
+    CODE_EXECUTION,
+    PATH,
+    TEMPERATURE_TOOL,
+    events,
+    messages_client,
+    texts,
+)
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import (
@@ -30,19 +38,19 @@ from tests.fakes.uploads import DirectoryUploads
 GIF = base64.b64encode(b"GIF89a;").decode()
 DONE = [text_reply("Done.")]
 TITLE = "<session>\nCount the dots.\n</session>\n\nWrite the title in English."
-"""How Claude Code asks for one."""
+"""The prompt with which Claude Code requests a title."""
 
 
-def said(*content: Any) -> list[dict[str, Any]]:
+def user_message(*content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(content)}]
 
 
-def sent(message: Any) -> dict[str, Any]:
-    """A message as its client sends it back."""
+def assistant_message(message: Any) -> dict[str, Any]:
+    """Return a message as its client sends it back."""
     return {"role": "assistant", "content": message["content"]}
 
 
-async def test_pictures_and_documents_lie_in_the_sandbox_and_pictures_are_seen(
+async def test_images_and_documents_become_files_and_images_are_sent_to_the_model(
     tmp_path: Path,
 ) -> None:
     image = {"type": "base64", "media_type": "image/gif", "data": GIF}
@@ -53,9 +61,9 @@ async def test_pictures_and_documents_lie_in_the_sandbox_and_pictures_are_seen(
         {"type": "text", "text": "What are these?"},
     ]
     script: list[Any] = [tool_reply(call("execute_bash", command="ls documents")), *DONE]
-    async with asking(script, tmp_path) as client:
-        await client.message(messages=said(*content))
-    _, user, _, listed = client.heard["messages"]
+    async with messages_client(script, tmp_path) as client:
+        await client.message(messages=user_message(*content))
+    _, user, _, listed = client.last_request["messages"]
     assert user["content"][0] == {
         "type": "image_url",
         "image_url": {"url": f"data:image/gif;base64,{GIF}"},
@@ -64,33 +72,31 @@ async def test_pictures_and_documents_lie_in_the_sandbox_and_pictures_are_seen(
     assert listed["content"].splitlines()[2:] == ["a_paper.pdf", "image-1.gif"]
 
 
-async def test_an_upload_lies_in_the_sandbox(tmp_path: Path) -> None:
+async def test_container_upload_becomes_a_file(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("execute_bash", command="cat documents/a.txt")), *DONE]
     uploads = DirectoryUploads(tmp_path)
     upload = {"type": "container_upload", "file_id": uploads.add("mine", "a.txt", b"forty-two")}
-    async with asking(
+    async with messages_client(
         script, tmp_path, inputs=Inputs(uploads=uploads), keyring=single_key("mine")
     ) as client:
         key = {"x-api-key": "mine"}
-        await client.message(key, messages=said(upload), tools=[COMPUTER])
-        missing = await client.error(key, messages=said({**upload, "file_id": "file-0"}))
-    assert "forty-two" in client.heard["messages"][-1]["content"]
+        await client.message(key, messages=user_message(upload), tools=[CODE_EXECUTION])
+        missing = await client.error(key, messages=user_message({**upload, "file_id": "file-0"}))
+    assert "forty-two" in client.last_request["messages"][-1]["content"]
     assert missing[1]["message"] == "Invalid 'messages.0.content.0': no file 'file-0' was found."
 
 
-async def test_data_that_cannot_be_read_is_named_as_the_client_knows_it(tmp_path: Path) -> None:
+async def test_error_names_the_block_with_invalid_data(tmp_path: Path) -> None:
     broken = {"type": "base64", "media_type": "image/gif", "data": "@@"}
     content = [{"type": "text", "text": "See"}, {"type": "image", "source": broken}]
-    async with asking([], tmp_path) as client:
-        status, error = await client.error(messages=said(*content), system="Be brief.")
+    async with messages_client([], tmp_path) as client:
+        status, error = await client.error(messages=user_message(*content), system="Be brief.")
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["message"].startswith("Invalid file data: 'messages.0.content.1'.")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_tool_of_the_clients_is_called_between_ours_and_the_sandbox_waits(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_client_tool_is_called_between_sandbox_steps(kind: Kind, tmp_path: Path) -> None:
     script: list[Any] = [
         tool_reply(call("execute_bash", command="echo kept > a.txt"), call("warmth", city="Bonn")),
         tool_reply(call("execute_bash", command="cat a.txt")),
@@ -102,24 +108,28 @@ async def test_a_tool_of_the_clients_is_called_between_ours_and_the_sandbox_wait
             running_proxy(backend, kind, tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
-            asked = {**ASKED, "tools": [WARMTH]}
+            asked = {**BODY, "tools": [TEMPERATURE_TOOL]}
             first = (await http.post(PATH, json=asked)).json()
             result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"]}
-            turns = [*ASKED["messages"], sent(first), *said({**result, "content": "21"})]
+            turns = [
+                *BODY["messages"],
+                assistant_message(first),
+                *user_message({**result, "content": "21"}),
+            ]
             second = (await http.post(PATH, json={**asked, "messages": turns})).json()
     run_id = first["sandbox"]["run_id"]
     use = {"id": f"call_{run_id}_1", "name": "warmth", "input": {"city": "Bonn"}}
     assert first["content"] == [{"type": "tool_use", **use}]
     assert first["stop_reason"] == "tool_use"
     assert texts(second) == ["21 degrees."]
-    told = [each for each in backend.requests[-1].body["messages"] if each["role"] == "tool"]
-    assert [each["content"].splitlines()[-1] for each in told][1:] == ["21", "kept"]
+    error_body = [each for each in backend.requests[-1].body["messages"] if each["role"] == "tool"]
+    assert [each["content"].splitlines()[-1] for each in error_body][1:] == ["21", "kept"]
 
 
-async def test_a_call_of_a_clients_tool_is_streamed_as_a_block(tmp_path: Path) -> None:
+async def test_client_tool_call_is_streamed_as_a_block(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("warmth", city="Bonn"))]
-    async with asking(script, tmp_path) as client:
-        response = await client.ask(stream=True, tools=[WARMTH])
+    async with messages_client(script, tmp_path) as client:
+        response = await client.ask(stream=True, tools=[TEMPERATURE_TOOL])
     started, *written, stopped, end, _ = events(response)[1:]
     assert started["content_block"]["type"] == "tool_use"
     assert started["content_block"]["input"] == {}
@@ -131,15 +141,17 @@ async def test_a_call_of_a_clients_tool_is_streamed_as_a_block(tmp_path: Path) -
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("thinking", ["adaptive", "disabled"])
-async def test_what_is_said_beside_a_call_of_the_clients_stands_before_it(
+async def test_text_beside_a_client_tool_call_precedes_it(
     thinking: str, stream: bool, tmp_path: Path
 ) -> None:
     script: list[Any] = [
         tool_reply(call("execute_bash", command="true"), content="First this."),
         {"reasoning": "Hm.", "content": "Now Bonn.", "tool_calls": [call("warmth", city="Bonn")]},
     ]
-    async with asking(script, tmp_path) as client:
-        response = await client.ask(stream=stream, tools=[WARMTH], thinking={"type": thinking})
+    async with messages_client(script, tmp_path) as client:
+        response = await client.ask(
+            stream=stream, tools=[TEMPERATURE_TOOL], thinking={"type": thinking}
+        )
     message = accumulate_message(events(response)) if stream else response.json()
     *thoughts, said_beside, use = message["content"]
     assert (said_beside, use["type"]) == ({"type": "text", "text": "Now Bonn."}, "tool_use")
@@ -148,38 +160,38 @@ async def test_what_is_said_beside_a_call_of_the_clients_stands_before_it(
     assert "Now Bonn." not in words
 
 
-async def test_what_is_said_before_a_step_of_ours_is_thinking(tmp_path: Path) -> None:
+async def test_text_before_a_sandbox_step_is_thinking(tmp_path: Path) -> None:
     both = [call("execute_bash", command="true"), call("warmth", city="Bonn")]
     script: list[Any] = [tool_reply(*both, content="Now both.")]
-    async with asking(script, tmp_path) as client:
-        shown = await client.message(tools=[WARMTH], thinking={"type": "adaptive"})
-        unshown = await client.message(tools=[WARMTH])
+    async with messages_client(script, tmp_path) as client:
+        shown = await client.message(tools=[TEMPERATURE_TOOL], thinking={"type": "adaptive"})
+        unshown = await client.message(tools=[TEMPERATURE_TOOL])
     assert [block["type"] for block in shown["content"]] == ["thinking", "tool_use"]
     assert shown["content"][0]["thinking"].startswith("Now both.\n````console\n$ true\n")
     assert texts(unshown) == ["Now both."]
 
 
-async def test_arguments_that_are_no_object_are_handed_on_as_they_are(tmp_path: Path) -> None:
+async def test_invalid_tool_arguments_are_wrapped_in_an_object(tmp_path: Path) -> None:
     broken = {"name": "warmth", "arguments": '{"city": '}
     script: list[Any] = [{"tool_calls": [broken]}]
-    async with asking(script, tmp_path) as client:
-        message = await client.message(tools=[WARMTH])
+    async with messages_client(script, tmp_path) as client:
+        message = await client.message(tools=[TEMPERATURE_TOOL])
     assert message["content"][0]["input"] == {"invalid_arguments": '{"city": '}
 
 
-async def test_a_clients_editor_keeps_the_name_that_is_also_ours(tmp_path: Path) -> None:
+async def test_client_editor_keeps_a_name_that_the_sandbox_also_uses(tmp_path: Path) -> None:
     editor = {"type": "text_editor_20250124", "name": "str_replace_editor"}
     script: list[Any] = [tool_reply(call("str_replace_editor", command="view", path="/a"))]
-    async with asking(script, tmp_path) as client:
+    async with messages_client(script, tmp_path) as client:
         message = await client.message(tools=[editor])
-    names = [tool["function"]["name"] for tool in client.heard["tools"]]
+    names = [tool["function"]["name"] for tool in client.last_request["tools"]]
     assert {"sandbox_str_replace_editor", "str_replace_editor"} < set(names)
     assert message["content"][0]["name"] == "str_replace_editor"
     assert message["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_container_is_gone_on_with_by_its_name(kind: Kind, tmp_path: Path) -> None:
+async def test_named_container_keeps_its_files(kind: Kind, tmp_path: Path) -> None:
     script: list[Any] = [
         tool_reply(call("execute_bash", command="echo kept > a.txt")),
         *DONE,
@@ -192,7 +204,7 @@ async def test_a_container_is_gone_on_with_by_its_name(kind: Kind, tmp_path: Pat
             running_proxy(backend, kind, tmp_path) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
-            asked = {**ASKED, "tools": [COMPUTER]}
+            asked = {**BODY, "tools": [CODE_EXECUTION]}
             first = (await http.post(PATH, json=asked)).json()
             name = first["container"]["id"]
             second = (await http.post(PATH, json={**asked, "container": name})).json()
@@ -200,48 +212,48 @@ async def test_a_container_is_gone_on_with_by_its_name(kind: Kind, tmp_path: Pat
     assert second["content"][1]["content"]["stdout"] == "kept\n"
 
 
-async def test_a_container_that_is_gone_begins_anew(tmp_path: Path) -> None:
+async def test_unknown_container_starts_a_new_one(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("execute_bash", command="ls")), *DONE]
-    async with asking(script, tmp_path) as client:
-        message = await client.message(tools=[COMPUTER], container={"id": "container_gone"})
+    async with messages_client(script, tmp_path) as client:
+        message = await client.message(tools=[CODE_EXECUTION], container={"id": "container_gone"})
     assert texts(message) == ["Done."]
 
 
-async def test_an_answer_in_a_form_is_held_to_it(tmp_path: Path) -> None:
+async def test_output_format_is_enforced(tmp_path: Path) -> None:
     schema = {"type": "object", "required": ["city"]}
     form = {"type": "json_schema", "schema": schema}
     script: list[Any] = [text_reply("Bonn"), text_reply("no"), text_reply('{"city": "Bonn"}')]
-    async with asking(script, tmp_path) as client:
+    async with messages_client(script, tmp_path) as client:
         message = await client.message(output_config={"format": form})
     assert texts(message) == ['{"city": "Bonn"}']
-    assert client.heard["response_format"]["json_schema"]["schema"] == schema
+    assert client.last_request["response_format"]["json_schema"]["schema"] == schema
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"tool_choice": {"type": "none"}, "tools": [WARMTH]},
+        {"tool_choice": {"type": "none"}, "tools": [TEMPERATURE_TOOL]},
         {"max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]},
-        {"messages": said({"type": "text", "text": TITLE})},
-        {"messages": [*ASKED["messages"], {"role": "assistant", "content": "{"}]},
+        {"messages": user_message({"type": "text", "text": TITLE})},
+        {"messages": [*BODY["messages"], {"role": "assistant", "content": "{"}]},
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_wants_no_computer_is_one_call_without_one(
+async def test_request_without_tool_use_is_one_model_call(
     stream: bool, body: Any, tmp_path: Path
 ) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
     script: list[Any] = [{"reasoning": "Hm.", "content": "Dots", "usage": usage}] * 2
-    async with asking(script, tmp_path) as client:
-        response = await client.ask(stream=stream, **{"tools": [COMPUTER], **body})
-        names = [tool["function"]["name"] for tool in client.heard.get("tools", [])]
+    async with messages_client(script, tmp_path) as client:
+        response = await client.ask(stream=stream, **{"tools": [CODE_EXECUTION], **body})
+        names = [tool["function"]["name"] for tool in client.last_request.get("tools", [])]
     assert len(client.backend.requests) == 1
     assert names == []
-    assert client.heard["messages"][0]["role"] != "system"
+    assert client.last_request["messages"][0]["role"] != "system"
     if stream:
         found = events(response)
-        said = [event["delta"].get("text", "") for event in found if "delta" in event]
-        text, end = "".join(said), found[-2]
+        user_message = [event["delta"].get("text", "") for event in found if "delta" in event]
+        text, end = "".join(user_message), found[-2]
     else:
         end = response.json()
         (text,) = texts(end)
@@ -250,11 +262,11 @@ async def test_what_wants_no_computer_is_one_call_without_one(
     assert end["usage"]["output_tokens"] == 1
 
 
-async def test_one_call_that_takes_too_long_fails_in_time(tmp_path: Path) -> None:
+async def test_single_call_over_its_deadline_is_a_504(tmp_path: Path) -> None:
     script: list[Any] = [Held(text_reply("Late."), asyncio.Event())]
-    async with asking(script, tmp_path) as client:
+    async with messages_client(script, tmp_path) as client:
         response = await client.ask(
-            {"X-Sandbox-Deadline": "0.2"}, messages=said({"type": "text", "text": TITLE})
+            {"X-Sandbox-Deadline": "0.2"}, messages=user_message({"type": "text", "text": TITLE})
         )
     assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
     error = response.json()["error"]
@@ -265,8 +277,8 @@ async def test_one_call_that_takes_too_long_fails_in_time(tmp_path: Path) -> Non
 # Keys, errors
 
 
-async def test_the_key_is_taken_where_anthropics_clients_send_it(tmp_path: Path) -> None:
-    async with asking(list(DONE), tmp_path, keyring=single_key("sk-ours")) as client:
+async def test_key_is_accepted_as_x_api_key_or_bearer(tmp_path: Path) -> None:
+    async with messages_client(list(DONE), tmp_path, keyring=single_key("sk-ours")) as client:
         own = await client.ask({"x-api-key": "sk-ours"})
         bearer = await client.ask({"Authorization": "Bearer sk-ours"})
         refused = await client.error({"x-api-key": "sk-other"})
@@ -284,25 +296,25 @@ async def test_the_key_is_taken_where_anthropics_clients_send_it(tmp_path: Path)
         (503, "overloaded_error"),
     ],
 )
-async def test_the_backends_error_keeps_its_status_and_gets_its_type(
+async def test_backend_error_keeps_its_status_and_gets_an_anthropic_type(
     status: int, type: str, tmp_path: Path
 ) -> None:
-    async with asking([Refusal(status, "so it is")], tmp_path) as client:
-        told = await client.error()
-    assert told == (status, {"type": type, "message": "so it is"})
+    async with messages_client([Refusal(status, "so it is")], tmp_path) as client:
+        error_body = await client.error()
+    assert error_body == (status, {"type": type, "message": "so it is"})
 
 
-async def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients_look_for(
+async def test_context_overflow_has_the_message_that_clients_match(
     tmp_path: Path,
 ) -> None:
     words = "This model's maximum context length is 4096 tokens, but there are 5000."
-    async with asking([Refusal(400, words)], tmp_path) as client:
+    async with messages_client([Refusal(400, words)], tmp_path) as client:
         status, error = await client.error()
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["message"] == f"prompt is too long: {words}"
 
 
-async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path: Path) -> None:
+async def test_unavailable_sandbox_is_an_overloaded_error(tmp_path: Path) -> None:
     none = MemorySandboxes(failure=NoFreeSandboxError("none left", retry_after_s=1))
     script: list[Any] = [tool_reply(call("execute_bash", command="true"))]
     async with scripted_backend(script) as backend:
@@ -311,7 +323,7 @@ async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path
             serve(make_services(model, none, tmp_path)) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
-            response = await http.post(PATH, json=ASKED)
+            response = await http.post(PATH, json=BODY)
         await model.aclose()
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"]["type"] == "overloaded_error"
@@ -326,20 +338,20 @@ async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path
         ("POST", f"{PATH}/batches", 404, "not_found_error"),
     ],
 )
-async def test_other_paths_and_methods_are_refused_in_the_same_words(
+async def test_other_messages_paths_return_anthropic_errors(
     method: str, path: str, status: int, type: str, tmp_path: Path
 ) -> None:
-    async with asking([], tmp_path) as client:
+    async with messages_client([], tmp_path) as client:
         response = await client.http.request(method, path)
-    told = response.json()
-    assert (response.status_code, told["type"]) == (status, "error")
-    assert told["error"]["type"] == type
-    assert told["request_id"] == response.headers["request-id"]
+    error_body = response.json()
+    assert (response.status_code, error_body["type"]) == (status, "error")
+    assert error_body["error"]["type"] == type
+    assert error_body["request_id"] == response.headers["request-id"]
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": 1}', b'"a"'])
-async def test_what_is_no_request_is_refused(content: bytes, tmp_path: Path) -> None:
-    async with asking([], tmp_path) as client:
+async def test_malformed_messages_request_is_refused(content: bytes, tmp_path: Path) -> None:
+    async with messages_client([], tmp_path) as client:
         response = await client.http.post(PATH, content=content)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -352,18 +364,18 @@ async def test_what_is_no_request_is_refused(content: bytes, tmp_path: Path) -> 
         ({"X-Sandbox-Deadline": "soon"}, "X-Sandbox-Deadline"),
     ],
 )
-async def test_our_own_headers_are_read(
+async def test_sandbox_headers_are_validated(
     headers: dict[str, str], words: str, tmp_path: Path
 ) -> None:
-    async with asking([], tmp_path) as client:
+    async with messages_client([], tmp_path) as client:
         status, error = await client.error(headers)
     assert status == 400
     assert words in error["message"]
 
 
-async def test_a_request_that_comes_again_is_no_second_run(tmp_path: Path) -> None:
+async def test_repeated_messages_request_joins_the_first_run(tmp_path: Path) -> None:
     headers = {"Idempotency-Key": "once"}
-    async with asking(list(DONE), tmp_path) as client:
+    async with messages_client(list(DONE), tmp_path) as client:
         first = await client.message(headers)
         second = await client.message(headers)
         streamed = await client.ask(headers, stream=True)
@@ -371,14 +383,14 @@ async def test_a_request_that_comes_again_is_no_second_run(tmp_path: Path) -> No
     assert len(client.backend.requests) == 1
 
 
-async def test_a_streamed_call_that_is_no_whole_object_ends_at_the_token_limit(
+async def test_truncated_client_call_stops_with_max_tokens(
     tmp_path: Path,
 ) -> None:
     cut = {"name": "warmth", "arguments": '{"city": "Bo'}
     script: list[Any] = [tool_reply(cut)]
-    async with asking(script, tmp_path) as client:
-        response = await client.ask(stream=True, tools=[WARMTH])
-    _, *_, end, _ = told = events(response)
-    written = [each["delta"] for each in told if each["type"] == "content_block_delta"]
+    async with messages_client(script, tmp_path) as client:
+        response = await client.ask(stream=True, tools=[TEMPERATURE_TOOL])
+    _, *_, end, _ = error_body = events(response)
+    written = [each["delta"] for each in error_body if each["type"] == "content_block_delta"]
     assert "".join(delta["partial_json"] for delta in written) == '{"city": "Bo'
     assert end["delta"]["stop_reason"] == "max_tokens"

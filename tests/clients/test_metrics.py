@@ -1,4 +1,4 @@
-"""The proxy's own metrics in GET /metrics, read as Prometheus reads them."""
+"""The proxy's metrics in GET /metrics, parsed with the Prometheus client."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
 from tests.fakes.server import Kind, running_proxy, single_key
 
-ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OLD_NAMES = {
@@ -43,24 +43,24 @@ def families(answer: httpx.Response) -> list[Metric]:
     return list(openmetrics.text_string_to_metric_families(answer.text))
 
 
-def named(name: str, labels: Mapping[str, str]) -> str:
-    """A sample as it is written."""
-    told = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
-    return f"{name}{{{told}}}" if told else name
+def sample_name(name: str, labels: Mapping[str, str]) -> str:
+    """Return a sample's name with its labels, as written in the text format."""
+    text = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    return f"{name}{{{text}}}" if text else name
 
 
 def numbers(answer: httpx.Response) -> dict[str, float]:
-    """The value of each sample, by its name and labels."""
+    """Return the value of each sample by its name and labels."""
     samples = [sample for family in families(answer) for sample in family.samples]
-    found = {named(sample.name, sample.labels): sample.value for sample in samples}
+    found = {sample_name(sample.name, sample.labels): sample.value for sample in samples}
     assert len(found) == len(samples)
     return found
 
 
-async def scraped(
+async def metrics_after(
     script: list[Item], tmp_path: Path, *bodies: Mapping[str, Any], **changes: Any
 ) -> httpx.Response:
-    """The metrics after these requests, one after the other."""
+    """Send the requests in order and return the metrics afterwards."""
     kind: Kind = changes.pop("kind", "memory")
     async with (
         scripted_backend(script) as backend,
@@ -68,15 +68,15 @@ async def scraped(
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         for body in bodies:
-            await client.post("/v1/chat/completions", json={**ASKED, **body})
+            await client.post("/v1/chat/completions", json={**BODY, **body})
         return await client.get("/metrics")
 
 
-async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
-    rest = asyncio.Event()
+async def test_runs_are_counted_by_stop_reason(tmp_path: Path) -> None:
+    release = asyncio.Event()
     script = [
         *[tool_reply(call("submit", answer="42")), text_reply("42"), Refusal(400, "no")],
-        *[Held(text_reply("42"), rest), Held(text_reply("42"), asyncio.Event())],
+        *[Held(text_reply("42"), release), Held(text_reply("42"), asyncio.Event())],
     ]
     async with (
         scripted_backend(script) as backend,
@@ -85,7 +85,7 @@ async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
     ):
 
         async def ask() -> None:
-            await client.post(f"{url}/v1/chat/completions", json=ASKED)
+            await client.post(f"{url}/v1/chat/completions", json=BODY)
 
         with anyio.fail_after(20):
             for _ in range(3):
@@ -96,7 +96,7 @@ async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
             seen = await backend.arrived(5)
             during = numbers(await client.get(f"{url}/metrics"))
             leaving.cancel()
-            rest.set()
+            release.set()
             await staying
             await seen.gone.wait()
             await asyncio.wait([leaving])
@@ -117,8 +117,8 @@ async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
 TURNS: list[Item] = [tool_reply(call("execute_bash", command="true")), text_reply("done")]
 
 
-def told(answer: httpx.Response, suffix: str) -> dict[str, float]:
-    """The samples of the histograms whose names end so and that are not 0."""
+def histogram_samples(answer: httpx.Response, suffix: str) -> dict[str, float]:
+    """Return the non-zero histogram samples whose names end with `suffix`."""
     return {
         name.removeprefix("llm_sandbox_"): value
         for name, value in numbers(answer).items()
@@ -127,9 +127,9 @@ def told(answer: httpx.Response, suffix: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_histograms_count_what_a_run_did(stream: bool, tmp_path: Path) -> None:
-    answer = await scraped(TURNS, tmp_path, {"stream": stream}, kind="bubblewrap")
-    assert told(answer, "_count") == {
+async def test_histograms_count_runs_turns_calls_and_commands(stream: bool, tmp_path: Path) -> None:
+    answer = await metrics_after(TURNS, tmp_path, {"stream": stream}, kind="bubblewrap")
+    assert histogram_samples(answer, "_count") == {
         'run_duration_seconds_count{model="m",profile="default"}': 1,
         'turn_duration_seconds_count{model="m",profile="default"}': 2,
         'model_call_duration_seconds_count{model="m"}': 2,
@@ -139,12 +139,12 @@ async def test_histograms_count_what_a_run_did(stream: bool, tmp_path: Path) -> 
         "pool_acquire_seconds_count": 1,
     }
     found = numbers(answer)
-    for name, count in told(answer, "_count").items():
+    for name, count in histogram_samples(answer, "_count").items():
         labels = name.partition("{")[2].removesuffix("}")
         family = f"llm_sandbox_{name.partition('_count')[0]}"
-        rest = f",{labels}" if labels else ""
-        assert found[f'{family}_bucket{{le="+Inf"{rest}}}'] == count
-    sums = told(answer, "_sum")
+        release = f",{labels}" if labels else ""
+        assert found[f'{family}_bucket{{le="+Inf"{release}}}'] == count
+    sums = histogram_samples(answer, "_sum")
     run_s = sums['run_duration_seconds_sum{model="m",profile="default"}']
     turns_s = sums['turn_duration_seconds_sum{model="m",profile="default"}']
     command_s = sums['command_duration_seconds_sum{profile="default",tool="execute_bash"}']
@@ -152,9 +152,9 @@ async def test_histograms_count_what_a_run_did(stream: bool, tmp_path: Path) -> 
     assert turns_s >= command_s >= sums["pool_acquire_seconds_sum"]
 
 
-async def test_each_choice_has_its_own_turns(tmp_path: Path) -> None:
+async def test_turns_of_each_choice_are_counted(tmp_path: Path) -> None:
     script = [text_reply("one"), text_reply("two"), text_reply("three")]
-    counts = told(await scraped([*script], tmp_path, {"n": 3}), "_count")
+    counts = histogram_samples(await metrics_after([*script], tmp_path, {"n": 3}), "_count")
     assert counts == {
         'run_duration_seconds_count{model="m",profile="default"}': 1,
         'turn_duration_seconds_count{model="m",profile="default"}': 3,
@@ -163,14 +163,14 @@ async def test_each_choice_has_its_own_turns(tmp_path: Path) -> None:
     }
 
 
-async def test_a_call_of_no_tool_of_ours_is_counted_under_other(tmp_path: Path) -> None:
+async def test_unknown_tool_is_counted_as_other(tmp_path: Path) -> None:
     script: list[Item] = [tool_reply(call("made_up", a=1)), text_reply("done")]
-    counts = told(await scraped(script, tmp_path, {}), "_count")
+    counts = histogram_samples(await metrics_after(script, tmp_path, {}), "_count")
     assert counts['command_duration_seconds_count{profile="default",tool="other"}'] == 1
 
 
 def models_in(answer: httpx.Response) -> dict[str, float]:
-    """How many runs each model had."""
+    """Return the number of runs of each model."""
     return {
         sample.labels["model"]: sample.value
         for family in families(answer)
@@ -179,11 +179,11 @@ def models_in(answer: httpx.Response) -> dict[str, float]:
     }
 
 
-async def test_only_so_many_models_have_a_label_value(tmp_path: Path) -> None:
-    asked = [{"model": f"m{number}"} for number in range(MAX_MODELS + 2)]
-    asked += [{"model": "configured"}, {"model": "m0"}]
-    script: list[Item] = [text_reply("done")] * len(asked)
-    answer = await scraped(script, tmp_path, *asked, metrics=Metrics(["configured"]))
+async def test_number_of_model_labels_is_bounded(tmp_path: Path) -> None:
+    bodies = [{"model": f"m{number}"} for number in range(MAX_MODELS + 2)]
+    bodies += [{"model": "configured"}, {"model": "m0"}]
+    script: list[Item] = [text_reply("done")] * len(bodies)
+    answer = await metrics_after(script, tmp_path, *bodies, metrics=Metrics(["configured"]))
     assert models_in(answer) == {
         "m0": 2,
         **{f"m{number}": 1 for number in range(1, MAX_MODELS)},
@@ -193,45 +193,41 @@ async def test_only_so_many_models_have_a_label_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["x" * (MAX_LABEL_CHARS + 1), "a\nb", "\ud800", ""])
-async def test_a_model_whose_name_cannot_be_told_is_counted_under_other(
-    model: str, tmp_path: Path
-) -> None:
+async def test_invalid_model_name_is_counted_as_other(model: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("done")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
-        body = json.dumps({**ASKED, "model": model}).encode()
+        body = json.dumps({**BODY, "model": model}).encode()
         status = (await client.post("/v1/chat/completions", content=body)).status_code
         answer = await client.get("/metrics")
     assert models_in(answer) == ({"other": 1} if status == 200 else {})
 
 
-async def test_a_name_that_the_backend_does_not_serve_takes_no_label_value(tmp_path: Path) -> None:
+async def test_unknown_model_gets_no_label(tmp_path: Path) -> None:
     script: list[Item] = [Refusal(404, "no such model"), text_reply("done")]
-    answer = await scraped(script, tmp_path, {"model": "made up"}, {"model": "m"})
+    answer = await metrics_after(script, tmp_path, {"model": "made up"}, {"model": "m"})
     assert models_in(answer) == {"other": 1, "m": 1}
 
 
-@pytest.mark.parametrize("claimed", [-5, 10**400])
-async def test_counts_that_cannot_be_of_a_backend_harm_nobody(claimed: int, tmp_path: Path) -> None:
-    usage = {"prompt_tokens": claimed, "completion_tokens": claimed, "total_tokens": claimed}
-    answer = await scraped([{**text_reply("done"), "usage": usage}], tmp_path, {})
+@pytest.mark.parametrize("count", [-5, 10**400])
+async def test_implausible_token_counts_are_harmless(count: int, tmp_path: Path) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
+    answer = await metrics_after([{**text_reply("done"), "usage": usage}], tmp_path, {})
     found = numbers(answer)
     assert found['llm_sandbox_runs_total{stop_reason="answered"}'] == 1
     assert found["llm_sandbox_prompt_tokens_total"] >= 0
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
-async def test_the_names_of_the_last_release_have_the_values_of_the_new(
-    accept: str, tmp_path: Path
-) -> None:
+async def test_deprecated_metric_names_have_the_same_values(accept: str, tmp_path: Path) -> None:
     async with (
         scripted_backend(TURNS) as backend,
         running_proxy(backend, "bubblewrap", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20, headers={"accept": accept}) as client,
     ):
-        await client.post("/v1/chat/completions", json=ASKED)
+        await client.post("/v1/chat/completions", json=BODY)
         answer = await client.get("/metrics")
     deprecated = [each for each in families(answer) if each.name.startswith("sandbox_")]
     told_in = {
@@ -241,26 +237,28 @@ async def test_the_names_of_the_last_release_have_the_values_of_the_new(
     assert told_in == {name: f"Deprecated: use llm_{name}." for name in OLD_NAMES}
     found = numbers(answer)
     samples = [
-        (sample, named(sample.name, sample.labels)) for f in deprecated for sample in f.samples
+        (sample, sample_name(sample.name, sample.labels))
+        for f in deprecated
+        for sample in f.samples
     ]
     for sample, name in samples:
         assert sample.value == found["llm_" + name.replace('"lent"', '"in_use"')]
     assert found["sandbox_turns_total"] == 2
 
 
-async def test_the_pool_is_counted(tmp_path: Path) -> None:
-    rest = asyncio.Event()
-    script: list[Item] = [TURNS[0], Held(text_reply("done"), rest)]
+async def test_pool_gauges_follow_a_lease(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    script: list[Item] = [TURNS[0], Held(text_reply("done"), release)]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "bubblewrap", tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
-        asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
+        request = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
         await backend.arrived(2)
         during = numbers(await client.get("/metrics"))
-        rest.set()
-        await asking
+        release.set()
+        await request
         after = numbers(await client.get("/metrics"))
     assert during['llm_sandbox_pool_sandboxes{state="in_use"}'] == 1
     assert during['sandbox_pool_sandboxes{state="lent"}'] == 1
@@ -270,7 +268,7 @@ async def test_the_pool_is_counted(tmp_path: Path) -> None:
     assert after["llm_sandbox_pool_waiting"] == 0
 
 
-async def test_the_numbers_are_for_who_has_the_key(tmp_path: Path) -> None:
+async def test_metrics_need_the_key(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-ours")) as url,
@@ -290,7 +288,7 @@ async def test_the_numbers_are_for_who_has_the_key(tmp_path: Path) -> None:
         ("sk-operator", "sk-operator", 200),
     ],
 )
-async def test_with_several_keys_only_the_operators_sees_them(
+async def test_metrics_need_the_operator_key_if_there_are_several(
     operator: str | None, sent: str, status: int, tmp_path: Path
 ) -> None:
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))], operator=operator)
@@ -301,9 +299,9 @@ async def test_with_several_keys_only_the_operators_sees_them(
         httpx.AsyncClient(base_url=url, headers=headers) as client,
     ):
         answer = await client.get("/metrics")
-        asked = await client.post("/v1/chat/completions", json=ASKED)
+        bodies = await client.post("/v1/chat/completions", json=BODY)
     assert answer.status_code == status
     if status == 403:
         assert "server.operator_key_env" in answer.json()["error"]["message"]
     if sent == operator:
-        assert asked.status_code == 401
+        assert bodies.status_code == 401

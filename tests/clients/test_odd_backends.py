@@ -1,4 +1,4 @@
-"""Backends that answer otherwise than their API says, seen from a client on the other side."""
+"""Backends whose answers violate their API, as seen by a client of the proxy."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ JSON = {"content-type": "application/json"}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
 
 
-async def ask(tmp_path: Path, script: list[Item], **body: Any) -> tuple[httpx.Response, list[Any]]:
+async def post(tmp_path: Path, script: list[Item], **body: Any) -> tuple[httpx.Response, list[Any]]:
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -25,12 +25,12 @@ async def ask(tmp_path: Path, script: list[Item], **body: Any) -> tuple[httpx.Re
         return response, [request.body for request in backend.requests]
 
 
-def answered(message: Any, **fields: Any) -> Raw:
+def raw_completion(message: Any, **fields: Any) -> Raw:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return Raw(200, json.dumps({"choices": [choice], **fields}).encode(), JSON)
 
 
-SAID = {"role": "assistant", "content": "It is 42."}
+ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is 42."}
 ODD_CHUNKS: list[Any] = [
     {"choices": 5},
     {"choices": [{"index": 0, "delta": "text"}]},
@@ -41,8 +41,8 @@ ODD_CHUNKS: list[Any] = [
 
 
 @pytest.mark.parametrize("chunk", ODD_CHUNKS, ids=json.dumps)
-async def test_a_chunk_of_another_shape_is_the_backends_fault(chunk: Any, tmp_path: Path) -> None:
-    response, _ = await ask(tmp_path, [Frames(frames(chunk))] * 3, stream=True)
+async def test_malformed_chunk_is_a_bad_response_error(chunk: Any, tmp_path: Path) -> None:
+    response, _ = await post(tmp_path, [Frames(frames(chunk))] * 3, stream=True)
     events = [line for line in response.text.splitlines() if line.startswith("data: {")]
     assert json.loads(events[-1][6:])["error"]["code"] == "backend_bad_response"
 
@@ -57,10 +57,8 @@ async def test_a_chunk_of_another_shape_is_the_backends_fault(chunk: Any, tmp_pa
     ids=["nested", "status 999", "redirect"],
 )
 @pytest.mark.parametrize("model", ["m", "m:plain"])
-async def test_an_answer_that_is_none_is_a_bad_gateway(
-    raw: Raw, model: str, tmp_path: Path
-) -> None:
-    response, _ = await ask(tmp_path, [raw] * 3, model=model)
+async def test_malformed_backend_answer_is_a_502(raw: Raw, model: str, tmp_path: Path) -> None:
+    response, _ = await post(tmp_path, [raw] * 3, model=model)
     if model == "m" or raw.status != 200:
         assert response.status_code == 502
         assert response.json()["error"]["code"] == "backend_bad_response"
@@ -68,19 +66,19 @@ async def test_an_answer_that_is_none_is_a_bad_gateway(
         assert response.content == raw.body
 
 
-async def test_usage_of_another_type_is_no_usage(tmp_path: Path) -> None:
-    response, _ = await ask(tmp_path, [answered(SAID, usage=["a"])])
+async def test_malformed_usage_is_ignored(tmp_path: Path) -> None:
+    response, _ = await post(tmp_path, [raw_completion(ASSISTANT_MESSAGE, usage=["a"])])
     assert response.json()["choices"][0]["message"]["content"] == "It is 42."
 
 
-async def test_numbers_and_text_that_json_does_not_have_reach_the_client_as_json(
+async def test_infinity_and_lone_surrogates_become_valid_json(
     tmp_path: Path,
 ) -> None:
-    choice = {"index": 0, "message": SAID, "finish_reason": "stop"}
+    choice = {"index": 0, "message": ASSISTANT_MESSAGE, "finish_reason": "stop"}
     logprobs = {"content": [{"token": "\ud83d", "logprob": float("-inf")}]}
     script = {"choices": [{**choice, "logprobs": logprobs}], "system_fingerprint": "\ud83d"}
     raw = Raw(200, json.dumps(script).encode(), JSON)
-    response, _ = await ask(tmp_path, [text_reply("It is 42."), raw], logprobs=True)
+    response, _ = await post(tmp_path, [text_reply("It is 42."), raw], logprobs=True)
     assert response.status_code == 200
     assert response.json()["choices"][0]["logprobs"]["content"][0]["logprob"] is None
 
@@ -90,18 +88,18 @@ async def test_numbers_and_text_that_json_does_not_have_reach_the_client_as_json
     [{"stop": []}, {"logprobs": False}, {"logit_bias": {}}, {"response_format": {"type": "text"}}],
     ids=json.dumps,
 )
-async def test_a_parameter_at_its_default_costs_no_call(
+async def test_default_parameter_causes_no_final_call(
     default: dict[str, Any], tmp_path: Path
 ) -> None:
     submit = tool_reply(call("submit", answer="SUBMITTED"))
-    response, requests = await ask(tmp_path, [submit, text_reply("asked again")], **default)
+    response, requests = await post(tmp_path, [submit, text_reply("asked again")], **default)
     assert response.json()["choices"][0]["message"]["content"] == "SUBMITTED"
     assert len(requests) == 1
 
 
-async def test_our_own_field_does_not_reach_the_backend(tmp_path: Path) -> None:
+async def test_sandbox_field_is_not_sent_to_the_backend(tmp_path: Path) -> None:
     for model in ("m", "m:plain"):
-        _, requests = await ask(
+        _, requests = await post(
             tmp_path, [text_reply("Yes.")], model=model, sandbox={"steps": "off"}
         )
         assert "sandbox" not in requests[0]
@@ -116,14 +114,16 @@ async def test_our_own_field_does_not_reach_the_backend(tmp_path: Path) -> None:
         ("stream", "yes"),
     ],
 )
-async def test_a_value_of_a_wrong_type_is_named(field: str, value: Any, tmp_path: Path) -> None:
-    response, requests = await ask(tmp_path, [], **{field: value})
+async def test_error_names_the_field_of_the_wrong_type(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    response, requests = await post(tmp_path, [], **{field: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"].partition(".")[0] == field
     assert requests == []
 
 
-async def test_a_model_name_that_is_no_text_is_an_answer_all_the_same(tmp_path: Path) -> None:
+async def test_lone_surrogate_in_the_model_name_is_answered(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Yes.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

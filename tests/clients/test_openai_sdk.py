@@ -1,4 +1,4 @@
-"""The openai SDK, unmodified, before the whole house: each way to ask, on each kind of sandbox."""
+"""The unmodified openai SDK: each way to send a chat request, on each kind of sandbox."""
 
 import hashlib
 from collections.abc import AsyncIterator, Iterable
@@ -48,8 +48,8 @@ WORK = by_history(
         },
     ]
 )
-ASKED: list[Any] = [{"role": "user", "content": "Squares as a table, please."}]
-THOUGHT = f"A table, then.\n````console\n$ {COMMAND}\n"
+MESSAGES: list[Any] = [{"role": "user", "content": "Squares as a table, please."}]
+REASONING = f"A table, then.\n````console\n$ {COMMAND}\n"
 
 
 @pytest.fixture(params=KINDS)
@@ -65,13 +65,13 @@ async def backend() -> AsyncIterator[ScriptedBackend]:
             yield running
 
 
-def client_of(url: str) -> openai.AsyncOpenAI:
+def openai_client(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client has in the end, whichever way it asked."""
+    """What a client has in the end, streamed or not."""
 
     content: str | None
     thought: str
@@ -81,7 +81,7 @@ class Outcome:
     sandbox: dict[str, Any]
 
 
-def outcome_of(completion: ChatCompletion) -> Outcome:
+def outcome_of_completion(completion: ChatCompletion) -> Outcome:
     (choice,) = completion.choices
     extra = choice.message.model_extra or {}
     assert choice.message.tool_calls is None
@@ -114,8 +114,8 @@ def outcome_of_chunks(chunks: Iterable[ChatCompletionChunk]) -> Outcome:
     )
 
 
-async def check(outcome: Outcome, url: str) -> None:
-    """The answer, its files, and what tells of them."""
+async def check_outcome(outcome: Outcome, url: str) -> None:
+    """Assert the answer, its files, their citations and links."""
     run_id = outcome.sandbox["run_id"]
     dot, table = outcome.sandbox["files"]
     container = container_id(owner_of(""), run_id)
@@ -128,27 +128,27 @@ async def check(outcome: Outcome, url: str) -> None:
         "route": "auto",
         "steps": 1,
         "files": [
-            told(dot, "dot.gif", DOT, "image/gif"),
-            told(table, "table.csv", TABLE, "text/csv"),
+            file_object(dot, "dot.gif", DOT, "image/gif"),
+            file_object(table, "table.csv", TABLE, "text/csv"),
         ],
     }
     assert table["url"].startswith(f"{place}/{table['id']}/content?exp=")
     assert outcome.content == f"Here: [the table]({table['url']})."
     end = len(outcome.content)
     assert outcome.annotations == [
-        cited(dot["url"], "dot.gif", end, end),
-        cited(table["url"], "table.csv", 7, 16),
+        url_citation(dot["url"], "dot.gif", end, end),
+        url_citation(table["url"], "table.csv", 7, 16),
     ]
     picture = {"url": "data:image/gif;base64,R0lGODlhOw=="}
     assert outcome.images == [{"type": "image_url", "index": 0, "image_url": picture}]
     assert outcome.finish_reason == "stop"
-    assert outcome.thought.startswith(THOUGHT)
+    assert outcome.thought.startswith(REASONING)
     async with httpx.AsyncClient() as browser:
         assert (await browser.get(dot["url"])).content == DOT
         assert (await browser.get(table["url"])).content == TABLE
 
 
-def told(file: dict[str, Any], name: str, data: bytes, mime_type: str) -> dict[str, Any]:
+def file_object(file: dict[str, Any], name: str, data: bytes, mime_type: str) -> dict[str, Any]:
     return {
         "id": file["id"],
         "filename": name,
@@ -160,100 +160,98 @@ def told(file: dict[str, Any], name: str, data: bytes, mime_type: str) -> dict[s
     }
 
 
-def cited(url: str, title: str, start: int, end: int) -> dict[str, Any]:
+def url_citation(url: str, title: str, start: int, end: int) -> dict[str, Any]:
     citation = {"url": url, "title": title, "start_index": start, "end_index": end}
     return {"type": "url_citation", "url_citation": citation}
 
 
 def check_usage(usage: Any) -> None:
-    """Both calls to the model, summed."""
-    told_of = usage.model_dump(exclude_none=True)
-    ours = told_of.pop("sandbox")
-    assert told_of == {
+    """Assert the summed usage of both model calls."""
+    reported = usage.model_dump(exclude_none=True)
+    sandbox_usage = reported.pop("sandbox")
+    assert reported == {
         "prompt_tokens": 250,
         "completion_tokens": 30,
         "total_tokens": 280,
         "prompt_tokens_details": {"cached_tokens": 164},
     }
-    # The second prompt is the first, the model's words, and 30 tokens that we told it.
+    # The second prompt is the first, the model's reply, and 30 tokens of observation.
     counts = ("llm_calls", "tool_calls", "context_tokens", "env_tokens")
-    assert [ours[key] for key in counts] == [2, 2, 150, 30]
-    assert ours["wall_ms"] >= ours["sandbox_ms"] >= 0
+    assert [sandbox_usage[key] for key in counts] == [2, 2, 150, 30]
+    assert sandbox_usage["wall_ms"] >= sandbox_usage["sandbox_ms"] >= 0
 
 
 # Each way to ask
 
 
-async def test_the_async_client_gets_answer_files_and_usage(
+async def test_async_client_gets_answer_files_and_usage(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
-        completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
-        await check(outcome_of(completion), url)
+    async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
+        completion = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
+        await check_outcome(outcome_of_completion(completion), url)
         check_usage(completion.usage)
         assert (completion.object, completion.model) == ("chat.completion", "fake-model")
 
 
-async def test_the_sync_client_gets_the_same(
+async def test_sync_client_gets_answer_files_and_usage(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
     def ask(url: str) -> ChatCompletion:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            return client.chat.completions.create(model="fake-model", messages=ASKED)
+            return client.chat.completions.create(model="fake-model", messages=MESSAGES)
 
     async with running_proxy(backend, kind, tmp_path) as url:
         completion = await anyio.to_thread.run_sync(ask, url)
-        await check(outcome_of(completion), url)
+        await check_outcome(outcome_of_completion(completion), url)
         check_usage(completion.usage)
 
 
-async def test_the_sync_client_may_stream(
-    backend: ScriptedBackend, kind: Kind, tmp_path: Path
-) -> None:
+async def test_sync_client_streams(backend: ScriptedBackend, kind: Kind, tmp_path: Path) -> None:
     def ask(url: str) -> list[ChatCompletionChunk]:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             completions = client.chat.completions
-            return list(completions.create(model="fake-model", messages=ASKED, stream=True))
+            return list(completions.create(model="fake-model", messages=MESSAGES, stream=True))
 
     async with running_proxy(backend, kind, tmp_path) as url:
         chunks = await anyio.to_thread.run_sync(ask, url)
-        await check(outcome_of_chunks(chunks), url)
+        await check_outcome(outcome_of_chunks(chunks), url)
 
 
-async def test_a_stream_brings_the_same_and_no_usage_unasked(
+async def test_stream_has_no_usage_by_default(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
         stream = await client.chat.completions.create(
-            model="fake-model", messages=ASKED, stream=True
+            model="fake-model", messages=MESSAGES, stream=True
         )
         chunks = [chunk async for chunk in stream]
-        await check(outcome_of_chunks(chunks), url)
+        await check_outcome(outcome_of_chunks(chunks), url)
         assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
 
 
-async def test_a_stream_asked_for_usage_ends_in_it_once(
+async def test_stream_ends_with_requested_usage(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
         stream = await client.chat.completions.create(
             model="fake-model",
-            messages=ASKED,
+            messages=MESSAGES,
             stream=True,
             stream_options={"include_usage": True},
         )
         *chunks, last = [chunk async for chunk in stream]
-        await check(outcome_of_chunks(chunks), url)
+        await check_outcome(outcome_of_chunks(chunks), url)
         assert {chunk.usage for chunk in chunks} == {None}
         assert last.choices == []
         check_usage(last.usage)
 
 
-async def test_the_stream_helper_adds_the_chunks_up(
+async def test_stream_helper_assembles_the_completion(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
-        async with client.chat.completions.stream(model="fake-model", messages=ASKED) as stream:
+    async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
+        async with client.chat.completions.stream(model="fake-model", messages=MESSAGES) as stream:
             async for _ in stream:
                 pass
             completion = await stream.get_final_completion()
@@ -263,48 +261,46 @@ async def test_the_stream_helper_adds_the_chunks_up(
         assert choice.message.tool_calls is None
 
 
-async def test_a_raw_response_has_the_headers_and_the_same_body(
+async def test_raw_response_has_sandbox_headers(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
         completions = client.chat.completions.with_raw_response
-        response = await completions.create(model="fake-model", messages=ASKED)
+        response = await completions.create(model="fake-model", messages=MESSAGES)
         assert response.http_response.status_code == 200
         assert response.headers["content-type"] == "application/json"
-        outcome = outcome_of(response.parse())
-        await check(outcome, url)
+        outcome = outcome_of_completion(response.parse())
+        await check_outcome(outcome, url)
         assert response.headers["x-sandbox-run"] == outcome.sandbox["run_id"]
         assert response.headers["x-sandbox-container"] == outcome.sandbox["container_id"]
 
 
-async def test_a_streaming_response_is_read_line_by_line(
+async def test_streaming_response_is_read_line_by_line(
     backend: ScriptedBackend, kind: Kind, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, kind, tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, kind, tmp_path) as url, openai_client(url) as client:
         completions = client.chat.completions.with_streaming_response
-        asked = completions.create(model="fake-model", messages=ASKED, stream=True)
+        asked = completions.create(model="fake-model", messages=MESSAGES, stream=True)
         async with asked as response:
             lines = [line async for line in response.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         bodies = [line.removeprefix("data: ") for line in lines[:-1]]
         chunks = [ChatCompletionChunk.model_validate_json(body) for body in bodies]
-        await check(outcome_of_chunks(chunks), url)
+        await check_outcome(outcome_of_chunks(chunks), url)
 
 
 # What passes through
 
 
-async def test_what_the_client_sends_beside_reaches_the_backend(
-    backend: ScriptedBackend, tmp_path: Path
-) -> None:
+async def test_extra_parameters_reach_the_backend(backend: ScriptedBackend, tmp_path: Path) -> None:
     asked = {
         "model": "fake-model",
         "temperature": 0.3,
         "seed": 7,
         "extra_body": {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}},
     }
-    async with running_proxy(backend, "memory", tmp_path) as url, client_of(url) as client:
-        await client.chat.completions.create(messages=ASKED, **asked)
+    async with running_proxy(backend, "memory", tmp_path) as url, openai_client(url) as client:
+        await client.chat.completions.create(messages=MESSAGES, **asked)
     assert len(backend.requests) == 2
     for request in backend.requests:
         beside = {
@@ -312,7 +308,7 @@ async def test_what_the_client_sends_beside_reaches_the_backend(
         }
         assert beside == {
             "stream": True,
-            "stream_options": request.body["stream_options"],  # as the server counts
+            "stream_options": request.body["stream_options"],  # the server always requests usage
             "model": "fake-model",
             "temperature": 0.3,
             "seed": 7,
@@ -322,16 +318,16 @@ async def test_what_the_client_sends_beside_reaches_the_backend(
         assert request.headers["authorization"] == f"Bearer {BACKEND_KEY}"
 
 
-async def test_the_form_of_the_answer_holds_for_the_answer_alone(tmp_path: Path) -> None:
+async def test_response_format_applies_only_to_the_final_answer(tmp_path: Path) -> None:
     script = [text_reply("It is 42."), text_reply('{"answer": 42}')]
     form = {"type": "json_object"}
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         completion = await client.chat.completions.create(
-            model="fake-model", messages=ASKED, extra_body={"response_format": form}
+            model="fake-model", messages=MESSAGES, extra_body={"response_format": form}
         )
     assert completion.choices[0].message.content == '{"answer": 42}'
     turn, final = (request.body for request in backend.requests)
@@ -339,10 +335,10 @@ async def test_the_form_of_the_answer_holds_for_the_answer_alone(tmp_path: Path)
     assert ("tools" in final, final["response_format"]) == (False, form)
 
 
-async def test_every_model_is_listed_and_found_also_as_plain(
+async def test_models_are_listed_with_and_without_plain_suffix(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, "memory", tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, "memory", tmp_path) as url, openai_client(url) as client:
         listed = [model async for model in client.models.list()]
         assert [model.id for model in listed] == ["fake-model", "fake-model:plain"]
         for model in listed:

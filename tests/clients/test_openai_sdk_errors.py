@@ -1,4 +1,4 @@
-"""What goes wrong reaches the openai SDK as the exception it has for that."""
+"""Errors of requests and backends, as exceptions of the openai SDK."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.errors import ASKED, client_of, failed_stream, refused
+from tests.clients.openai_errors import MESSAGES, failed_stream, openai_client, request_error
 from tests.fakes.backend import Frames, Refusal, ScriptedBackend, chunk, frames, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import ATTEMPTS, make_services, running_proxy, serve, single_key
@@ -48,26 +48,26 @@ from tests.fakes.server import ATTEMPTS, make_services, running_proxy, serve, si
         ),
     ],
 )
-async def test_a_bad_request_names_the_field(
+async def test_bad_request_names_the_field(
     body: dict[str, Any], param: str, code: str | None, tmp_path: Path
 ) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        error = await refused(client, **body)
+        error = await request_error(client, **body)
     assert isinstance(error, openai.BadRequestError)
     assert (error.status_code, error.type) == (400, "invalid_request_error")
     assert (error.param, error.code) == (param, code)
     assert backend.requests == []
 
 
-async def test_a_missing_field_is_named(tmp_path: Path) -> None:
+async def test_missing_field_is_named(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with pytest.raises(openai.BadRequestError) as caught:
             await client.post("/chat/completions", cast_to=object, body={"model": "fake-model"})
@@ -76,11 +76,11 @@ async def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[]", b"null", b"[" * 60])
-async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
+async def test_body_that_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(10), pytest.raises(openai.BadRequestError) as caught:
             await client.post("/chat/completions", cast_to=object, content=content)
@@ -98,38 +98,38 @@ async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path)
         lambda client: client.get("/models/fake-model", cast_to=object),
     ],
 )
-async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: Path) -> None:
+async def test_wrong_key_is_refused_first(ask: Any, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-right")) as url,
-        client_of(url, "sk-wrong") as client,
+        openai_client(url, "sk-wrong") as client,
     ):
         with anyio.fail_after(10), pytest.raises(openai.AuthenticationError) as caught:
             await ask(client)
     error = caught.value
     assert (error.status_code, error.code, error.param) == (401, "invalid_api_key", None)
     assert error.response.headers["www-authenticate"] == "Bearer"
-    # litellm's clients take a 401 without these words for a bad request.
+    # litellm clients take a 401 without this phrase for a bad request.
     assert "Incorrect API key provided" in error.message
     assert "sk-right" not in error.response.text
     assert backend.requests == []
 
 
-async def test_the_right_key_opens(tmp_path: Path) -> None:
+async def test_correct_key_is_accepted(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=single_key("sk-right")) as url,
-        client_of(url, "sk-right") as client,
+        openai_client(url, "sk-right") as client,
     ):
-        completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
+        completion = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
     assert completion.choices[0].message.content == "Hello you."
 
 
-async def test_an_unknown_route_and_an_unknown_model_are_not_found(tmp_path: Path) -> None:
+async def test_unknown_route_and_unknown_model_are_not_found(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with pytest.raises(openai.NotFoundError) as no_route:
             await client.post("/metrics/nonsense", cast_to=object, body={})
@@ -146,11 +146,11 @@ async def test_an_unknown_route_and_an_unknown_model_are_not_found(tmp_path: Pat
     assert "'gpt-of-others'" in no_model.value.message
 
 
-async def test_a_wrong_method_is_not_allowed(tmp_path: Path) -> None:
+async def test_wrong_method_is_not_allowed(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with pytest.raises(openai.APIStatusError) as caught:
             await client.get("/chat/completions", cast_to=object)
@@ -165,24 +165,24 @@ def server_error() -> Refusal:
     return Refusal(500, "CUDA out of memory", type="InternalServerError")
 
 
-async def test_a_backend_that_recovers_in_time_is_not_heard_of(tmp_path: Path) -> None:
+async def test_backend_error_before_the_last_attempt_is_hidden(tmp_path: Path) -> None:
     script = [*[server_error()] * (ATTEMPTS - 1), text_reply("Here I am.")]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
+        completion = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
     assert completion.choices[0].message.content == "Here I am."
 
 
-async def test_a_backend_that_goes_on_failing_keeps_its_status(tmp_path: Path) -> None:
+async def test_persistent_backend_error_keeps_its_status(tmp_path: Path) -> None:
     async with (
         scripted_backend([server_error()] * 9) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        error = await refused(client)
+        error = await request_error(client)
     assert isinstance(error, openai.InternalServerError)
     assert (error.status_code, error.type, error.code) == (500, "InternalServerError", "500")
     assert error.body == {
@@ -195,14 +195,14 @@ async def test_a_backend_that_goes_on_failing_keeps_its_status(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_overloaded_backend_says_when_to_come_again(stream: bool, tmp_path: Path) -> None:
+async def test_rate_limited_backend_keeps_retry_after(stream: bool, tmp_path: Path) -> None:
     too_many = Refusal(429, "too many requests", headers={"Retry-After": "120"})
     async with (
         scripted_backend([too_many]) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        error = await refused(client, stream=stream)
+        error = await request_error(client, stream=stream)
     assert isinstance(error, openai.RateLimitError)
     assert (error.status_code, error.code) == (429, "429")
     assert error.response.headers["retry-after"] == "120"
@@ -211,75 +211,71 @@ async def test_an_overloaded_backend_says_when_to_come_again(stream: bool, tmp_p
 
 
 @pytest.mark.parametrize(
-    "said", [tool_reply(call("execute_bash", command="true")), text_reply("Let me see:")]
+    "first_reply", [tool_reply(call("execute_bash", command="true")), text_reply("Let me see:")]
 )
-async def test_a_run_that_failed_after_the_model_spoke_is_not_started_anew(
-    said: dict[str, Any], tmp_path: Path
+async def test_sdk_does_not_retry_a_run_that_failed_after_a_reply(
+    first_reply: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The SDK would do all of it again, twice, unasked."""
-    script = [said, *[server_error()] * 9]
+    """Otherwise the SDK would repeat the whole run twice."""
+    script = [first_reply, *[server_error()] * 9]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url).with_options(max_retries=2) as client,
+        openai_client(url).with_options(max_retries=2) as client,
     ):
-        error = await refused(client)
+        error = await request_error(client)
     assert (error.status_code, error.response.headers["x-should-retry"]) == (500, "false")
     assert len(backend.requests) == 1 + ATTEMPTS
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_sdk_does_not_repeat_what_the_proxy_has_repeated(
-    stream: bool, tmp_path: Path
-) -> None:
+async def test_sdk_does_not_retry_what_the_proxy_has_retried(stream: bool, tmp_path: Path) -> None:
     async with (
         scripted_backend([server_error()] * 30) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
-        client_of(url).with_options(max_retries=2) as client,
+        openai_client(url).with_options(max_retries=2) as client,
     ):
-        error = await refused(client, stream=stream)
+        error = await request_error(client, stream=stream)
     assert (error.status_code, error.response.headers["x-should-retry"]) == (500, "false")
     assert len(backend.requests) == ATTEMPTS
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_sdk_repeats_what_the_proxy_has_not_repeated(
-    stream: bool, tmp_path: Path
-) -> None:
+async def test_sdk_retries_if_the_proxy_does_not(stream: bool, tmp_path: Path) -> None:
     async with scripted_backend([server_error(), text_reply("Here I am.")]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
         async with (
             serve(make_services(model, MemorySandboxes(), tmp_path, status_wait_s=60.0)) as url,
-            client_of(url).with_options(max_retries=2) as client,
+            openai_client(url).with_options(max_retries=2) as client,
         ):
             with anyio.fail_after(20):
                 await client.chat.completions.create(
-                    model="fake-model", messages=ASKED, stream=stream
+                    model="fake-model", messages=MESSAGES, stream=stream
                 )
         await model.aclose()
     assert len(backend.requests) == 2
 
 
-async def test_a_request_the_backend_refuses_is_not_sent_again(tmp_path: Path) -> None:
+async def test_request_refused_by_the_backend_is_not_retried(tmp_path: Path) -> None:
     no = Refusal(400, "temperature must be at most 1", code="invalid_value")
     async with (
         scripted_backend([no]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        error = await refused(client, temperature=2)
+        error = await request_error(client, temperature=2)
     assert isinstance(error, openai.BadRequestError)
     assert error.code == "invalid_value"
     assert "temperature must be at most 1" in error.message
     assert len(backend.requests) == 1
 
 
-async def test_an_unreachable_backend_is_a_bad_gateway(tmp_path: Path) -> None:
+async def test_unreachable_backend_is_a_502(tmp_path: Path) -> None:
     nowhere = ScriptedBackend("vllm", "fake-model")
     nowhere.base_url = "http://127.0.0.1:1/v1"
-    async with running_proxy(nowhere, "memory", tmp_path) as url, client_of(url) as client:
-        error = await refused(client)
-        plain = await refused(client, model="fake-model:plain")
+    async with running_proxy(nowhere, "memory", tmp_path) as url, openai_client(url) as client:
+        error = await request_error(client)
+        plain = await request_error(client, model="fake-model:plain")
         with pytest.raises(openai.InternalServerError) as listing:
             await client.models.list()
     for found in (error, plain, listing.value):
@@ -287,16 +283,14 @@ async def test_an_unreachable_backend_is_a_bad_gateway(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_too_long_for_the_model_is_the_clients_mistake(
-    stream: bool, tmp_path: Path
-) -> None:
+async def test_context_overflow_is_a_400(stream: bool, tmp_path: Path) -> None:
     too_long = Refusal(400, "This model's maximum context length is 4096 tokens.")
     async with (
         scripted_backend([too_long, too_long]) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        error = await refused(client, stream=stream)
+        error = await request_error(client, stream=stream)
     assert isinstance(error, openai.BadRequestError)
     assert error.code == "context_length_exceeded"
 
@@ -304,7 +298,7 @@ async def test_a_conversation_too_long_for_the_model_is_the_clients_mistake(
 # Once the stream has begun
 
 
-async def test_a_backend_that_fails_in_the_midst_ends_the_stream_in_an_error(
+async def test_backend_error_during_a_stream_ends_it_with_an_error(
     tmp_path: Path,
 ) -> None:
     broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
@@ -313,25 +307,25 @@ async def test_a_backend_that_fails_in_the_midst_ends_the_stream_in_an_error(
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        body = {"model": "fake-model", "messages": ASKED}
+        body = {"model": "fake-model", "messages": MESSAGES}
         pieces, error = await failed_stream(client, body)
     assert pieces == ["", "Let me see."]
     assert (error.message, error.type, error.code) == ("engine died", "InternalServerError", "500")
     assert len(backend.requests) == 1
 
 
-async def test_a_backend_whose_connection_breaks_ends_the_stream_in_an_error(
+async def test_broken_backend_connection_ends_the_stream_with_an_error(
     tmp_path: Path,
 ) -> None:
     script = [Frames(frames(chunk({"reasoning": "Let me see."})), cut=True)]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        body = {"model": "fake-model", "messages": ASKED}
+        body = {"model": "fake-model", "messages": MESSAGES}
         pieces, error = await failed_stream(client, body)
     assert pieces == ["", "Let me see."]
     assert error.code == "backend_unreachable"
@@ -358,7 +352,7 @@ STEP_BACK = [
 
 
 @pytest.mark.parametrize(
-    ("messages", "said", "told"),
+    ("messages", "backend_message", "expected"),
     [
         ([USER_HI], "messages[1].content is wrong", "messages[0].content is wrong"),
         ([USER_HI], "body.messages.1.content: wrong", "body.messages.0.content: wrong"),
@@ -371,26 +365,26 @@ STEP_BACK = [
         ([USER_HI], "3 messages are wrong", "3 messages are wrong"),
     ],
 )
-async def test_a_message_that_the_backend_names_has_the_clients_own_index(
-    messages: list[Any], said: str, told: str, tmp_path: Path
+async def test_message_index_in_backend_errors_is_translated(
+    messages: list[Any], backend_message: str, expected: str, tmp_path: Path
 ) -> None:
-    refusal = Refusal(400, said, beside={"param": said})
+    refusal = Refusal(400, backend_message, beside={"param": backend_message})
     async with (
         scripted_backend([refusal]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        error = await refused(client, messages=messages)
+        error = await request_error(client, messages=messages)
     assert isinstance(error, openai.BadRequestError)
     body: Any = error.body
-    assert (body["message"], error.param) == (told, told)
+    assert (body["message"], error.param) == (expected, expected)
 
 
-async def test_an_index_of_another_apis_translation_is_left_out(tmp_path: Path) -> None:
+async def test_message_index_is_removed_from_responses_errors(tmp_path: Path) -> None:
     async with (
         scripted_backend([Refusal(400, "messages[1].content is wrong")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with pytest.raises(openai.BadRequestError, match=r"messages\.content is wrong"):
             await client.responses.create(model="fake-model", input="Hello.")

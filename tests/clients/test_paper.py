@@ -1,4 +1,4 @@
-"""What a client's own wishes become in the paper's manner, and how its runs end."""
+"""The `paper` profile: client parameters, message layout, and how its runs end."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ async def served(
     window: int | None = None,
     kind: Kind = "memory",
 ) -> AsyncIterator[tuple[ScriptedBackend, httpx.AsyncClient]]:
-    """The proxy before a script, and a client of it."""
+    """Serve the script under the profile and yield the backend and an HTTP client."""
     with anyio.fail_after(60):
         async with (
             scripted_backend(script, window=window) as backend,
@@ -51,30 +51,30 @@ async def served(
             yield backend, client
 
 
-async def answer(client: httpx.AsyncClient, *messages: Any) -> tuple[str, str, str]:
-    """The answer to one request, its finish reason and the run's stop reason."""
-    asked = {"model": "m", "messages": [*messages, USER]}
-    body = (await client.post("/v1/chat/completions", json=asked)).json()
+async def complete(client: httpx.AsyncClient, *messages: Any) -> tuple[str, str, str]:
+    """Return the answer, its finish reason and the run's stop reason."""
+    params = {"model": "m", "messages": [*messages, USER]}
+    body = (await client.post("/v1/chat/completions", json=params)).json()
     (choice,) = body["choices"]
     return choice["message"]["content"], choice["finish_reason"], body["sandbox"]["stop_reason"]
 
 
-def limited(**limits: Any) -> Profile:
-    """The profile with other limits."""
+def paper_with_limits(**limits: Any) -> Profile:
+    """Return the paper profile with changed limits."""
     profile = paper(WORDS)
     return replace(profile, limits=replace(profile.limits, **limits))
 
 
-async def requests(tmp_path: Path, *replies: Item, **body: Any) -> list[dict[str, Any]]:
-    """What the backend was sent for one request, which was answered with 42."""
+async def backend_requests(tmp_path: Path, *replies: Item, **body: Any) -> list[dict[str, Any]]:
+    """Return the backend requests for one request, whose answer must be 42."""
     async with (
         scripted_backend(replies) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(paper(WORDS))) as url,
         httpx.AsyncClient(timeout=60) as client,
     ):
         with anyio.fail_after(60):
-            asked = {"model": "m", "messages": [USER], **body}
-            response = await client.post(f"{url}/v1/chat/completions", json=asked)
+            params = {"model": "m", "messages": [USER], **body}
+            response = await client.post(f"{url}/v1/chat/completions", json=params)
         assert response.json()["choices"][0]["message"]["content"] == "42", response.text
         return [unstreamed(request.body) for request in backend.requests]
 
@@ -84,7 +84,7 @@ def parameters(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("params", "sent"),
     [
         ({}, {"temperature": 1.0, "max_tokens": 65_536}),
         (
@@ -96,23 +96,23 @@ def parameters(body: dict[str, Any]) -> dict[str, Any]:
         ({"model": "o3-mini"}, {"model": "o3-mini", "max_tokens": 65_536}),
     ],
 )
-async def test_what_the_client_asks_for_goes_with_each_turn_before_the_references_defaults(
-    tmp_path: Path, asked: dict[str, Any], sent: dict[str, Any]
+async def test_client_parameters_override_reference_defaults_at_each_turn(
+    tmp_path: Path, params: dict[str, Any], sent: dict[str, Any]
 ) -> None:
-    seen = await requests(tmp_path, text_reply("Hm."), DONE, **asked)
+    seen = await backend_requests(tmp_path, text_reply("Hm."), DONE, **params)
     assert [parameters(body) for body in seen] == [{"model": "m", **sent}] * 2
 
 
-async def test_a_backend_without_room_for_so_many_tokens_is_left_to_its_own_limit(
+async def test_max_tokens_is_dropped_after_a_context_error(
     tmp_path: Path,
 ) -> None:
     full = Refusal(400, "This model's maximum context length is 32768 tokens.")
-    seen = await requests(tmp_path, full, text_reply("Hm."), DONE)
+    seen = await backend_requests(tmp_path, full, text_reply("Hm."), DONE)
     assert [body.get("max_tokens") for body in seen] == [65_536, None, None]
     assert seen[0]["messages"] == seen[1]["messages"]
 
 
-async def test_the_last_that_the_user_said_is_the_problem_and_instructions_follow_ours(
+async def test_last_user_message_is_the_problem_statement(
     tmp_path: Path,
 ) -> None:
     before = [
@@ -120,7 +120,7 @@ async def test_the_last_that_the_user_said_is_the_problem_and_instructions_follo
         {"role": "user", "content": "Hello."},
         {"role": "assistant", "content": "Hello!"},
     ]
-    (body,) = await requests(tmp_path, DONE, messages=[*before, USER])
+    (body,) = await backend_requests(tmp_path, DONE, messages=[*before, USER])
     assert body["messages"] == [
         {"role": "system", "content": "Work.\n\nBe brief."},
         *before[1:],
@@ -128,14 +128,14 @@ async def test_the_last_that_the_user_said_is_the_problem_and_instructions_follo
     ]
 
 
-async def test_what_is_said_of_a_computer_elsewhere_is_not_said_here(tmp_path: Path) -> None:
-    (body,) = await requests(tmp_path, DONE, sandbox={"prompt": "compute_first"})
+async def test_prompt_setting_is_ignored(tmp_path: Path) -> None:
+    (body,) = await backend_requests(tmp_path, DONE, sandbox={"prompt": "compute_first"})
     assert body["messages"][0] == {"role": "system", "content": "Work."}
 
 
-async def test_pictures_stay_beside_the_problem(tmp_path: Path) -> None:
+async def test_images_stay_beside_the_problem(tmp_path: Path) -> None:
     parts = [PICTURE, {"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
-    (body,) = await requests(tmp_path, DONE, messages=[{"role": "user", "content": parts}])
+    (body,) = await backend_requests(tmp_path, DONE, messages=[{"role": "user", "content": parts}])
     text, picture, steps = body["messages"][-1]["content"]
     assert text["text"].startswith("<")
     assert "What is it?" in text["text"]
@@ -146,14 +146,14 @@ async def test_pictures_stay_beside_the_problem(tmp_path: Path) -> None:
     assert steps == {"type": "text", "text": "\nSteps Remaining: 100"}
 
 
-async def test_calls_written_as_text_are_no_calls(tmp_path: Path) -> None:
+async def test_tool_call_written_as_text_is_not_a_call(tmp_path: Path) -> None:
     written = '<tool_call>{"name": "submit", "arguments": {"answer": "41"}}</tool_call>'
-    seen = await requests(tmp_path, text_reply(written), DONE)
+    seen = await backend_requests(tmp_path, text_reply(written), DONE)
     assert seen[1]["messages"][-1] == {"role": "user", "content": "\nC\n\nSteps Remaining: 99"}
 
 
 @pytest.mark.parametrize(
-    ("written", "sent", "told"),
+    ("written", "sent", "expected"),
     [
         (
             '{"command": "ls',
@@ -181,19 +181,19 @@ async def test_calls_written_as_text_are_no_calls(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_arguments_that_no_backend_takes_back_are_sent_as_an_object(
-    tmp_path: Path, written: str, sent: dict[str, Any], told: dict[str, Any]
+async def test_invalid_arguments_are_sent_back_as_an_object(
+    tmp_path: Path, written: str, sent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     broken = tool_reply({"name": "execute_bash", "arguments": written})
-    seen = await requests(tmp_path, broken, DONE)
+    seen = await backend_requests(tmp_path, broken, DONE)
     said, answered = seen[1]["messages"][-2:]
     assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == sent
-    assert answered == told
+    assert answered == expected
 
 
-async def test_a_streaming_client_gets_the_same_history_and_the_answer(tmp_path: Path) -> None:
+async def test_streaming_client_gets_the_same_history_and_answer(tmp_path: Path) -> None:
     replies = [{"reasoning": "Hm.", **tool_reply(call("nosuch"), content="I try.")}, DONE]
-    whole = await requests(tmp_path / "whole", *replies)
+    whole = await backend_requests(tmp_path / "whole", *replies)
     async with (
         scripted_backend(replies) as backend,
         running_proxy(
@@ -201,9 +201,9 @@ async def test_a_streaming_client_gets_the_same_history_and_the_answer(tmp_path:
         ) as url,
         httpx.AsyncClient(timeout=60) as client,
     ):
-        asked = {"model": "m", "messages": [USER], "stream": True}
+        params = {"model": "m", "messages": [USER], "stream": True}
         with anyio.fail_after(60):
-            response = await client.post(f"{url}/v1/chat/completions", json=asked)
+            response = await client.post(f"{url}/v1/chat/completions", json=params)
         streamed = [request.body["messages"] for request in backend.requests]
     assert streamed == [body["messages"] for body in whole]
     frames = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
@@ -211,7 +211,7 @@ async def test_a_streaming_client_gets_the_same_history_and_the_answer(tmp_path:
     assert "".join(delta.get("content") or "" for delta in deltas) == "42"
 
 
-async def test_a_call_of_the_clients_tool_is_handed_over_and_its_answer_ends_in_the_steps_left(
+async def test_client_tool_result_ends_with_the_remaining_steps(
     tmp_path: Path,
 ) -> None:
     mixed = tool_reply(call("lookup"), call("submit"))
@@ -220,14 +220,14 @@ async def test_a_call_of_the_clients_tool_is_handed_over_and_its_answer_ends_in_
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(paper(WORDS))) as url,
         httpx.AsyncClient(timeout=60, base_url=url) as client,
     ):
-        asked = {"model": "m", "messages": [USER], "tools": [LOOKUP]}
+        params = {"model": "m", "messages": [USER], "tools": [LOOKUP]}
         with anyio.fail_after(60):
-            first = (await client.post("/v1/chat/completions", json=asked)).json()
+            first = (await client.post("/v1/chat/completions", json=params)).json()
             turn = first["choices"][0]["message"]
             (made,) = turn["tool_calls"]
-            told = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
-            asked["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, told]
-            second = (await client.post("/v1/chat/completions", json=asked)).json()
+            expected = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
+            params["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, expected]
+            second = (await client.post("/v1/chat/completions", json=params)).json()
         before, after = [request.body["messages"] for request in backend.requests]
     assert second["choices"][0]["message"]["content"] == "42"
     assert after[: len(before)] == before
@@ -235,87 +235,92 @@ async def test_a_call_of_the_clients_tool_is_handed_over_and_its_answer_ends_in_
     assert after[-1]["content"] == "forty-two\nSteps Remaining: 100"
 
 
-def talking(count: int, tokens: int = 0) -> list[Item]:
-    """Turns without a call, each of which makes the trajectory so many tokens longer."""
+def prose_turns(count: int, tokens: int = 0) -> list[Item]:
+    """Return turns without a tool call, each of which adds `tokens` to the trajectory."""
     usages = ({"prompt_tokens": n * tokens, "completion_tokens": tokens} for n in range(count))
     return [{**text_reply("It is 41."), "usage": usage if tokens else None} for usage in usages]
 
 
-async def test_at_the_last_turn_nothing_is_asked_and_prose_is_no_answer(tmp_path: Path) -> None:
-    async with served(tmp_path, talking(3), limited(max_turns=3)) as (backend, client):
-        assert await answer(client) == ("", "length", "max_turns")
+async def test_last_turn_asks_no_final_question_and_prose_is_no_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, prose_turns(3), paper_with_limits(max_turns=3)) as (
+        backend,
+        client,
+    ):
+        assert await complete(client) == ("", "length", "max_turns")
     assert len(backend.requests) == 3
 
 
-async def test_at_the_last_turn_the_answer_is_the_answer_file(tmp_path: Path) -> None:
+async def test_answer_file_is_the_answer_at_the_last_turn(tmp_path: Path) -> None:
     write = tool_reply(call("execute_bash", command="printf 42 > output/answer.txt"))
-    async with served(tmp_path, [write], limited(max_turns=1)) as (backend, client):
-        assert await answer(client) == ("42", "stop", "max_turns")
+    async with served(tmp_path, [write], paper_with_limits(max_turns=1)) as (backend, client):
+        assert await complete(client) == ("42", "stop", "max_turns")
     assert len(backend.requests) == 1
 
 
-async def test_a_submit_without_an_answer_file_is_an_empty_answer(tmp_path: Path) -> None:
-    script = [*talking(1), tool_reply(call("submit"))]
+async def test_submit_without_an_answer_file_is_an_empty_answer(tmp_path: Path) -> None:
+    script = [*prose_turns(1), tool_reply(call("submit"))]
     async with served(tmp_path, script, paper(WORDS)) as (backend, client):
-        said, _, stop = await answer(client)
+        said, _, stop = await complete(client)
     assert (said, stop) == ("", "submitted")
     assert len(backend.requests) == 2
 
 
-async def test_the_last_question_can_be_switched_on(tmp_path: Path) -> None:
-    script = [*talking(1), text_reply("42")]
-    profile = limited(max_turns=1, final_question=True)
+async def test_final_question_can_be_enabled(tmp_path: Path) -> None:
+    script = [*prose_turns(1), text_reply("42")]
+    profile = paper_with_limits(max_turns=1, final_question=True)
     async with served(tmp_path, script, profile) as (backend, client):
-        assert await answer(client) == ("42", "stop", "max_turns")
+        assert await complete(client) == ("42", "stop", "max_turns")
     assert "tools" not in backend.requests[1].body
 
 
-async def test_a_trajectory_over_its_tokens_ends_the_run(tmp_path: Path) -> None:
-    script = talking(100, tokens=10_000)
+async def test_trajectory_token_limit_ends_the_run(tmp_path: Path) -> None:
+    script = prose_turns(100, tokens=10_000)
     async with served(tmp_path, script, paper(WORDS)) as (backend, client):
-        assert await answer(client) == ("", "length", "trajectory_tokens")
+        assert await complete(client) == ("", "length", "trajectory_tokens")
     assert len(backend.requests) == 7  # 65,536 tokens
-    async with served(tmp_path / "long", script, limited(max_trajectory_tokens=131_072)) as (
+    async with served(
+        tmp_path / "long", script, paper_with_limits(max_trajectory_tokens=131_072)
+    ) as (
         backend,
         client,
     ):
-        assert await answer(client) == ("", "length", "trajectory_tokens")
+        assert await complete(client) == ("", "length", "trajectory_tokens")
     assert len(backend.requests) == 14
 
 
-async def test_what_was_told_last_counts_before_it_is_sent(tmp_path: Path) -> None:
+async def test_long_observation_counts_before_it_is_sent(tmp_path: Path) -> None:
     """The reference's guard ends a run whose last observation is one very long line."""
     script = [tool_reply(call("execute_bash", command="printf 'x%.0s' $(seq 400000)"))]
     async with served(tmp_path, script, paper(WORDS), kind="bubblewrap") as (backend, client):
-        assert await answer(client) == ("", "length", "trajectory_tokens")
+        assert await complete(client) == ("", "length", "trajectory_tokens")
     assert len(backend.requests) == 1
 
 
-async def test_a_request_over_the_trajectorys_tokens_is_not_sent(tmp_path: Path) -> None:
+async def test_request_over_the_trajectory_limit_is_not_sent(tmp_path: Path) -> None:
     long = {"role": "user", "content": "word " * 100_000}
     async with served(tmp_path, [], paper(WORDS)) as (backend, client):
-        assert await answer(client, long) == ("", "length", "trajectory_tokens")
+        assert await complete(client, long) == ("", "length", "trajectory_tokens")
     assert not backend.requests
 
 
-async def test_a_full_context_ends_the_run_and_nothing_is_shortened(tmp_path: Path) -> None:
+async def test_full_context_ends_the_run_without_compaction(tmp_path: Path) -> None:
     def print_more(body: dict[str, Any]) -> dict[str, Any]:
         return tool_reply(call("execute_bash", command="seq 1000 1080"))
 
-    play = SmallWindow(print_more, window=2048)
-    async with served(tmp_path, play, paper(WORDS), window=2048) as (_, client):
-        assert await answer(client) == ("", "length", "context_window")
-    histories = [body["messages"] for body in play.bodies]
+    script = SmallWindow(print_more, window=2048)
+    async with served(tmp_path, script, paper(WORDS), window=2048) as (_, client):
+        assert await complete(client) == ("", "length", "context_window")
+    histories = [body["messages"] for body in script.bodies]
     assert len(histories) > 3
     for shorter, longer in pairwise(histories):
         assert longer[: len(shorter)] == shorter
 
 
-async def test_a_backend_may_be_silent_for_as_long_as_the_profile_says(tmp_path: Path) -> None:
+async def test_silent_backend_times_out_as_the_profile_says(tmp_path: Path) -> None:
     held = Held(DONE, until=asyncio.Event())
-    async with served(tmp_path, [held] * 3, limited(model_timeout_s=0.05)) as (_, client):
-        asked = {"model": "m", "messages": [USER]}
-        response = await client.post("/v1/chat/completions", json=asked)
+    async with served(tmp_path, [held] * 3, paper_with_limits(model_timeout_s=0.05)) as (_, client):
+        params = {"model": "m", "messages": [USER]}
+        response = await client.post("/v1/chat/completions", json=params)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "backend_timeout")
 
 
@@ -350,43 +355,57 @@ FAULT = "[https://x.example/b.csv was not fetched: URLs are not fetched here]"
         ([{"type": "text", "text": "6*7?"}], "<6*7?>\nSteps Remaining: 100"),
     ],
 )
-async def test_a_given_file_is_told_of_after_the_problem_which_stays_one_text(
-    tmp_path: Path, content: Any, sent: str
-) -> None:
-    (body,) = await requests(tmp_path, DONE, messages=[{"role": "user", "content": content}])
+async def test_input_file_note_follows_the_problem(tmp_path: Path, content: Any, sent: str) -> None:
+    (body,) = await backend_requests(
+        tmp_path, DONE, messages=[{"role": "user", "content": content}]
+    )
     assert body["messages"][-1] == {"role": "user", "content": sent}
 
 
-async def test_a_file_named_beside_the_messages_is_told_of_after_the_problem(
+async def test_file_id_note_follows_the_problem(
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path, [DONE, DONE], paper(WORDS)) as (backend, client):
         file = {"file": ("a.csv", b"42", "text/csv")}
         form = {"purpose": "user_data"}
-        given = (await client.post("/v1/files", files=file, data=form)).json()["id"]
-        asked = {"model": "m", "messages": [USER], "sandbox": {"file_ids": [given]}}
-        answered = (await client.post("/v1/chat/completions", json=asked)).json()
+        file_id = (await client.post("/v1/files", files=file, data=form)).json()["id"]
+        params = {"model": "m", "messages": [USER], "sandbox": {"file_ids": [file_id]}}
+        answered = (await client.post("/v1/chat/completions", json=params)).json()
         hello = {"role": "user", "content": "Hello."}
-        asked["messages"] = [hello, {"role": "assistant", "content": "Hello!"}, USER]
-        await client.post("/v1/chat/completions", json=asked)
-        alone, later = [request.body["messages"][1:] for request in backend.requests]
+        params["messages"] = [hello, {"role": "assistant", "content": "Hello!"}, USER]
+        await client.post("/v1/chat/completions", json=params)
+        only_turn, later = [request.body["messages"][1:] for request in backend.requests]
     assert answered["choices"][0]["message"]["content"] == "42"
-    assert alone[-1]["content"] == f"<6*7?>\n\n{NOTE}\nSteps Remaining: 100"
+    assert only_turn[-1]["content"] == f"<6*7?>\n\n{NOTE}\nSteps Remaining: 100"
     assert later[0]["content"] == f"Hello.\n\n{NOTE}"
     assert later[-1]["content"] == "<6*7?>\nSteps Remaining: 100"
 
 
-async def test_a_file_beside_a_tools_result_is_told_of_where_it_stands(tmp_path: Path) -> None:
+async def test_file_note_follows_the_tool_result(tmp_path: Path) -> None:
     async with served(tmp_path, [tool_reply(call("lookup")), DONE], paper(WORDS)) as (
         backend,
         client,
     ):
-        asked = {"model": "m", "messages": [USER], "tools": [LOOKUP]}
-        first = (await client.post("/v1/chat/completions", json=asked)).json()
+        params = {"model": "m", "messages": [USER], "tools": [LOOKUP]}
+        first = (await client.post("/v1/chat/completions", json=params)).json()
         (made,) = first["choices"][0]["message"]["tool_calls"]
-        told = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
+        expected = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
         more = {"role": "user", "content": [file_part("a.csv", b"42")]}
-        asked["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, told, more]
-        await client.post("/v1/chat/completions", json=asked)
+        params["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, expected, more]
+        await client.post("/v1/chat/completions", json=params)
         (last,) = backend.requests[1].body["messages"][-1:]
     assert [part["text"] for part in last["content"]] == [NOTE, "\nSteps Remaining: 100"]
+
+
+async def test_repetitive_reply_is_kept_unchanged(tmp_path: Path) -> None:
+    words = replace(WORDS, system="You have a computer, and you may use it for all that you like.")
+    thinking = "So it goes on. " * 500
+    quoting = tool_reply(call("execute_bash", command="echo 1")) | {
+        "content": f"{words.system} {thinking}",
+        "reasoning": thinking,
+    }
+    async with served(tmp_path, [quoting, DONE], paper(words)) as (backend, client):
+        assert (await complete(client))[2] == "submitted"
+    messages = backend.requests[1].body["messages"]
+    assert messages[-2]["content"] == quoting["content"]
+    assert messages[-1]["role"] == "tool"

@@ -1,4 +1,4 @@
-"""Where each parameter of the openai SDK arrives: at which calls of the backend, as what."""
+"""Where each chat parameter arrives: in which backend calls, and under which name."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from openai import LengthFinishReasonError
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.errors import ASKED, client_of
+from tests.clients.openai_errors import MESSAGES, openai_client
 from tests.fakes.backend import Frames, Item, chunk, frames, scripted_backend
 from tests.fakes.server import running_proxy
 
@@ -43,21 +43,21 @@ FUNCTION: Any = {"name": "lookup", "parameters": {"type": "object", "properties"
 
 
 class Number(pydantic.BaseModel):
-    """The form of an answer."""
+    """The schema of a parsed answer."""
 
     n: int
 
 
-async def asked(script: list[Item], tmp_path: Path, **fields: Any) -> tuple[Any, list[Any]]:
-    """The completion, and the requests that the backend was sent for it."""
+async def complete(script: list[Item], tmp_path: Path, **fields: Any) -> tuple[Any, list[Any]]:
+    """Return the completion and the backend requests it caused."""
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30):
             completion = await client.chat.completions.create(
-                **{"model": "fake-model", "messages": ASKED, **fields}
+                **{"model": "fake-model", "messages": MESSAGES, **fields}
             )
     return completion, [seen.body for seen in backend.requests]
 
@@ -66,28 +66,28 @@ def without(body: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key not in names}
 
 
-async def test_what_holds_for_every_call_arrives_at_each(tmp_path: Path) -> None:
-    _, bodies = await asked([BASH, SUBMIT], tmp_path, **EVERY_CALL)
-    given = {**without(EVERY_CALL, "extra_body"), **EVERY_CALL["extra_body"]}
+async def test_general_parameters_reach_each_backend_call(tmp_path: Path) -> None:
+    _, bodies = await complete([BASH, SUBMIT], tmp_path, **EVERY_CALL)
+    expected = {**without(EVERY_CALL, "extra_body"), **EVERY_CALL["extra_body"]}
     sent = [without(body, "messages", "tools", "stream_options") for body in bodies]
-    assert sent == [{"model": "fake-model", **given, "stream": True}] * 2
+    assert sent == [{"model": "fake-model", **expected, "stream": True}] * 2
 
 
-async def test_what_shapes_the_answer_arrives_at_its_call_alone(tmp_path: Path) -> None:
+async def test_answer_parameters_reach_only_the_final_call(tmp_path: Path) -> None:
     script = [BASH, SUBMIT, text_reply("42")]
-    _, bodies = await asked(script, tmp_path, **VISIBLE_ANSWER)
+    _, bodies = await complete(script, tmp_path, **VISIBLE_ANSWER)
     sent = [without(body, "messages", "tools", "stream_options") for body in bodies]
-    every = {"model": "fake-model", "stream": True}
-    # Prose of any turn may be the answer; and each has room for thinking and arguments.
-    every |= {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4096}
-    assert sent == [every, every, {**VISIBLE_ANSWER, **every}]
+    every_call = {"model": "fake-model", "stream": True}
+    # Each turn may end in the answer, and needs room for reasoning and tool arguments.
+    every_call |= {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4096}
+    assert sent == [every_call, every_call, {**VISIBLE_ANSWER, **every_call}]
     assert ["tools" in body for body in bodies] == [True, True, False]
 
 
-async def test_guided_json_arrives_under_both_its_names(tmp_path: Path) -> None:
+async def test_guided_json_is_sent_under_both_names(tmp_path: Path) -> None:
     schema = {"type": "object"}
     script = [SUBMIT, text_reply(NUMBER)]
-    completion, bodies = await asked(script, tmp_path, extra_body={"guided_json": schema})
+    completion, bodies = await complete(script, tmp_path, extra_body={"guided_json": schema})
     assert completion.choices[0].message.content == NUMBER
     assert "guided_json" not in bodies[0]
     assert (bodies[1]["guided_json"], bodies[1]["structured_outputs"]) == (schema, {"json": schema})
@@ -101,29 +101,29 @@ async def test_guided_json_arrives_under_both_its_names(tmp_path: Path) -> None:
         {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}},
     ],
 )
-async def test_what_one_call_alone_can_answer_goes_straight_to_the_backend(
+async def test_single_call_request_goes_straight_to_the_backend(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    completion, (body,) = await asked([text_reply("Hi.")], tmp_path, **fields)
+    completion, (body,) = await complete([text_reply("Hi.")], tmp_path, **fields)
     sent = {**without(fields, "extra_body"), **fields.get("extra_body", {})}
-    assert body == {"model": "fake-model", "messages": ASKED, **sent}
+    assert body == {"model": "fake-model", "messages": MESSAGES, **sent}
     assert "sandbox" not in (completion.model_extra or {})
 
 
 # The form of the answer
 
 
-async def test_a_parsed_answer_is_the_clients_own_class(tmp_path: Path) -> None:
+async def test_parsed_answer_has_the_requested_class(tmp_path: Path) -> None:
     """The backend ignores `response_format`, as some do."""
     script = [SUBMIT, text_reply("It is 42."), text_reply(f"```json\n{NUMBER}\n```")]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30):
             completion = await client.chat.completions.parse(
-                model="fake-model", messages=ASKED, response_format=Number
+                model="fake-model", messages=MESSAGES, response_format=Number
             )
     assert completion.choices[0].message.parsed == Number(n=42)
     first, second, third = (seen.body for seen in backend.requests)
@@ -132,16 +132,16 @@ async def test_a_parsed_answer_is_the_clients_own_class(tmp_path: Path) -> None:
     assert third["response_format"] == second["response_format"]
 
 
-async def test_an_answer_that_never_fits_is_not_taken_for_one_that_does(tmp_path: Path) -> None:
+async def test_answer_that_violates_its_schema_is_not_parsed(tmp_path: Path) -> None:
     script = [SUBMIT, text_reply("It is 42."), text_reply('{"n": "42!"}')]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30), pytest.raises(LengthFinishReasonError) as caught:
             await client.chat.completions.parse(
-                model="fake-model", messages=ASKED, response_format=Number
+                model="fake-model", messages=MESSAGES, response_format=Number
             )
     completion = caught.value.completion
     assert completion.choices[0].message.content == '{"n": "42!"}'
@@ -150,18 +150,18 @@ async def test_an_answer_that_never_fits_is_not_taken_for_one_that_does(tmp_path
     assert '"42!" is not of type "integer"' in warning["message"]
 
 
-async def test_a_checked_answer_is_streamed_in_its_pieces(tmp_path: Path) -> None:
+async def test_checked_answer_is_streamed_in_pieces(tmp_path: Path) -> None:
     pieces = ['{"n"', ": 4", "2}"]
     answer = Frames(frames(*(chunk({"content": piece}) for piece in pieces), chunk({}, "stop")))
     async with (
         scripted_backend([SUBMIT, text_reply("It is 42."), answer]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30):
             stream = await client.chat.completions.create(
                 model="fake-model",
-                messages=ASKED,
+                messages=MESSAGES,
                 response_format={"type": "json_object"},
                 stream=True,
             )
@@ -170,14 +170,18 @@ async def test_a_checked_answer_is_streamed_in_its_pieces(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_reaches_the_client_as_one(stream: bool, tmp_path: Path) -> None:
+async def test_refusal_reaches_the_client(stream: bool, tmp_path: Path) -> None:
     refusal = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
     async with (
         scripted_backend([refusal]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
-        body: dict[str, Any] = {"model": "fake-model", "messages": ASKED, "response_format": Number}
+        body: dict[str, Any] = {
+            "model": "fake-model",
+            "messages": MESSAGES,
+            "response_format": Number,
+        }
         with anyio.fail_after(30):
             if stream:
                 async with client.chat.completions.stream(**body) as events:
@@ -192,23 +196,25 @@ async def test_a_refusal_reaches_the_client_as_one(stream: bool, tmp_path: Path)
 # The deprecated functions
 
 
-async def test_a_function_is_called_and_answered_as_ever(tmp_path: Path) -> None:
+async def test_legacy_function_is_called_and_answered(tmp_path: Path) -> None:
     script = [tool_reply(call("lookup", key="x")), text_reply("It is 7.")]
     fields = {"functions": [FUNCTION], "function_call": {"name": "lookup"}}
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30):
             body: dict[str, Any] = {"model": "fake-model", **fields}
-            first = await client.chat.completions.create(**body, messages=ASKED)
+            first = await client.chat.completions.create(**body, messages=MESSAGES)
             (choice,) = first.choices
             called = choice.message.function_call
             assert called is not None
             result = {"role": "function", "name": called.name, "content": "7"}
             said = choice.message.model_dump(include={"role", "content", "function_call"})
-            second = await client.chat.completions.create(**body, messages=[*ASKED, said, result])
+            second = await client.chat.completions.create(
+                **body, messages=[*MESSAGES, said, result]
+            )
     assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
     assert (called.name, called.arguments) == ("lookup", '{"key": "x"}')
     assert second.choices[0].message.content == "It is 7."
@@ -219,15 +225,15 @@ async def test_a_function_is_called_and_answered_as_ever(tmp_path: Path) -> None
     assert [message["role"] for message in after["messages"]][-2:] == ["assistant", "tool"]
 
 
-async def test_a_function_call_is_streamed_as_ever(tmp_path: Path) -> None:
+async def test_legacy_function_call_is_streamed(tmp_path: Path) -> None:
     async with (
         scripted_backend([tool_reply(call("lookup", key="x"))]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
     ):
         with anyio.fail_after(30):
             stream = await client.chat.completions.create(
-                model="fake-model", messages=ASKED, functions=[FUNCTION], stream=True
+                model="fake-model", messages=MESSAGES, functions=[FUNCTION], stream=True
             )
             choices = [piece.choices[0] async for piece in stream]
     (called,) = [choice.delta.function_call for choice in choices if choice.delta.function_call]
@@ -235,15 +241,15 @@ async def test_a_function_call_is_streamed_as_ever(tmp_path: Path) -> None:
     assert (choices[-1].finish_reason, choices[-1].delta.tool_calls) == ("function_call", None)
 
 
-async def test_fields_beside_an_answer_that_is_cut_at_max_tokens_are_kept(tmp_path: Path) -> None:
+async def test_extra_fields_of_a_truncated_answer_are_kept(tmp_path: Path) -> None:
     pieces = frames(
         {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [1, 2]},
         *[chunk({"content": f"{word} "}, token_ids=[word]) for word in range(5)],
         {**chunk({}, "length"), "system_fingerprint": "vllm-1"},
         "[DONE]",
     )
-    wanted = {"max_tokens": 3, "extra_body": {"return_token_ids": True}}
-    completion, bodies = await asked([Frames(pieces), Frames(pieces)], tmp_path, **wanted)
+    fields = {"max_tokens": 3, "extra_body": {"return_token_ids": True}}
+    completion, bodies = await complete([Frames(pieces), Frames(pieces)], tmp_path, **fields)
     choice = completion.choices[0]
     assert (choice.message.content, choice.finish_reason) == ("0 1 2 ", "length")
     assert (choice.token_ids, completion.prompt_token_ids) == ([0, 1, 2], [1, 2])

@@ -1,4 +1,4 @@
-"""Every path that is not ours: what reaches the backend, and what comes back."""
+"""Paths relayed to the backend: what it receives, what the client gets, and what is refused."""
 
 import asyncio
 import gzip
@@ -34,7 +34,7 @@ ANSWER = b'{"odd" :  [1 ,]}\n\xff\x00'
 
 @dataclass
 class Recorder:
-    """A handler that notes what arrives and gives one answer."""
+    """A handler that records its requests and returns a fixed answer."""
 
     answer: bytes = ANSWER
     status: int = 207
@@ -52,7 +52,7 @@ class Recorder:
 async def before(
     handler: Handler, tmp_path: Path, *, prefix: str = "", **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the house before a backend that answers with the handler."""
+    """Serve in front of a backend with that handler and yield a client."""
     async with scripted_backend([], elsewhere=handler) as backend:
         backend.base_url = backend.base_url.removesuffix("/v1") + prefix + "/v1"
         async with (
@@ -78,11 +78,15 @@ async def before(
         ("OPTIONS", "/pooling", {"origin": "https://app.test"}, b""),
     ],
 )
-async def test_a_request_and_its_answer_pass_byte_for_byte(
+async def test_request_and_answer_are_relayed_unchanged(
     method: str, path: str, headers: dict[str, str], body: bytes, tmp_path: Path
 ) -> None:
-    told = {"content-type": "odd/type", "x-of-the-backend": "1", "content-disposition": "x"}
-    backend = Recorder(headers=told)
+    response_headers = {
+        "content-type": "odd/type",
+        "x-of-the-backend": "1",
+        "content-disposition": "x",
+    }
+    backend = Recorder(headers=response_headers)
     async with before(backend.record, tmp_path, passthrough="all") as client:
         request = client.build_request(method, path, headers=headers, content=body)
         answer = await client.send(request)
@@ -92,7 +96,7 @@ async def test_a_request_and_its_answer_pass_byte_for_byte(
     assert {name: seen.headers.get(name) for name in headers} == headers
     assert seen.headers.get("content-length", "0") == str(len(body))
     assert (answer.status_code, answer.content) == (207, ANSWER)
-    assert {name: answer.headers[name] for name in told} == told
+    assert {name: answer.headers[name] for name in response_headers} == response_headers
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ async def test_a_request_and_its_answer_pass_byte_for_byte(
         ("/v2/rerank", "/tenant/v2/rerank"),
     ],
 )
-async def test_what_is_below_v1_goes_to_the_base_url_and_the_rest_beside_it(
+async def test_v1_paths_are_relative_to_the_base_url(
     path: str, arrives: str, tmp_path: Path
 ) -> None:
     backend = Recorder()
@@ -113,7 +117,7 @@ async def test_what_is_below_v1_goes_to_the_base_url_and_the_rest_beside_it(
     assert [seen.raw_path for seen in backend.seen] == [arrives]
 
 
-async def test_the_backend_sees_its_own_key_and_nothing_of_the_clients_account(
+async def test_backend_gets_its_own_key_and_no_client_credentials(
     tmp_path: Path,
 ) -> None:
     backend = Recorder(headers={"set-cookie": "a=1", "strict-transport-security": "max-age=9"})
@@ -139,7 +143,7 @@ async def test_the_backend_sees_its_own_key_and_nothing_of_the_clients_account(
 
 
 @pytest.mark.parametrize("path", ["/version", "/v1/embeddings", "/sleep", "/v1/responses"])
-async def test_without_the_key_nothing_is_passed_on(path: str, tmp_path: Path) -> None:
+async def test_request_with_a_wrong_key_is_not_relayed(path: str, tmp_path: Path) -> None:
     backend = Recorder()
     async with before(backend.record, tmp_path, keyring=single_key("sk-ours")) as client:
         answer = await client.post(path, headers={"authorization": "Bearer sk-wrong"})
@@ -147,14 +151,14 @@ async def test_without_the_key_nothing_is_passed_on(path: str, tmp_path: Path) -
     assert backend.seen == []
 
 
-async def test_a_head_request_has_the_length_and_no_body(tmp_path: Path) -> None:
+async def test_head_request_is_relayed(tmp_path: Path) -> None:
     backend = Recorder(answer=b"x" * 999_999, status=200)
     async with before(backend.record, tmp_path) as client:
         answer = await client.head("/info")
     assert (answer.headers["content-length"], answer.content) == ("999999", b"")
 
 
-async def test_a_compressed_answer_stays_as_it_is(tmp_path: Path) -> None:
+async def test_compressed_answer_is_relayed_unchanged(tmp_path: Path) -> None:
     packed = gzip.compress(b"metrics")
     backend = Recorder(answer=packed, headers={"content-encoding": "gzip"})
     async with before(backend.record, tmp_path) as client:
@@ -167,33 +171,39 @@ async def test_a_compressed_answer_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "heard"),
+    ("backend_location", "location"),
     [
         ("http://{host}/tenant/v1/batches", "/v1/batches"),
         ("https://elsewhere.test/file", "https://elsewhere.test/file"),
         ("/relative", "/relative"),
     ],
 )
-async def test_a_redirect_within_the_backend_is_one_within_ours(
-    told: str, heard: str, tmp_path: Path
+async def test_redirect_within_the_backend_is_rewritten(
+    backend_location: str, location: str, tmp_path: Path
 ) -> None:
     async def redirect(request: web.Request) -> web.Response:
-        return web.Response(status=307, headers={"location": told.format(host=request.host)})
+        return web.Response(
+            status=307, headers={"location": backend_location.format(host=request.host)}
+        )
 
     async with before(redirect, tmp_path, prefix="/tenant", passthrough="all") as client:
         answer = await client.get("/v1/batches/")
-    assert (answer.status_code, answer.headers["location"]) == (307, heard)
+    assert (answer.status_code, answer.headers["location"]) == (307, location)
 
 
-async def test_a_refusal_of_the_backends_passes_unchanged(tmp_path: Path) -> None:
+async def test_backend_error_is_relayed_unchanged(tmp_path: Path) -> None:
     refusal = json.dumps({"detail": "Not Found"}).encode()
-    told = {"content-type": "application/json", "www-authenticate": "Basic", "x": "naïve 日本"}
-    backend = Recorder(refusal, 404, told)
+    response_headers = {
+        "content-type": "application/json",
+        "www-authenticate": "Basic",
+        "x": "naïve 日本",
+    }
+    backend = Recorder(refusal, 404, response_headers)
     async with before(backend.record, tmp_path, passthrough="all") as client:
         answer = await client.post("/v1/nonsense", json={})
     assert (answer.status_code, answer.content) == (404, refusal)
     raw = dict(answer.headers.raw)
-    assert raw[b"x"] == told["x"].encode()
+    assert raw[b"x"] == response_headers["x"].encode()
 
 
 # `:plain`
@@ -202,7 +212,7 @@ async def test_a_refusal_of_the_backends_passes_unchanged(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/responses", "/v1/chat/completions/render"]
 )
-async def test_the_backend_hears_its_own_name_of_a_plain_model(path: str, tmp_path: Path) -> None:
+async def test_plain_suffix_is_removed_from_the_model(path: str, tmp_path: Path) -> None:
     backend = Recorder()
     body = {"prompt": "Say :plain.", "model": "fake-model:plain", "sandbox": {"steps": "off"}}
     async with before(backend.record, tmp_path) as client:
@@ -212,9 +222,7 @@ async def test_the_backend_hears_its_own_name_of_a_plain_model(path: str, tmp_pa
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
-async def test_the_backend_hears_its_own_name_of_an_escaped_plain_model(
-    path: str, tmp_path: Path
-) -> None:
+async def test_escaped_plain_suffix_is_removed_from_the_model(path: str, tmp_path: Path) -> None:
     backend = Recorder()
     body = rb'{"model": "fake-model\u003aplain", "sandbox": {"steps": "off"}, "input": 1e2}'
     async with before(backend.record, tmp_path) as client:
@@ -232,7 +240,7 @@ async def test_the_backend_hears_its_own_name_of_an_escaped_plain_model(
     ],
     ids=["in the text", "no name", "no object", "too long"],
 )
-async def test_any_other_body_is_left_as_it_is(body: bytes, tmp_path: Path) -> None:
+async def test_body_without_a_plain_model_is_unchanged(body: bytes, tmp_path: Path) -> None:
     backend, inputs = Recorder(), Inputs(max_total_mib=1)
     async with before(backend.record, tmp_path, inputs=inputs) as client:
         headers = {"content-type": "application/json"}
@@ -247,9 +255,7 @@ async def test_any_other_body_is_left_as_it_is(body: bytes, tmp_path: Path) -> N
         *[("POST", "/v1/chat/completions/batch"), ("POST", "/v1/responses/compact")],
     ],
 )
-async def test_nothing_goes_round_the_sandbox_unseen(
-    method: str, path: str, tmp_path: Path
-) -> None:
+async def test_sandbox_routes_cannot_be_bypassed(method: str, path: str, tmp_path: Path) -> None:
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
         answer = await client.request(method, path, json={"model": "fake-model"})
@@ -274,7 +280,7 @@ async def test_nothing_goes_round_the_sandbox_unseen(
         ("/metrics/x", 404, "unknown_url"),
     ],
 )
-async def test_what_is_closed_is_refused_however_it_is_written(
+async def test_closed_path_is_refused_in_any_spelling(
     target: str, status: int, code: str, tmp_path: Path
 ) -> None:
     backend = Recorder()
@@ -289,8 +295,8 @@ async def test_what_is_closed_is_refused_however_it_is_written(
     assert backend.seen == []
 
 
-async def test_a_request_with_two_lengths_is_refused(tmp_path: Path) -> None:
-    """Else the backend might wait for bytes that never come, and take the next request for them."""
+async def test_request_with_two_lengths_is_refused(tmp_path: Path) -> None:
+    """A backend that trusted the second length could take the next request for this body."""
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
         host, port = client.base_url.host, client.base_url.port
@@ -305,7 +311,7 @@ async def test_a_request_with_two_lengths_is_refused(tmp_path: Path) -> None:
     assert (int(head.split()[1]), backend.seen) == (400, [])
 
 
-async def test_trace_is_not_allowed(tmp_path: Path) -> None:
+async def test_trace_method_is_not_allowed(tmp_path: Path) -> None:
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
         answer = await client.request("TRACE", "/version")
@@ -314,7 +320,7 @@ async def test_trace_is_not_allowed(tmp_path: Path) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_websocket_is_refused_in_words(tmp_path: Path) -> None:
+async def test_websocket_is_refused_with_an_error_body(tmp_path: Path) -> None:
     backend = Recorder()
     asks = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
     async with before(backend.record, tmp_path) as client:
@@ -323,7 +329,7 @@ async def test_a_websocket_is_refused_in_words(tmp_path: Path) -> None:
     assert backend.seen == []
 
 
-async def test_a_websocket_is_refused_in_words_under_a_server_that_has_them(
+async def test_websocket_is_refused_by_a_server_with_websocket_support(
     tmp_path: Path,
 ) -> None:
     sent: list[Any] = []
@@ -348,7 +354,7 @@ async def test_a_websocket_is_refused_in_words_under_a_server_that_has_them(
     assert json.loads(body["body"])["error"]["code"] == "unsupported_protocol"
 
 
-async def test_a_backend_that_is_no_server_has_no_other_paths(tmp_path: Path) -> None:
+async def test_backend_without_http_has_no_other_paths(tmp_path: Path) -> None:
     async with (
         open_sandboxes("memory", tmp_path) as sandboxes,
         serve(make_services(ScriptedModel([]), sandboxes, tmp_path)) as url,
@@ -370,7 +376,7 @@ async def test_a_backend_that_is_no_server_has_no_other_paths(tmp_path: Path) ->
 # The SDK
 
 
-async def test_the_sdks_other_calls_work(tmp_path: Path) -> None:
+async def test_embeddings_and_audio_of_the_sdk_are_relayed(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         match request.path:
             case "/v1/embeddings":
@@ -389,8 +395,8 @@ async def test_the_sdks_other_calls_work(tmp_path: Path) -> None:
             embedded = await sdk.embeddings.create(
                 model="e:plain", input="x", encoding_format="float"
             )
-            heard = await sdk.audio.transcriptions.create(model="w", file=("a.wav", b"la la"))
+            location = await sdk.audio.transcriptions.create(model="w", file=("a.wav", b"la la"))
             spoken = await sdk.audio.speech.create(model="t", voice="alloy", input="x")
     assert embedded.data[0].embedding == [0.5]
-    assert heard.text == "la la"
+    assert location.text == "la la"
     assert spoken.content == b"\x00sound" * 100_000

@@ -1,4 +1,4 @@
-"""Bytes on their way through the proxy, both ways, and what happens when an end breaks."""
+"""Relayed bodies in both directions, and what happens when either connection breaks."""
 
 import asyncio
 import logging
@@ -30,49 +30,49 @@ async def before(handler: Handler, tmp_path: Path) -> AsyncIterator[httpx.AsyncC
         yield client
 
 
-async def test_pieces_go_up_as_the_client_sends_them(tmp_path: Path) -> None:
+async def test_request_body_is_relayed_in_pieces(tmp_path: Path) -> None:
     arrived = asyncio.Event()
 
-    async def listen(request: web.Request) -> web.Response:
+    async def receive(request: web.Request) -> web.Response:
         first = await request.content.readany()
         arrived.set()
         return web.Response(body=first + await request.read())
 
-    async def speak() -> AsyncIterator[bytes]:
+    async def send() -> AsyncIterator[bytes]:
         yield b"first, "
         await arrived.wait()
         yield b"second"
 
-    async with before(listen, tmp_path) as client:
+    async with before(receive, tmp_path) as client:
         with anyio.fail_after(10):
-            answer = await client.post("/v1/audio/transcriptions", content=speak())
+            answer = await client.post("/v1/audio/transcriptions", content=send())
     assert answer.content == b"first, second"
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "audio/mpeg", "application/json"])
-async def test_pieces_come_down_as_the_backend_sends_them(kind: str, tmp_path: Path) -> None:
-    heard = asyncio.Event()
+async def test_answer_is_relayed_in_pieces(kind: str, tmp_path: Path) -> None:
+    received = asyncio.Event()
 
-    async def speak(request: web.Request) -> web.StreamResponse:
+    async def send(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": kind})
         await answer.prepare(request)
         await answer.write(b"data: 1\n\n")
-        await heard.wait()
+        await received.wait()
         await answer.write(b"\xff")
         return answer
 
-    async with before(speak, tmp_path) as client:
+    async with before(send, tmp_path) as client:
         with anyio.fail_after(10):
             async with client.stream("POST", "/v1/completions", json={}) as answer:
                 pieces = []
                 async for piece in answer.aiter_raw():
                     pieces.append(piece)
-                    heard.set()
+                    received.set()
     assert b"".join(pieces) == b"data: 1\n\n\xff"
     assert answer.headers["content-type"] == kind
 
 
-async def test_both_ways_at_once(tmp_path: Path) -> None:
+async def test_both_directions_are_relayed_concurrently(tmp_path: Path) -> None:
     answered = asyncio.Event()
 
     async def echo(request: web.Request) -> web.StreamResponse:
@@ -82,12 +82,12 @@ async def test_both_ways_at_once(tmp_path: Path) -> None:
             await answer.write(piece)
         return answer
 
-    async def speak() -> AsyncIterator[bytes]:
+    async def send() -> AsyncIterator[bytes]:
         yield b"first, "
-        await answered.wait()  # the rest goes up when the first has come down
+        await answered.wait()  # the rest is sent once the first piece is echoed
         yield b"second"
 
-    # httpx sends all of a request before it reads the answer.
+    # httpx sends the complete request before it reads the answer, so use a raw connection.
     async with before(echo, tmp_path) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         head = (
@@ -95,7 +95,7 @@ async def test_both_ways_at_once(tmp_path: Path) -> None:
         )
         writer.write(head.encode())
         with anyio.fail_after(10):
-            async for piece in speak():
+            async for piece in send():
                 writer.write(piece)
                 if not answered.is_set():
                     await reader.readuntil(b"first, ")
@@ -105,7 +105,7 @@ async def test_both_ways_at_once(tmp_path: Path) -> None:
     assert b"second" in rest
 
 
-async def test_what_passes_is_not_kept(tmp_path: Path) -> None:
+async def test_relayed_bodies_are_not_buffered(tmp_path: Path) -> None:
     count = 64
 
     async def echo(request: web.Request) -> web.StreamResponse:
@@ -117,14 +117,14 @@ async def test_what_passes_is_not_kept(tmp_path: Path) -> None:
             await answer.write(MIB)
         return answer
 
-    async def speak() -> AsyncIterator[bytes]:
+    async def send() -> AsyncIterator[bytes]:
         for _ in range(count):
             yield MIB
 
     async with before(echo, tmp_path) as client:
         tracemalloc.start()
         try:
-            async with client.stream("POST", "/v1/files-of-any-size", content=speak()) as answer:
+            async with client.stream("POST", "/v1/files-of-any-size", content=send()) as answer:
                 size = sum([len(piece) async for piece in answer.aiter_raw()])
             _, peak = tracemalloc.get_traced_memory()
         finally:
@@ -136,8 +136,8 @@ async def test_what_passes_is_not_kept(tmp_path: Path) -> None:
 # An end that breaks
 
 
-class Patient:
-    """A handler that waits at a point, and notes that it was given up."""
+class BlockingHandler:
+    """A handler that blocks at a chosen point and records its cancellation."""
 
     def __init__(self, point: str) -> None:
         self.point = point
@@ -163,18 +163,18 @@ class Patient:
 
 @pytest.mark.parametrize("point", ["upload", "thought", "answer"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_client_that_leaves_ends_the_backends_work(
+async def test_client_disconnect_cancels_the_backend_request(
     point: str, method: str, tmp_path: Path
 ) -> None:
-    backend = Patient(point)
+    backend = BlockingHandler(point)
 
-    async def speak() -> AsyncIterator[bytes]:
+    async def send() -> AsyncIterator[bytes]:
         yield b"x"
         if point == "upload":
             await asyncio.Event().wait()
 
     async with before(backend.handle, tmp_path) as client:
-        content = speak() if method == "POST" or point == "upload" else None
+        content = send() if method == "POST" or point == "upload" else None
         asking = asyncio.create_task(client.request(method, "/v1/videos", content=content))
         with anyio.fail_after(10):
             await backend.reached.wait()
@@ -183,7 +183,7 @@ async def test_a_client_that_leaves_ends_the_backends_work(
         await asyncio.wait([asking])
 
 
-async def test_a_backend_that_cannot_be_reached_is_a_bad_gateway(tmp_path: Path) -> None:
+async def test_unreachable_backend_of_a_relay_is_a_502(tmp_path: Path) -> None:
     async with (
         aclosing(OpenAIHTTPModel("http://127.0.0.1:1/v1", api_key=None, timeout_s=5)) as model,
         open_sandboxes("memory", tmp_path) as sandboxes,
@@ -199,7 +199,7 @@ async def test_a_backend_that_cannot_be_reached_is_a_bad_gateway(tmp_path: Path)
     assert {answer.json()["error"]["code"] for answer in answers} == {"backend_unreachable"}
 
 
-async def test_a_request_is_sent_once(tmp_path: Path) -> None:
+async def test_relayed_request_is_not_retried(tmp_path: Path) -> None:
     seen: list[str] = []
 
     async def hang_up(request: web.Request) -> web.Response:
@@ -209,7 +209,7 @@ async def test_a_request_is_sent_once(tmp_path: Path) -> None:
         return web.Response()
 
     async with before(hang_up, tmp_path) as client:
-        await client.get("/ping")  # the connection that is taken next has been used before
+        await client.get("/ping")  # the next request reuses this connection
         posted = await client.post("/v1/completions", json={"model": "m"})
         await client.get("/ping")
         streamed = await client.put("/v1/evals", content=aiter_of(b"a", b"b"))
@@ -217,7 +217,7 @@ async def test_a_request_is_sent_once(tmp_path: Path) -> None:
     assert seen == ["/ping", "/v1/completions", "/ping", "/v1/evals"]
 
 
-async def test_an_answer_that_breaks_off_does_not_look_complete(
+async def test_truncated_answer_does_not_look_complete(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def break_off(request: web.Request) -> web.StreamResponse:
@@ -235,7 +235,7 @@ async def test_an_answer_that_breaks_off_does_not_look_complete(
     assert "Traceback" not in caplog.text
 
 
-async def test_a_refusal_before_the_body_was_read_reaches_the_client(tmp_path: Path) -> None:
+async def test_refusal_before_the_body_was_read_is_relayed(tmp_path: Path) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "too large"}}, status=413)
 

@@ -1,4 +1,4 @@
-"""What the backend keeps for all its clients, who are one to it: no key reaches another's."""
+"""State that the backend keeps for all clients of its one key: no client key reaches another's."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,17 @@ from proxy.keys import Key, Keyring
 from tests.clients.test_passthrough import Recorder, before
 from tests.fakes.server import EachKey, single_key
 
-KEPT = [
+STATEFUL_PATHS = [
     *("batches", "threads", "assistants", "vector_stores", "fine_tuning/jobs", "uploads", "evals"),
     *("realtime/client_secrets", "videos", "skills", "prompts", "chat/completions"),
 ]
 
 
-@pytest.mark.parametrize("kept", KEPT)
-async def test_no_key_reaches_what_another_keeps_at_the_backend(kept: str, tmp_path: Path) -> None:
-    """As it was seen: B listed, read and deleted what A had made, all with the operator's key."""
+@pytest.mark.parametrize("path_name", STATEFUL_PATHS)
+async def test_stateful_backend_paths_are_closed_to_several_keys(
+    path_name: str, tmp_path: Path
+) -> None:
+    """Key B once listed, read and deleted what key A had made, through the operator's key."""
     backend = Recorder(status=200)
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
     plain = {"model": "fake-model:plain"}
@@ -27,17 +29,17 @@ async def test_no_key_reaches_what_another_keeps_at_the_backend(kept: str, tmp_p
                 method, f"/v1/{path}", headers={"authorization": f"Bearer {key}"}, json=body
             )
             for key, method, path, body in (
-                ("sk-a", "POST", f"{kept}/made_1", {}),
-                ("sk-b", "GET", kept, plain),
-                ("sk-b", "GET", f"{kept}/made_1", plain),
-                ("sk-b", "DELETE", f"{kept}/made_1", plain),
+                ("sk-a", "POST", f"{path_name}/made_1", {}),
+                ("sk-b", "GET", path_name, plain),
+                ("sk-b", "GET", f"{path_name}/made_1", plain),
+                ("sk-b", "DELETE", f"{path_name}/made_1", plain),
             )
         ]
     assert backend.seen == []
     assert {answer.status_code for answer in answers} <= {403, 404, 405}
 
 
-async def test_what_is_refused_for_being_kept_says_how_to_open_it(tmp_path: Path) -> None:
+async def test_refused_stateful_path_names_the_setting(tmp_path: Path) -> None:
     backend = Recorder()
     async with before(backend.record, tmp_path) as client:
         answer = await client.get("/v1/batches")
@@ -46,8 +48,8 @@ async def test_what_is_refused_for_being_kept_says_how_to_open_it(tmp_path: Path
     assert "backend.passthrough: all" in error["message"]
 
 
-async def test_a_backends_response_goes_on_for_its_client_alone(tmp_path: Path) -> None:
-    """Who knows the id of another's response cannot go on with it through `:plain`."""
+async def test_backend_response_is_continued_only_by_its_key(tmp_path: Path) -> None:
+    """A client that knows another's response id cannot continue it through `:plain`."""
     backend = Recorder(b'{"id": "resp_of_a", "object": "response"}', 200)
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
     first = {"model": "fake-model:plain", "input": "Hello."}
@@ -88,20 +90,20 @@ RESPONSES_PATHS = [
 ]
 
 
-@pytest.mark.parametrize("named", OF_ANOTHER)
+@pytest.mark.parametrize("reference", OF_ANOTHER)
 @pytest.mark.parametrize("path", RESPONSES_PATHS)
-async def test_a_request_cannot_name_what_the_backend_keeps_for_another(
-    path: str, named: str, tmp_path: Path
+async def test_request_cannot_reference_backend_state_of_another_key(
+    path: str, reference: str, tmp_path: Path
 ) -> None:
     backend = Recorder(status=200)
-    body = {"model": "fake-model:plain", "input": "Hello.", **OF_ANOTHER[named]}
+    body = {"model": "fake-model:plain", "input": "Hello.", **OF_ANOTHER[reference]}
     async with before(backend.record, tmp_path, keyring=EachKey()) as client:
         answer = await client.post(path, json=body)
     assert (answer.status_code, backend.seen) == (404, [])
-    assert next(iter(OF_ANOTHER[named])) in answer.json()["error"]["param"]
+    assert next(iter(OF_ANOTHER[reference])) in answer.json()["error"]["param"]
 
 
-async def test_who_has_the_only_key_can_name_what_the_backend_keeps(tmp_path: Path) -> None:
+async def test_only_key_can_reference_backend_state(tmp_path: Path) -> None:
     backend = Recorder(b'{"id": "resp_1", "object": "response"}', 200)
     body = {"model": "fake-model:plain", **OF_ANOTHER["an item"]}
     async with before(backend.record, tmp_path, keyring=single_key("sk-a")) as client:
@@ -110,7 +112,7 @@ async def test_who_has_the_only_key_can_name_what_the_backend_keeps(tmp_path: Pa
     assert (answer.status_code, len(backend.seen)) == (200, 1)
 
 
-async def test_a_compact_request_that_is_not_read_is_refused(tmp_path: Path) -> None:
+async def test_compact_request_without_json_type_is_refused(tmp_path: Path) -> None:
     backend = Recorder(status=200)
     async with before(backend.record, tmp_path) as client:
         answer = await client.post(
@@ -119,7 +121,7 @@ async def test_a_compact_request_that_is_not_read_is_refused(tmp_path: Path) -> 
     assert (answer.status_code, backend.seen) == (400, [])
 
 
-async def test_a_backends_own_response_is_compacted_for_its_client(tmp_path: Path) -> None:
+async def test_backend_response_is_compacted_for_its_key(tmp_path: Path) -> None:
     backend = Recorder(b'{"id": "resp_of_a", "object": "response"}', 200)
     first = {
         "model": "fake-model:plain",
@@ -136,7 +138,7 @@ async def test_a_backends_own_response_is_compacted_for_its_client(tmp_path: Pat
     assert (made.status_code, compacted.status_code, len(backend.seen)) == (200, 200, 2)
 
 
-async def test_with_all_paths_open_items_of_the_backends_can_be_named(tmp_path: Path) -> None:
+async def test_backend_items_can_be_referenced_with_passthrough_all(tmp_path: Path) -> None:
     backend = Recorder(status=200)
     body = {"model": "fake-model:plain", **OF_ANOTHER["an item"]}
     async with before(backend.record, tmp_path, passthrough="all") as client:

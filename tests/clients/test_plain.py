@@ -1,4 +1,4 @@
-"""A model whose name ends in :plain is the backend's own: the bytes there, the bytes back."""
+"""`:plain` models: requests and answers are relayed to the backend unchanged."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def post(url: str, body: dict[str, Any]) -> httpx.Response:
         (Refusal(500, "broken", headers={"x-request-id": "req-1"}), False),
     ],
 )
-async def test_the_answer_is_the_backends_own_byte_for_byte(
+async def test_plain_answer_equals_the_backend_answer(
     answer: Item, stream: bool, tmp_path: Path
 ) -> None:
     body = {**BODY, "stream": stream}
@@ -66,16 +66,18 @@ async def test_the_answer_is_the_backends_own_byte_for_byte(
         async with running_proxy(backend, "memory", tmp_path) as url:
             relayed = await post(f"{url}/v1", body)
     first, second = (request.body for request in backend.requests)
-    # The fake numbers its answers, in one place of each.
-    ours = relayed.content.replace(b"script-1", b"script-0").replace(b"call_1", b"call_0")
-    assert (relayed.status_code, ours) == (direct.status_code, direct.content)
+    # The fake backend numbers its answers.
+    relayed_content = relayed.content.replace(b"script-1", b"script-0").replace(
+        b"call_1", b"call_0"
+    )
+    assert (relayed.status_code, relayed_content) == (direct.status_code, direct.content)
     for name in ("content-type", "retry-after", "x-ratelimit-limit"):
         assert relayed.headers.get(name) == direct.headers.get(name)
     assert direct.headers.get("x-request-id") in (None, relayed.headers["x-request-id"])
     assert list(second.items()) == list(first.items())
 
 
-async def test_the_backend_sees_its_own_key_and_the_clients_other_headers(tmp_path: Path) -> None:
+async def test_backend_gets_its_own_key_and_other_client_headers(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -86,7 +88,7 @@ async def test_the_backend_sees_its_own_key_and_the_clients_other_headers(tmp_pa
     assert headers["x-request-tag"] == "seen"
 
 
-async def test_pieces_come_as_the_backend_sends_them(tmp_path: Path) -> None:
+async def test_plain_stream_is_relayed_in_pieces(tmp_path: Path) -> None:
     rest = asyncio.Event()
     script = [Held(Frames(frames(chunk({"content": "Hel"}), chunk({"content": "lo"}))), rest, 1)]
     async with (
@@ -101,11 +103,11 @@ async def test_pieces_come_as_the_backend_sends_them(tmp_path: Path) -> None:
             pieces = []
             async for piece in stream:
                 pieces.append(piece.choices[0].delta.content)
-                rest.set()  # not before the first piece is here
+                rest.set()  # only after the first piece arrived
     assert pieces == ["Hel", "lo"]
 
 
-async def test_a_request_that_forbids_tools_goes_straight_too(tmp_path: Path) -> None:
+async def test_tool_choice_none_goes_straight_to_the_backend(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -1,4 +1,4 @@
-"""The id of a `:plain` model's response works, for its client alone."""
+"""Stored responses of `:plain` models, reachable only with the key that created them."""
 
 import base64
 import json
@@ -18,8 +18,8 @@ MINE, YOURS = ({"authorization": f"Bearer sk-{whose}"} for whose in ("mine", "yo
 PLAIN = {"model": "fake-model:plain", "input": "Hello."}
 
 
-class Backend:
-    """Keeps responses, as OpenAI's own server does."""
+class ResponseBackend:
+    """A backend that stores responses, as OpenAI does."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
@@ -45,10 +45,10 @@ class Backend:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_plain_responses_id_works_for_its_client(stream: bool, tmp_path: Path) -> None:
-    own = Backend()
+async def test_plain_response_id_works_for_its_key(stream: bool, tmp_path: Path) -> None:
+    storing_backend = ResponseBackend()
     async with (
-        scripted_backend([], elsewhere=own.answer) as backend,
+        scripted_backend([], elsewhere=storing_backend.answer) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=KEYRING) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
     ):
@@ -66,7 +66,7 @@ async def test_a_plain_responses_id_works_for_its_client(stream: bool, tmp_path:
     assert found.json()["id"] == "resp_0"
     assert (foreign.status_code, unknown.status_code) == (404, 404)
     assert again.json() == {"error": {"message": "gone"}}
-    assert own.seen == [
+    assert storing_backend.seen == [
         "POST /v1/responses",
         "GET /v1/responses/resp_0?include=x",
         "GET /v1/responses/resp_0/input_items",
@@ -75,21 +75,21 @@ async def test_a_plain_responses_id_works_for_its_client(stream: bool, tmp_path:
     ]
 
 
-async def test_a_response_that_is_not_to_be_stored_has_no_id_here(tmp_path: Path) -> None:
-    own = Backend()
+async def test_unstored_plain_response_is_not_found(tmp_path: Path) -> None:
+    storing_backend = ResponseBackend()
     async with (
-        scripted_backend([], elsewhere=own.answer) as backend,
+        scripted_backend([], elsewhere=storing_backend.answer) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
     ):
         await http.post("/responses", json={**PLAIN, "store": False})
         found = await http.get("/responses/resp_0")
     assert found.status_code == 404
-    assert own.seen == ["POST /v1/responses"]
+    assert storing_backend.seen == ["POST /v1/responses"]
 
 
-async def test_a_plain_responses_id_works_after_a_restart(tmp_path: Path) -> None:
-    async with scripted_backend([], elsewhere=Backend().answer) as backend:
+async def test_plain_response_id_works_after_a_restart(tmp_path: Path) -> None:
+    async with scripted_backend([], elsewhere=ResponseBackend().answer) as backend:
         for first in (True, False):
             async with (
                 running_proxy(backend, "memory", tmp_path) as url,
@@ -101,10 +101,12 @@ async def test_a_plain_responses_id_works_after_a_restart(tmp_path: Path) -> Non
     assert found.json()["id"] == "resp_0"
 
 
-async def test_an_id_of_a_proxy_before_the_backend_is_noted_too(tmp_path: Path) -> None:
-    """LiteLLM's proxy writes provider, model id and response id in base64 behind `resp_`."""
-    told = f"litellm:custom_llm_provider:openai;model_id:{'a' * 64};response_id:resp_{'b' * 48}?>"
-    own_id = f"resp_{base64.b64encode(told.encode()).decode()}"
+async def test_litellm_response_id_is_recorded(tmp_path: Path) -> None:
+    """LiteLLM's proxy encodes provider, model id and response id in base64 after `resp_`."""
+    plain_id = (
+        f"litellm:custom_llm_provider:openai;model_id:{'a' * 64};response_id:resp_{'b' * 48}?>"
+    )
+    own_id = f"resp_{base64.b64encode(plain_id.encode()).decode()}"
     seen: list[Any] = []
 
     async def respond(request: web.Request) -> web.Response:

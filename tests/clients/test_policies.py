@@ -1,4 +1,4 @@
-"""What holds for a request is decided by profile, model, key and request, in this order."""
+"""Policies of profile, model, key and request, applied in this order."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from proxy.config import Config, parse
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import build_profiles
-from tests.clients.chat import ASKED, ask, client
+from tests.clients.chat_http import BODY, http_client, post_chat
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
 
@@ -55,26 +55,26 @@ async def served(
             keyring=Keyring([*KEYS, ("sk-other", Key("other"))], operator="sk-operator"),
             passthrough="all",
         ) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         http.headers["authorization"] = "Bearer sk-other"
         yield http, backend
 
 
 def error(response: httpx.Response) -> tuple[int, str | None, str | None, str]:
-    told = response.json()["error"]
-    return response.status_code, told["code"], told["param"], told["message"]
+    details = response.json()["error"]
+    return response.status_code, details["code"], details["param"], details["message"]
 
 
-async def test_a_key_bounds_its_requests_whatever_the_profile(tmp_path: Path) -> None:
+async def test_key_limits_apply_under_every_profile(tmp_path: Path) -> None:
     async with served(tmp_path, STEPS, STEPS, text_reply("Enough.")) as (http, _):
-        response = await ask(http, {**STUDENT, "x-sandbox-profile": "research"})
+        response = await post_chat(http, {**STUDENT, "x-sandbox-profile": "research"})
     assert response.json()["sandbox"]["stop_reason"] == "max_turns"
 
 
-async def test_a_request_may_have_less_than_its_key_allows(tmp_path: Path) -> None:
+async def test_request_can_lower_the_key_limits(tmp_path: Path) -> None:
     async with served(tmp_path, STEPS, text_reply("Enough.")) as (http, _):
-        response = await ask(http, STUDENT, sandbox={"limits": {"max_turns": 1}})
+        response = await post_chat(http, STUDENT, sandbox={"limits": {"max_turns": 1}})
     assert response.json()["sandbox"]["stop_reason"] == "max_turns"
     assert response.json()["usage"]["sandbox"]["tool_calls"] == 1
 
@@ -119,11 +119,11 @@ async def test_a_request_may_have_less_than_its_key_allows(tmp_path: Path) -> No
         ),
     ],
 )
-async def test_what_is_more_than_allowed_is_a_403_that_names_the_rule(
+async def test_request_over_its_policy_is_a_403_that_names_the_limit(
     headers: dict[str, str], fields: dict[str, Any], param: str, words: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path) as (http, backend):
-        status, code, told_param, message = error(await ask(http, headers, **fields))
+        status, code, told_param, message = error(await post_chat(http, headers, **fields))
     assert (status, code, told_param) == (403, "policy_violation", param)
     assert message.startswith(words)
     assert not backend.requests
@@ -148,11 +148,11 @@ async def test_what_is_more_than_allowed_is_a_403_that_names_the_rule(
         ({}, {"sandbox": {"watch": {"rules": []}}}, "sandbox.watch"),
     ],
 )
-async def test_what_means_nothing_is_a_400_that_names_the_field(
+async def test_invalid_policy_field_is_a_400_that_names_it(
     headers: dict[str, str], fields: dict[str, Any], param: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path) as (http, _):
-        status, _, told_param, _ = error(await ask(http, headers, **fields))
+        status, _, told_param, _ = error(await post_chat(http, headers, **fields))
     assert (status, told_param) == (400, param)
 
 
@@ -168,7 +168,7 @@ async def test_old_names_in_a_request_are_the_new_ones(
     headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
 ) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, _):
-        response = await ask(http, headers, sandbox=sandbox)
+        response = await post_chat(http, headers, sandbox=sandbox)
     assert response.headers["x-sandbox-route"] == "never"
 
 
@@ -199,13 +199,13 @@ async def test_old_and_new_name_in_a_request_are_a_400_that_names_both(
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path) as (http, _):
-        found = error(await ask(http, headers, sandbox=sandbox))
+        found = error(await post_chat(http, headers, sandbox=sandbox))
     assert found == (400, "invalid_value", param, message)
 
 
 async def test_old_name_of_a_setting_is_bounded_like_the_new_one(tmp_path: Path) -> None:
     async with served(tmp_path) as (http, _):
-        found = error(await ask(http, sandbox={"limits": {"max_tokens": 10**9}}))
+        found = error(await post_chat(http, sandbox={"limits": {"max_tokens": 10**9}}))
     assert found[:3] == (403, "policy_violation", "sandbox.limits.max_total_tokens")
 
 
@@ -217,23 +217,23 @@ async def test_old_name_of_a_setting_is_bounded_like_the_new_one(tmp_path: Path)
         ({}, "m:plain", "plain_suffix"),
     ],
 )
-async def test_who_has_no_computer_gets_the_backends_answer_and_hears_why(
+async def test_request_without_a_sandbox_is_relayed_with_the_reason(
     headers: dict[str, str], model: str, why: str, tmp_path: Path
 ) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, backend):
-        response = await ask(http, headers, model=model)
+        response = await post_chat(http, headers, model=model)
     assert response.headers["x-sandbox-route"] == why
     assert "sandbox" not in response.json()
     assert "tools" not in backend.requests[0].body
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}])
-async def test_who_must_have_one_gets_it_and_no_tool_that_is_forbidden(
+async def test_required_sandbox_is_used_and_forbidden_client_tools_are_dropped(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    theirs = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
+    lookup = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
     async with served(tmp_path, STEPS, text_reply("Done.")) as (http, backend):
-        response = await ask(http, model="watched", tools=[theirs], **fields)
+        response = await post_chat(http, model="watched", tools=[lookup], **fields)
     assert response.json()["sandbox"]["route"] == "always"
     names = [tool["function"]["name"] for tool in backend.requests[0].body["tools"]]
     assert ("lookup" in names) is ("tool_choice" not in fields)
@@ -248,7 +248,7 @@ async def elsewhere(_: web.Request) -> web.Response:
     ("key", "model", "status"),
     [("sk-bound", "m", 403), ("sk-other", "watched", 403), ("sk-other", "m", 200)],
 )
-async def test_who_must_have_one_cannot_ask_a_model_past_it(
+async def test_required_sandbox_closes_relayed_generation(
     key: str, model: str, status: int, tmp_path: Path
 ) -> None:
     headers = {"authorization": f"Bearer {key}"}
@@ -263,24 +263,24 @@ async def test_who_must_have_one_cannot_ask_a_model_past_it(
         assert message.startswith("enabled: always holds here")
 
 
-async def test_an_idempotency_key_stands_for_one_profile(tmp_path: Path) -> None:
+async def test_idempotency_key_is_bound_to_its_profile(tmp_path: Path) -> None:
     key = {"idempotency-key": "order-1"}
     async with served(tmp_path, text_reply("42")) as (http, backend):
-        first = await ask(http, key)
-        again = await ask(http, key)
-        other = await ask(http, {**key, "x-sandbox-profile": "strict"})
+        first = await post_chat(http, key)
+        again = await post_chat(http, key)
+        other = await post_chat(http, {**key, "x-sandbox-profile": "strict"})
     assert (first.status_code, again.json()) == (200, first.json())
     assert error(other)[:3] == (422, "idempotency_key_reused", "Idempotency-Key")
     assert len(backend.requests) == 1
 
 
-async def test_an_answer_says_which_way_it_came(tmp_path: Path) -> None:
+async def test_answer_names_its_route(tmp_path: Path) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, _):
-        response = await ask(http)
+        response = await post_chat(http)
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_every_dialect_is_bound_by_the_same(tmp_path: Path) -> None:
+async def test_policies_apply_to_every_api(tmp_path: Path) -> None:
     async with served(tmp_path) as (http, _):
         address = str(http.base_url).rstrip("/")
         asked = {"x-sandbox-profile": "research"}
@@ -289,24 +289,24 @@ async def test_every_dialect_is_bound_by_the_same(tmp_path: Path) -> None:
                 await one.responses.create(model="m", input="How many?", extra_headers=asked)
             with pytest.raises(openai.PermissionDeniedError, match="enabled: always holds here"):
                 await one.responses.create(model="watched:plain", input="How many?")
-        message = {**ASKED, "max_tokens": 100}
+        message = {**BODY, "max_tokens": 100}
         response = await http.post("/v1/messages", json=message, headers=asked)
         plain = await http.post("/v1/messages", json={**message, "model": "watched:plain"})
     assert (response.status_code, plain.status_code) == (403, 403)
     assert response.json()["error"]["type"] == "permission_error"
 
 
-async def test_a_key_that_was_not_given_out_is_refused(tmp_path: Path) -> None:
+async def test_unknown_key_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path) as (http, _):
-        response = await ask(http, {"authorization": "Bearer sk-nobody"})
+        response = await post_chat(http, {"authorization": "Bearer sk-nobody"})
     assert error(response)[:2] == (401, "invalid_api_key")
 
 
-async def test_capabilities_tell_which_profiles_there_are(tmp_path: Path) -> None:
+async def test_capabilities_list_the_profiles_of_the_key(tmp_path: Path) -> None:
     async with served(tmp_path) as (http, _):
-        told = (await http.get("/v1/capabilities")).json()
+        details = (await http.get("/v1/capabilities")).json()
         operator = {"authorization": "Bearer sk-operator"}
         all_told = (await http.get("/v1/capabilities", headers=operator)).json()
-    assert told["profile"] == all_told["profile"] == "default"
-    assert told["profiles"].keys() < all_told["profiles"].keys()
+    assert details["profile"] == all_told["profile"] == "default"
+    assert details["profiles"].keys() < all_told["profiles"].keys()
     assert all_told["profiles"].keys() >= {"default", "research", "strict"}

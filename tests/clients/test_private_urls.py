@@ -1,4 +1,4 @@
-"""URLs that the backend would fetch from inside the network, in requests past the loop."""
+"""Requests sent straight to the backend must not make it fetch private URLs."""
 
 import gzip
 import json
@@ -69,8 +69,8 @@ APIS = {
 }
 
 
-async def status(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
-    """The status, the error's code, and how many requests came to the backend."""
+async def post_url(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
+    """Return the status, the error code, and the number of backend requests."""
     internet = Internet({"inside.example": ["10.0.0.1"], "allowed.example": ["93.184.215.14"]})
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
     body = {"model": "fake-model:plain", **APIS[path](url)}
@@ -85,15 +85,13 @@ async def status(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
 
 
 @pytest.mark.parametrize("url", SPELLINGS)
-async def test_no_spelling_of_a_private_address_reaches_the_backend(
-    url: str, tmp_path: Path
-) -> None:
-    assert await status(tmp_path, "chat/completions", url) == (400, "url_not_allowed", 0)
+async def test_private_address_is_refused_in_every_spelling(url: str, tmp_path: Path) -> None:
+    assert await post_url(tmp_path, "chat/completions", url) == (400, "url_not_allowed", 0)
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_no_api_passes_a_private_address_on(path: str, tmp_path: Path) -> None:
-    code, _, requests = await status(tmp_path, path, "http://10.0.0.1/secret.png")
+async def test_private_address_is_refused_by_every_api(path: str, tmp_path: Path) -> None:
+    code, _, requests = await post_url(tmp_path, path, "http://10.0.0.1/secret.png")
     assert (code, requests) == (400, 0)
 
 
@@ -105,25 +103,25 @@ def utf_16(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode("utf-16-le")
 
 
-@pytest.mark.parametrize("written", [escaped, utf_16])
+@pytest.mark.parametrize("content_of", [escaped, utf_16])
 @pytest.mark.parametrize("path", [*APIS, "messages/count_tokens"])
-async def test_no_spelling_of_plain_passes_a_private_address_on(
-    path: str, written: Callable[[dict[str, Any]], bytes], tmp_path: Path
+async def test_private_address_is_refused_in_every_spelling_of_plain(
+    path: str, content_of: Callable[[dict[str, Any]], bytes], tmp_path: Path
 ) -> None:
     make = APIS.get(path, messages)
     body = {"model": "fake-model:plain", "store": False, **make("http://10.0.0.1/secret.png")}
     seen: list[str] = []
 
-    async def take(request: web.Request) -> web.Response:
+    async def record(request: web.Request) -> web.Response:
         seen.append(request.path)
         return web.json_response({})
 
     async with (
-        scripted_backend([], elsewhere=take) as backend,
+        scripted_backend([], elsewhere=record) as backend,
         running_proxy(backend, "memory", tmp_path) as base,
         httpx.AsyncClient(base_url=f"{base}/v1/", headers=JSON_TYPE, timeout=30) as client,
     ):
-        answer = await client.post(path, content=written(body))
+        answer = await client.post(path, content=content_of(body))
     assert (answer.status_code, seen, backend.requests) == (400, [], [])
 
 
@@ -153,10 +151,10 @@ FETCHED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("named", FETCHED)
-async def test_no_field_passes_a_private_address_on(named: str, tmp_path: Path) -> None:
-    written = json.dumps({"model": "m", **FETCHED[named]}).encode()
-    assert await passed_on(tmp_path, written, JSON_TYPE) == (400, [])
+@pytest.mark.parametrize("case", FETCHED)
+async def test_private_address_is_refused_in_every_fetched_field(case: str, tmp_path: Path) -> None:
+    content_of = json.dumps({"model": "m", **FETCHED[case]}).encode()
+    assert await relay_body(tmp_path, content_of, JSON_TYPE) == (400, [])
 
 
 TEXTS: dict[str, Any] = {
@@ -203,22 +201,24 @@ TEXTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("named", TEXTS)
-async def test_what_nobody_fetches_is_passed_on(named: str, tmp_path: Path) -> None:
-    written = json.dumps({"model": "m", **TEXTS[named]}).encode()
-    assert await passed_on(tmp_path, written, JSON_TYPE) == (200, [len(written)])
+@pytest.mark.parametrize("case", TEXTS)
+async def test_url_in_a_field_that_is_not_fetched_is_relayed(case: str, tmp_path: Path) -> None:
+    content_of = json.dumps({"model": "m", **TEXTS[case]}).encode()
+    assert await relay_body(tmp_path, content_of, JSON_TYPE) == (200, [len(content_of)])
 
 
 @pytest.mark.parametrize(
     "content", [b"{no json", PRIVATE_FIELD + b', "x": ' + b"1" * 5000 + b"}", b'{"x": 1} {}']
 )
-async def test_json_that_cannot_be_read_is_not_passed_on(content: bytes, tmp_path: Path) -> None:
-    code, lengths = await passed_on(tmp_path, content, JSON_TYPE, code=None)
+async def test_unreadable_json_is_not_relayed(content: bytes, tmp_path: Path) -> None:
+    code, lengths = await relay_body(tmp_path, content, JSON_TYPE, code=None)
     assert (code, lengths) == (400, [])
 
 
-async def test_a_public_url_is_passed_on(tmp_path: Path) -> None:
-    code, _, requests = await status(tmp_path, "chat/completions", "https://allowed.example/p.png")
+async def test_public_url_is_relayed(tmp_path: Path) -> None:
+    code, _, requests = await post_url(
+        tmp_path, "chat/completions", "https://allowed.example/p.png"
+    )
     assert (code, requests) == (200, 1)
 
 
@@ -229,9 +229,7 @@ async def test_a_public_url_is_passed_on(tmp_path: Path) -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
     ],
 )
-async def test_an_address_in_a_text_is_no_url_to_fetch(
-    part: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_address_in_a_text_is_relayed(part: dict[str, Any], tmp_path: Path) -> None:
     body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": [part]}]}
     async with (
         scripted_backend([text_reply("Seen.")]) as backend,
@@ -245,18 +243,18 @@ async def test_an_address_in_a_text_is_no_url_to_fetch(
 FILLED = b', "text": "' + b"x" * (18 << 20) + b'"}'
 
 
-async def passed_on(
+async def relay_body(
     tmp_path: Path, content: Any, headers: dict[str, str], code: str | None = "url_not_allowed"
 ) -> tuple[int, list[int]]:
-    """The status, and how long the bodies are that came to the backend whole."""
+    """Return the status, and the lengths of the complete bodies that reached the backend."""
     lengths: list[int] = []
 
-    async def take(request: web.Request) -> web.Response:
+    async def record(request: web.Request) -> web.Response:
         lengths.append(len(await request.read()))
         return web.json_response({})
 
     async with (
-        scripted_backend([], elsewhere=take) as backend,
+        scripted_backend([], elsewhere=record) as backend,
         running_proxy(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as base,
         httpx.AsyncClient(base_url=base, timeout=30) as client,
     ):
@@ -284,22 +282,22 @@ async def passed_on(
         (gzip.compress(PRIVATE + b"}", mtime=0), {**JSON_TYPE, "Content-Encoding": "gzip"}),
     ],
 )
-async def test_a_body_that_is_not_read_brings_no_url_to_the_backend(
+async def test_private_url_is_found_in_unparsed_bodies(
     content: bytes, headers: dict[str, str], tmp_path: Path
 ) -> None:
-    assert await passed_on(tmp_path, content, headers) == (400, [])
+    assert await relay_body(tmp_path, content, headers) == (400, [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("body", [PRIVATE, ESCAPED])
-async def test_a_url_is_found_across_the_pieces_of_a_body(
+async def test_private_url_is_found_across_body_chunks(
     body: bytes, size: int, tmp_path: Path
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(body), size):
             yield body[start : start + size]
 
-    assert await passed_on(tmp_path, pieces(), {}) == (400, [])
+    assert await relay_body(tmp_path, pieces(), {}) == (400, [])
 
 
 @pytest.mark.parametrize(
@@ -314,14 +312,14 @@ async def test_a_url_is_found_across_the_pieces_of_a_body(
         b'{"outputs": [{"parameters": {"binary_data": true}}]}\0\1',
     ],
 )
-async def test_a_long_body_without_urls_is_passed_on(content: bytes, tmp_path: Path) -> None:
+async def test_long_body_without_urls_is_relayed(content: bytes, tmp_path: Path) -> None:
     is_json = content[:1] == b"{" and b"\0" not in content
     headers = JSON_TYPE if is_json else {"Content-Type": "application/octet-stream"}
-    status_code, lengths = await passed_on(tmp_path, content, headers)
+    status_code, lengths = await relay_body(tmp_path, content, headers)
     assert (status_code, lengths) == (200, [len(content)])
 
 
-async def test_a_private_url_in_the_models_own_message_does_not_reach_the_backend(
+async def test_private_url_in_an_assistant_message_is_refused(
     tmp_path: Path,
 ) -> None:
     part = {"type": "image_url", "image_url": {"url": P}}

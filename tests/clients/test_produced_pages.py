@@ -1,5 +1,4 @@
-"""Whatever a model has produced, a browser that opens it lets it do nothing to this origin: over
-every route that serves such bytes."""
+"""Files of a model opened in a browser cannot act on this origin, whatever route serves them."""
 
 import io
 import zipfile
@@ -15,7 +14,7 @@ import pytest
 from policies.artifacts import ArtifactLimits
 from policies.profile import Profile
 from proxy.profiles import Profiles
-from tests.clients.test_files_http import WITH_KEY, produced
+from tests.clients.test_produced_files import WITH_KEY, produced
 
 SCRIPT = "<script>fetch('/v1/files').then(alert)</script>"
 PAGES = {
@@ -39,7 +38,7 @@ ROUTES = ("link", "key", "range", "ranges", "head", "upload", "put in", "zip by 
 async def answers(
     route: str, texts: dict[str, str], state_dir: Path
 ) -> AsyncIterator[list[httpx.Response]]:
-    """What a browser gets of each file."""
+    """Yield the answers that a browser gets for the files."""
     with anyio.fail_after(20):
         async with produced(texts, state_dir) as made:
             links = [httpx.URL(file["url"]) for file in made.files]
@@ -76,19 +75,19 @@ async def answers(
                     yield [by_key if route == "zip by key" else await fetch(told["zip_url"])]
 
 
-def way(answer: httpx.Response) -> str:
+def content_disposition(answer: httpx.Response) -> str:
     message = Message()
     message["content-disposition"] = answer.headers["content-disposition"]
     return str(message.get_content_disposition())
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_a_page_is_a_download_that_may_do_nothing(route: str, tmp_path: Path) -> None:
+async def test_produced_page_is_a_sandboxed_download(route: str, tmp_path: Path) -> None:
     async with answers(route, PAGES, tmp_path) as found:
         assert len(found) == (1 if route.startswith("zip") else len(PAGES))
         for answer in found:
             assert answer.status_code in (200, 206)
-            assert way(answer) == "attachment"
+            assert content_disposition(answer) == "attachment"
             assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
@@ -100,21 +99,19 @@ async def test_a_page_is_a_download_that_may_do_nothing(route: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("route", ["link", "key", "upload", "put in"])
-async def test_what_is_shown_is_taken_for_nothing_but_what_it_says(
-    route: str, tmp_path: Path
-) -> None:
+async def test_harmless_file_is_shown_with_its_declared_type(route: str, tmp_path: Path) -> None:
     async with answers(route, HARMLESS, tmp_path) as found:
         assert {answer.headers["content-type"] for answer in found} == {
             "text/plain; charset=utf-8",
             "image/png",
         }
         for answer in found:
-            assert way(answer) == "inline"
+            assert content_disposition(answer) == "inline"
             assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
             assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_what_is_not_to_go_back_is_named_with_the_reason(tmp_path: Path) -> None:
+async def test_files_left_out_are_listed_with_the_reason(tmp_path: Path) -> None:
     limits = ArtifactLimits(max_files=1, deny_types=("text/html", ".svg"))
     texts = {"a.html": "x", "b.svg": "x", "c.csv": "x", "d.csv": "xyz"}
     async with produced(texts, tmp_path, profiles=Profiles.only(Profile(artifacts=limits))) as made:

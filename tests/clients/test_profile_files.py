@@ -1,4 +1,4 @@
-"""The files that go in and come back are those that the request's own profile lets."""
+"""Input files and artifacts are limited by the profile of the request."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from proxy.inputs import Inputs
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import build_profiles
 from proxy.store.store import Store
-from tests.clients.chat import ask, client
+from tests.clients.chat_http import http_client, post_chat
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import running_proxy
@@ -36,7 +36,7 @@ PICTURE = call(
     "str_replace_editor", command="create", path="/testbed/output/a.png", file_text="pixels"
 )
 SUBMIT = call("submit", answer="Done.")
-LINKED = {"type": "image_url", "image_url": {"url": "http://allowed.example/p.png"}}
+LINKED_IMAGE = {"type": "image_url", "image_url": {"url": "http://allowed.example/p.png"}}
 
 
 @asynccontextmanager
@@ -50,7 +50,7 @@ async def served(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncCl
             profiles=build_profiles(parse(TREE, "c.yaml")),
             **changes,
         ) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         yield http
 
@@ -73,18 +73,18 @@ def file(kib: int, fill: bytes = b"x") -> dict[str, Any]:
         ({}, [file(1025)], 200),
     ],
 )
-async def test_a_file_is_as_large_as_the_requests_profile_lets(
+async def test_profile_limits_the_input_file_size(
     headers: dict[str, str], files: list[Any], status: int, tmp_path: Path
 ) -> None:
     async with served(tmp_path) as http:
-        response = await ask(http, headers, messages=user(*files))
+        response = await post_chat(http, headers, messages=user(*files))
     assert response.status_code == status
     if status == 413:
         words = response.json()["error"]["message"]
         assert "may have 1 MiB, and all together 2 MiB" in words
 
 
-async def test_what_is_on_the_web_is_fetched_where_the_profile_says_so(tmp_path: Path) -> None:
+async def test_profile_decides_whether_urls_are_fetched(tmp_path: Path) -> None:
     fetched: list[bytes] = []
 
     async def site(reader: Reader, writer: Writer) -> None:
@@ -97,22 +97,22 @@ async def test_what_is_on_the_web_is_fetched_where_the_profile_says_so(tmp_path:
         internet.server(site),
         served(tmp_path, inputs=Inputs(fetcher=fetcher)) as http,
     ):
-        strict = await ask(http, STRICT, messages=user(LINKED))
+        strict = await post_chat(http, STRICT, messages=user(LINKED_IMAGE))
         assert (strict.status_code, fetched) == (200, [])
-        await ask(http, messages=user(LINKED))
+        await post_chat(http, messages=user(LINKED_IMAGE))
         assert len(fetched) == 1
 
 
-async def test_pictures_and_links_are_as_the_requests_profile_has_them(tmp_path: Path) -> None:
+async def test_profile_decides_inline_images_and_link_expiry(tmp_path: Path) -> None:
     clock = ManualClock()
     files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
     async with served(tmp_path, files=files) as http:
-        small, usual = [(await ask(http, headers)).json() for headers in (SMALL, {})]
+        small, default = [(await post_chat(http, headers)).json() for headers in (SMALL, {})]
     now = int(clock.time())
-    assert [lives_until(told) - now for told in (small, usual)] == [3600, 24 * 3600]
+    assert [link_expiry(answer) - now for answer in (small, default)] == [3600, 24 * 3600]
     assert "images" not in small["choices"][0]["message"]
-    assert len(usual["choices"][0]["message"]["images"]) == 1
+    assert len(default["choices"][0]["message"]["images"]) == 1
 
 
-def lives_until(told: Any) -> int:
-    return int(httpx.URL(told["sandbox"]["files"][0]["url"]).params["exp"])
+def link_expiry(answer: Any) -> int:
+    return int(httpx.URL(answer["sandbox"]["files"][0]["url"]).params["exp"])

@@ -1,4 +1,4 @@
-"""Secrets in what a run says: no client and no backend hears them, in whatever pieces."""
+"""Secrets in the output of a run are redacted for clients and backend, however they are split."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,16 @@ from policies.redaction import Redaction
 from policies.rules import Rule, RuleSet
 from policies.steps import STEPS_MODES
 from proxy.models.scripted import call, tool_reply
-from tests.clients.chat import PATH, answer, ask
-from tests.clients.watching import PATIENCE_S, audited, observations, watched
+from tests.clients.audit_server import TIMEOUT_S, audit_server, observations, with_audit
+from tests.clients.chat_http import PATH, answer_text, post_chat
 from tests.fakes.backend import Raw, by_history, scripted_backend
 
 SECRET = "ghp_" + "q7R2" * 9
-HALVES = f"a={SECRET[:20]}; b={SECRET[20:]}"
+SPLIT_SECRET = f"a={SECRET[:20]}; b={SECRET[20:]}"
 LONG = "All is well. " * 100
 ANSWER = f"{LONG}It is {SECRET}. {LONG}"
-SHOWN = f"{LONG}It is [redacted github]. {LONG}"
-PROFILE = audited(
+REDACTED_ANSWER = f"{LONG}It is [redacted github]. {LONG}"
+PROFILE = with_audit(
     Profile(
         redaction=Redaction(("all",)), watch=RuleSet((Rule("all", "command", "(?s).*echo", "log"),))
     )
@@ -29,8 +29,8 @@ PROFILE = audited(
 
 
 def script(secret_in_command: str = "") -> Any:
-    """The secret in the model's thinking, command, output, file and answer."""
-    command = f"{HALVES}; {secret_in_command} echo $a$b; printf $a$b > output/key.txt"
+    """Return a script with the secret in reasoning, command, output, file and answer."""
+    command = f"{SPLIT_SECRET}; {secret_in_command} echo $a$b; printf $a$b > output/key.txt"
     return by_history(
         [
             {
@@ -45,21 +45,21 @@ def script(secret_in_command: str = "") -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("steps", STEPS_MODES)
-async def test_no_client_hears_a_secret_and_neither_does_the_backend(
+async def test_secret_is_redacted_for_client_backend_and_log(
     tmp_path: Path, stream: bool, steps: str
 ) -> None:
     headers = {"Idempotency-Key": "k"}
     async with (
         scripted_backend(script(f"echo {SECRET} >&2;")) as backend,
-        watched(backend, tmp_path, PROFILE) as http,
+        audit_server(backend, tmp_path, PROFILE) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             sandbox = {"steps": steps}
-            response = await ask(http, headers, stream=stream, sandbox=sandbox)
-            again = await ask(http, headers, stream=not stream, sandbox=sandbox)
+            response = await post_chat(http, headers, stream=stream, sandbox=sandbox)
+            again = await post_chat(http, headers, stream=not stream, sandbox=sandbox)
             run = await http.get(f"/v1/runs/{response.headers['x-sandbox-run']}")
         told = observations(backend)
-    assert answer(response) == answer(again) == SHOWN
+    assert answer_text(response) == answer_text(again) == REDACTED_ANSWER
     assert SECRET not in response.text + again.text + run.text
     assert [SECRET in each for each in told] == [False]
     assert "[redacted github]" in told[0]
@@ -90,14 +90,14 @@ async def test_no_client_hears_a_secret_and_neither_does_the_backend(
         ),
     ],
 )
-async def test_neither_do_clients_of_the_other_apis(
+async def test_secret_is_redacted_in_responses_and_messages(
     tmp_path: Path, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     async with (
         scripted_backend(script(f"echo {SECRET} >&2;")) as backend,
-        watched(backend, tmp_path, PROFILE) as http,
+        audit_server(backend, tmp_path, PROFILE) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             asked = {"model": "fake-model", "stream": stream, **body}
             response = await http.post(path, json=asked)
             kept = (
@@ -108,31 +108,31 @@ async def test_neither_do_clients_of_the_other_apis(
     assert SECRET not in response.text + (kept.text if kept else "")
 
 
-async def test_a_produced_file_is_handed_back_as_it_is(tmp_path: Path) -> None:
+async def test_produced_file_is_not_redacted(tmp_path: Path) -> None:
     async with (
         scripted_backend(script()) as backend,
-        watched(backend, tmp_path, PROFILE) as http,
+        audit_server(backend, tmp_path, PROFILE) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
-            (file,) = (await ask(http)).json()["sandbox"]["files"]
+        with anyio.fail_after(TIMEOUT_S):
+            (file,) = (await post_chat(http)).json()["sandbox"]["files"]
             content = await http.get(file["url"])
     assert content.text == SECRET
 
 
-async def test_the_answers_of_all_choices_are_without(tmp_path: Path) -> None:
+async def test_secret_is_redacted_in_each_choice(tmp_path: Path) -> None:
     async with (
         scripted_backend(script()) as backend,
-        watched(backend, tmp_path, PROFILE) as http,
+        audit_server(backend, tmp_path, PROFILE) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
-            whole = await ask(http, n=2)
-            streamed = await ask(http, n=2, stream=True)
+        with anyio.fail_after(TIMEOUT_S):
+            whole = await post_chat(http, n=2)
+            streamed = await post_chat(http, n=2, stream=True)
     shown = [choice["message"]["content"] for choice in whole.json()["choices"]]
-    assert shown == [SHOWN, SHOWN]
+    assert shown == [REDACTED_ANSWER, REDACTED_ANSWER]
     assert SECRET not in whole.text + streamed.text
 
 
-async def test_token_by_token_there_is_nothing_that_could_tell(tmp_path: Path) -> None:
+async def test_log_probabilities_are_dropped_under_redaction(tmp_path: Path) -> None:
     logprobs = {"content": [{"token": SECRET, "logprob": -0.1, "top_logprobs": []}]}
     reply = {
         "id": "c",
@@ -151,21 +151,21 @@ async def test_token_by_token_there_is_nothing_that_could_tell(tmp_path: Path) -
     raw = Raw(200, json.dumps(reply).encode(), {"content-type": "application/json"})
     async with (
         scripted_backend([raw, raw]) as backend,
-        watched(backend, tmp_path, PROFILE) as http,
+        audit_server(backend, tmp_path, PROFILE) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
-            response = await ask(http, logprobs=True)
-    assert answer(response) == SHOWN.strip()
+        with anyio.fail_after(TIMEOUT_S):
+            response = await post_chat(http, logprobs=True)
+    assert answer_text(response) == REDACTED_ANSWER.strip()
     assert SECRET not in response.text
 
 
-async def test_nothing_is_taken_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+async def test_profile_without_redaction_keeps_the_secret(tmp_path: Path) -> None:
     async with (
         scripted_backend(script()) as backend,
-        watched(backend, tmp_path, Profile()) as http,
+        audit_server(backend, tmp_path, Profile()) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             response = await http.post(
                 PATH, json={"model": "m", "messages": [{"role": "user", "content": "Go on."}]}
             )
-    assert answer(response) == ANSWER
+    assert answer_text(response) == ANSWER

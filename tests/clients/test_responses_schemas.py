@@ -1,4 +1,4 @@
-"""Every response and every event of its stream is what OpenAI's own description says it must be."""
+"""Responses and their stream events, validated against OpenAI's own description."""
 
 import json
 from pathlib import Path
@@ -22,16 +22,19 @@ CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
 NAMESPACE = {"type": "namespace", "name": "own", "description": "", "tools": [LOOKUP, FREE_TEXT]}
 GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "x"}
 SEARCH = {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}
-CALL = tool_reply(call("lookup", input="x"))
-THINK = {**tool_reply(call("execute_bash", command="echo one; echo two >&2")), "reasoning": "Hm."}
+LOOKUP_CALL = tool_reply(call("lookup", input="x"))
+REASONED_ECHO = {
+    **tool_reply(call("execute_bash", command="echo one; echo two >&2")),
+    "reasoning": "Hm.",
+}
 MAKE = tool_reply(call("execute_bash", command="printf 'GIF89a;' > output/dot.gif"))
 EDIT = tool_reply(call("str_replace_editor", command="view", path="/testbed"))
 WRONG = tool_reply(call("execute_bash", cmd="ls"))
 SUBMIT = tool_reply(call("submit", answer="See /testbed/output/dot.gif."))
-STEPS: list[Item] = [THINK, MAKE, EDIT, WRONG, SUBMIT]
+STEPS: list[Item] = [REASONED_ECHO, MAKE, EDIT, WRONG, SUBMIT]
 REFUSAL = {"message": {"role": "assistant", "content": None, "refusal": "No."}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-FORM = {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}
+JSON_SCHEMA_FORMAT = {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}
 ALL_INCLUDED = {
     "include": [
         "code_interpreter_call.outputs",
@@ -50,10 +53,10 @@ RUNS: dict[str, tuple[list[Item], dict[str, Any]]] = {
     "shell": (STEPS, {"tools": [SHELL]}),
     "code interpreter": (STEPS, {"tools": [CODE]}),
     "all included": (STEPS, {"tools": [CODE], **ALL_INCLUDED}),
-    "function": ([CALL], {"tools": [LOOKUP]}),
-    "free text": ([CALL], {"tools": [FREE_TEXT]}),
+    "function": ([LOOKUP_CALL], {"tools": [LOOKUP]}),
+    "free text": ([LOOKUP_CALL], {"tools": [FREE_TEXT]}),
     "namespace": ([tool_reply(call("own__lookup", input="x"))], {"tools": [NAMESPACE]}),
-    "grammar": ([CALL], {"tools": [{**FREE_TEXT, "format": GRAMMAR}]}),
+    "grammar": ([LOOKUP_CALL], {"tools": [{**FREE_TEXT, "format": GRAMMAR}]}),
     "search": ([tool_reply(call("tool_search", query="x"))], {"tools": [SEARCH]}),
     "local shell": (
         [tool_reply(call("shell", commands=["ls"]))],
@@ -65,9 +68,9 @@ RUNS: dict[str, tuple[list[Item], dict[str, Any]]] = {
     ),
     "patch": ([tool_reply(call("apply_patch", path="x"))], {"tools": [{"type": "apply_patch"}]}),
     "left out": ([text_reply("42")], {"tools": [{"type": "web_search"}]}),
-    "mixed": ([MAKE, CALL], {"tools": [SHELL, LOOKUP]}),
-    "form": ([SUBMIT, text_reply('{"a": 1}')], FORM),
-    "form not held": ([SUBMIT, text_reply("?"), text_reply("?")], FORM),
+    "mixed": ([MAKE, LOOKUP_CALL], {"tools": [SHELL, LOOKUP]}),
+    "form": ([SUBMIT, text_reply('{"a": 1}')], JSON_SCHEMA_FORMAT),
+    "form not held": ([SUBMIT, text_reply("?"), text_reply("?")], JSON_SCHEMA_FORMAT),
     "refusal": ([REFUSAL], {}),
     "cut short": ([SUBMIT, {"content": "4", "finish_reason": "length"}], {"stop": ["x"]}),
     "asked in full": (
@@ -100,7 +103,7 @@ FAILURES: dict[str, list[Item]] = {
 }
 
 
-async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:
+async def post(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -111,22 +114,22 @@ async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> 
 
 
 async def events(script: list[Item], body: dict[str, Any], tmp_path: Path) -> list[dict[str, Any]]:
-    """The events of a stream, numbered and named as they say themselves."""
-    text = (await answered(script, {**body, "stream": True}, tmp_path)).text
+    """Return the events of a stream, whose names and sequence numbers must be consistent."""
+    text = (await post(script, {**body, "stream": True}, tmp_path)).text
     found = []
     for frame in text.strip().split("\n\n"):
         name, data = frame.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
-        told_as = found[-1]["type"].replace("keepalive", "sandbox.step")
-        assert name == f"event: {told_as}"
+        event_name = found[-1]["type"].replace("keepalive", "sandbox.step")
+        assert name == f"event: {event_name}"
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 
-def put_together(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that a client which reads the stream has in the end."""
+def assembled_items(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the output items that a client assembles from the stream."""
     items: list[dict[str, Any]] = []
-    for event in told:
+    for event in stream:
         if event["type"] == "response.output_item.added":
             assert event["output_index"] == len(items)
             items.append(event["item"])
@@ -136,59 +139,63 @@ def put_together(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return items
 
 
-def pieces(told: list[dict[str, Any]], item: dict[str, Any], kind: str) -> str:
-    """The text of an item as its deltas say it."""
-    deltas = (event for event in told if event["type"] == f"response.{kind}.delta")
+def joined_deltas(stream: list[dict[str, Any]], item: dict[str, Any], kind: str) -> str:
+    """Return the text of an item as the concatenation of its deltas."""
+    deltas = (event for event in stream if event["type"] == f"response.{kind}.delta")
     return "".join(event["delta"] for event in deltas if event["item_id"] == item["id"])
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_a_whole_response_is_one(
+async def test_response_matches_the_schema(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
-    response = (await answered(script, body, tmp_path)).json()
+    response = (await post(script, body, tmp_path)).json()
     check("Response", response)
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
-    for name, asked in body.items():
+    for name, value in body.items():
         if name not in ("tools", "sandbox", "include", "stop", "reasoning", "text"):
-            assert response[name] == asked
+            assert response[name] == value
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_every_event_of_a_stream_is_one_and_together_they_are_the_response(
+async def test_stream_events_match_the_schema_and_add_up_to_the_response(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
-    told = await events(script, body, tmp_path)
-    for event in told:
+    stream = await events(script, body, tmp_path)
+    for event in stream:
         if event["type"] != "keepalive":
             check("ResponseStreamEvent", event)
-    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
-    response = told[-1]["response"]
-    assert told[-1]["type"] == f"response.{response['status']}"
-    assert put_together(told) == response["output"]
+    assert [event["type"] for event in stream[:2]] == ["response.created", "response.in_progress"]
+    response = stream[-1]["response"]
+    assert stream[-1]["type"] == f"response.{response['status']}"
+    assert assembled_items(stream) == response["output"]
     for item in response["output"]:
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            assert pieces(told, item, "output_text") == item["content"][0]["text"]
+            assert joined_deltas(stream, item, "output_text") == item["content"][0]["text"]
         elif item["type"] == "reasoning":
-            assert pieces(told, item, "reasoning_summary_text") == item["summary"][0]["text"]
+            assert (
+                joined_deltas(stream, item, "reasoning_summary_text") == item["summary"][0]["text"]
+            )
         elif item["type"] == "function_call":
-            assert pieces(told, item, "function_call_arguments") == item["arguments"]
+            assert joined_deltas(stream, item, "function_call_arguments") == item["arguments"]
 
 
 @pytest.mark.parametrize("script", FAILURES.values(), ids=FAILURES)
-async def test_a_stream_that_fails_says_so_twice(script: list[Item], tmp_path: Path) -> None:
-    told = await events(script, {"tools": [SHELL]}, tmp_path)
-    for event in told:
+async def test_failed_stream_ends_with_error_and_response_failed(
+    script: list[Item], tmp_path: Path
+) -> None:
+    stream = await events(script, {"tools": [SHELL]}, tmp_path)
+    for event in stream:
         check("ResponseStreamEvent", event)
-    error, failed = told[-2:]
+    error, failed = stream[-2:]
     assert (error["type"], failed["type"]) == ("error", "response.failed")
     assert failed["response"]["error"]["message"] == error["message"] == error["error"]["message"]
-    assert put_together(told) == failed["response"]["output"]
+    assert assembled_items(stream) == failed["response"]["output"]
     assert all(item["status"] != "in_progress" for item in failed["response"]["output"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_come_with_the_text(stream: bool, tmp_path: Path) -> None:
+async def test_log_probabilities_are_part_of_the_text(stream: bool, tmp_path: Path) -> None:
     token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
     logprobs = {"content": [{**token, "bytes": None}]}
     if stream:
@@ -199,13 +206,13 @@ async def test_log_probabilities_come_with_the_text(stream: bool, tmp_path: Path
         choice["message"] = {"role": "assistant", "content": "42"}
         body = json.dumps({"id": "x", "choices": [choice]}).encode()
         item = Raw(200, body, {"content-type": "application/json"})
-    asked = {"include": ["message.output_text.logprobs"]}
+    value = {"include": ["message.output_text.logprobs"]}
     if stream:
-        told = await events([SUBMIT, item], asked, tmp_path)
-        deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+        sent = await events([SUBMIT, item], value, tmp_path)
+        deltas = [event for event in sent if event["type"] == "response.output_text.delta"]
         assert [event["logprobs"] for event in deltas] == [[{**token, "bytes": []}]]
-        response = told[-1]["response"]
+        response = sent[-1]["response"]
     else:
-        response = (await answered([SUBMIT, item], asked, tmp_path)).json()
+        response = (await post([SUBMIT, item], value, tmp_path)).json()
     check("Response", response)
     assert response["output"][-1]["content"][0]["logprobs"] == [{**token, "bytes": []}]

@@ -1,4 +1,4 @@
-"""OpenAI's own SDK asks for responses."""
+"""The Responses API of the openai SDK."""
 
 import json
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ SUBMIT = tool_reply(call("submit", answer="It is in /testbed/output/sum.txt."))
 
 
 @asynccontextmanager
-async def asking(
+async def sdk_client(
     script: list[Item], tmp_path: Path, kind: Kind = "memory", **changes: Any
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedBackend]]:
     async with (
@@ -43,9 +43,12 @@ async def asking(
             yield client, backend
 
 
-async def test_a_question_is_answered_and_told_to_the_model_as_a_chat(tmp_path: Path) -> None:
+async def test_question_is_sent_to_the_model_as_a_chat(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    async with asking([{"content": "Hello you.", "usage": usage}], tmp_path) as (client, backend):
+    async with sdk_client([{"content": "Hello you.", "usage": usage}], tmp_path) as (
+        client,
+        backend,
+    ):
         response = await client.responses.create(
             model="fake-model", instructions="Be kind.", input="Hello.", temperature=0.5
         )
@@ -62,10 +65,8 @@ async def test_a_question_is_answered_and_told_to_the_model_as_a_chat(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_shell_shows_what_was_run_and_hands_the_file_over(
-    kind: Kind, tmp_path: Path
-) -> None:
-    async with asking([RUN, SUBMIT], tmp_path, kind) as (client, _):
+async def test_shell_returns_command_output_and_file(kind: Kind, tmp_path: Path) -> None:
+    async with sdk_client([RUN, SUBMIT], tmp_path, kind) as (client, _):
         response = await client.responses.create(
             model="fake-model", input="What is it?", tools=[SHELL]
         )
@@ -92,14 +93,14 @@ async def test_a_shell_shows_what_was_run_and_hands_the_file_over(
         assert content.content == b"42\n"
 
 
-async def test_a_stream_tells_of_the_command_while_it_runs(tmp_path: Path) -> None:
+async def test_stream_contains_the_shell_call(tmp_path: Path) -> None:
     async with (
-        asking([RUN, SUBMIT], tmp_path) as (client, _),
+        sdk_client([RUN, SUBMIT], tmp_path) as (client, _),
         client.responses.stream(model="fake-model", input="?", tools=[SHELL]) as stream,
     ):
-        told = [event async for event in stream]
+        events = [event async for event in stream]
         response = await stream.get_final_response()
-    kinds = [event.type for event in told]
+    kinds = [event.type for event in events]
     assert kinds[:9] == [
         "response.created",
         "response.in_progress",
@@ -111,30 +112,30 @@ async def test_a_stream_tells_of_the_command_while_it_runs(tmp_path: Path) -> No
         "response.output_item.added",
         "response.shell_call_output_content.delta",
     ]
-    text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == response.output_text
     assert kinds[-1] == "response.completed"
 
 
-async def test_a_function_of_the_clients_is_called_and_its_run_goes_on(tmp_path: Path) -> None:
+async def test_function_call_suspends_and_resumes_the_run(tmp_path: Path) -> None:
     make = tool_reply(call("execute_bash", command="echo mine > kept.txt"))
     look = tool_reply(call("execute_bash", command="cat kept.txt"))
-    asked = tool_reply(call("lookup", key="x"))
-    script = [make, asked, look, tool_reply(call("submit", answer="Done."))]
-    async with asking([*script], tmp_path) as (client, backend):
+    lookup_call = tool_reply(call("lookup", key="x"))
+    script = [make, lookup_call, look, tool_reply(call("submit", answer="Done."))]
+    async with sdk_client([*script], tmp_path) as (client, backend):
         first = await client.responses.create(
             model="fake-model", input="Look it up.", tools=[LOOKUP, SHELL]
         )
-        wanted = first.output[-1]
-        assert wanted.type == "function_call"
-        assert (wanted.name, json.loads(wanted.arguments)) == ("lookup", {"key": "x"})
+        tool_call = first.output[-1]
+        assert tool_call.type == "function_call"
+        assert (tool_call.name, json.loads(tool_call.arguments)) == ("lookup", {"key": "x"})
         history: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
         second = await client.responses.create(
             model="fake-model",
             input=[
                 {"role": "user", "content": "Look it up."},
                 *history,
-                {"type": "function_call_output", "call_id": wanted.call_id, "output": "y"},
+                {"type": "function_call_output", "call_id": tool_call.call_id, "output": "y"},
             ],
             tools=[LOOKUP, SHELL],
         )
@@ -149,22 +150,22 @@ async def test_a_function_of_the_clients_is_called_and_its_run_goes_on(tmp_path:
     assert messages[-1]["content"] == "y"
 
 
-async def test_free_text_goes_to_a_tool_that_takes_it(tmp_path: Path) -> None:
+async def test_custom_tool_gets_free_text(tmp_path: Path) -> None:
     tool: Any = {"type": "custom", "name": "sql", "description": "Runs SQL."}
     script = [tool_reply(call("sql", input="select 1")), text_reply("One.")]
-    async with asking([*script], tmp_path) as (client, backend):
+    async with sdk_client([*script], tmp_path) as (client, backend):
         first = await client.responses.create(model="fake-model", input="?", tools=[tool])
-        wanted = first.output[-1]
-        assert wanted.type == "custom_tool_call"
-        assert wanted.input == "select 1"
+        tool_call = first.output[-1]
+        assert tool_call.type == "custom_tool_call"
+        assert tool_call.input == "select 1"
         answer: Any = {
             "type": "custom_tool_call_output",
-            "call_id": wanted.call_id,
+            "call_id": tool_call.call_id,
             "output": "1",
         }
         second = await client.responses.create(
             model="fake-model",
-            input=[{"role": "user", "content": "?"}, wanted.model_dump(), answer],
+            input=[{"role": "user", "content": "?"}, tool_call.model_dump(), answer],
             tools=[tool],
         )
     assert second.output_text == "One."
@@ -175,9 +176,9 @@ class Sum(BaseModel):
     value: int
 
 
-async def test_an_answer_is_parsed_into_the_form_asked_for(tmp_path: Path) -> None:
+async def test_answer_is_parsed_into_the_requested_class(tmp_path: Path) -> None:
     script = [tool_reply(call("submit", answer="42")), text_reply('{"value": 42}')]
-    async with asking([*script], tmp_path) as (client, backend):
+    async with sdk_client([*script], tmp_path) as (client, backend):
         response = await client.responses.parse(model="fake-model", input="?", text_format=Sum)
     assert response.output_parsed == Sum(value=42)
     form = backend.requests[1].body["response_format"]
@@ -185,9 +186,9 @@ async def test_an_answer_is_parsed_into_the_form_asked_for(tmp_path: Path) -> No
     assert "response_format" not in backend.requests[0].body
 
 
-async def test_an_answer_cut_short_is_incomplete(tmp_path: Path) -> None:
+async def test_truncated_answer_is_incomplete(tmp_path: Path) -> None:
     script = [SUBMIT, {"content": "It", "finish_reason": "length"}]
-    async with asking([*script], tmp_path) as (client, backend):
+    async with sdk_client([*script], tmp_path) as (client, backend):
         response = await client.responses.create(
             model="fake-model", input="?", max_output_tokens=16, extra_body={"logit_bias": {"1": 1}}
         )

@@ -1,4 +1,4 @@
-"""Rules over commands, files and hosts: what is denied is not done, and everybody is told."""
+"""Rules for commands, files and hosts: denied actions are not executed, and everyone is told."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,15 @@ from policies.isolation import Isolation
 from policies.profile import Profile
 from policies.rules import Rule, RuleSet
 from proxy.models.scripted import call, tool_reply
-from tests.clients.chat import ask
+from tests.clients.audit_server import (
+    TIMEOUT_S,
+    audit_server,
+    observations,
+    post_once,
+    profile_with_rules,
+)
+from tests.clients.chat_http import post_chat
 from tests.clients.test_metrics import numbers
-from tests.clients.watching import PATIENCE_S, answered, observations, ruled, watched
 from tests.fakes.backend import Held, scripted_backend
 
 DONE = tool_reply(call("submit", answer="Done."))
@@ -37,7 +43,9 @@ async def test_denied_command_is_not_run_and_the_model_is_told_why(tmp_path: Pat
     rule = Rule("notes", "command", r"\bnotes\b", "deny", "they are mine")
     script = [bash("echo a > notes"), bash("ls"), DONE]
     async with scripted_backend(script) as backend:
-        response = await answered(backend, tmp_path, ruled(rule), sandbox={"steps": "events"})
+        response = await post_once(
+            backend, tmp_path, profile_with_rules(rule), sandbox={"steps": "events"}
+        )
         denied = "Nothing was done: rule notes forbids this: they are mine."
         assert observations(backend) == [denied, "Exit code: 0\n[stdout]\ndocuments\noutput"]
     assert rules_in(response) == [
@@ -54,49 +62,47 @@ async def test_denied_command_is_not_run_and_the_model_is_told_why(tmp_path: Pat
     ]
 
 
-async def test_what_is_flagged_is_done_recorded_and_counted(tmp_path: Path) -> None:
+async def test_flagged_command_is_run_recorded_and_counted(tmp_path: Path) -> None:
     rules = (Rule("shouting", "command", "(?i)HELLO", "log"), Rule("all", "command", ".", "deny"))
     async with scripted_backend([bash("echo hello"), bash("ls"), DONE]) as backend:
-        async with watched(backend, tmp_path, ruled(*rules)) as http:
-            with anyio.fail_after(PATIENCE_S):
-                response = await ask(http, sandbox={"steps": "events"})
+        async with audit_server(backend, tmp_path, profile_with_rules(*rules)) as http:
+            with anyio.fail_after(TIMEOUT_S):
+                response = await post_chat(http, sandbox={"steps": "events"})
                 found = numbers(await http.get("/metrics"))
-        heard, denied = observations(backend)
-    assert heard == "Exit code: 0\n[stdout]\nhello"
+        flagged, denied = observations(backend)
+    assert flagged == "Exit code: 0\n[stdout]\nhello"
     assert denied == "Nothing was done: rule all forbids this."
     assert [event["rule"] for event in rules_in(response)] == ["shouting", "all"]
     assert found['llm_sandbox_rules_met_total{action="log",rule="shouting"}'] == 1
     assert found['llm_sandbox_rules_met_total{action="deny",rule="all"}'] == 1
 
 
-async def test_what_is_typed_into_a_job_is_a_command(tmp_path: Path) -> None:
+async def test_input_to_a_job_is_checked_as_a_command(tmp_path: Path) -> None:
     rule = Rule("secret", "command", "opensesame", "deny")
     async with scripted_backend([bash("opensesame", job_id="1"), DONE]) as backend:
-        await answered(backend, tmp_path, ruled(rule))
+        await post_once(backend, tmp_path, profile_with_rules(rule))
         assert observations(backend) == ["Nothing was done: rule secret forbids this."]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "/testbed//../etc/./passwd"])
-async def test_the_editor_opens_no_file_that_is_denied_however_it_is_named(
-    tmp_path: Path, path: str
-) -> None:
+async def test_editor_refuses_a_denied_file_in_any_spelling(tmp_path: Path, path: str) -> None:
     rule = Rule("etc", "file", "^/etc/", "deny")
     script = [edit("view", path), edit("create", "a.txt", file_text="a"), DONE]
     async with scripted_backend(script) as backend:
-        await answered(backend, tmp_path, ruled(rule))
+        await post_once(backend, tmp_path, profile_with_rules(rule))
         refused, made = observations(backend)
     assert refused == "Nothing was done: rule etc forbids this."
     assert made == "Created /testbed/a.txt (1 bytes, 1 lines)."
 
 
-async def test_a_produced_file_that_is_denied_does_not_leave_and_the_answer_says_so(
+async def test_denied_artifact_is_left_out_with_a_warning(
     tmp_path: Path,
 ) -> None:
     rules = (Rule("keys", "file", r"\.pem$", "deny"), Rule("tables", "file", r"\.csv$", "log"))
     submit = tool_reply(call("submit", answer="[k](/testbed/output/k.pem) [t](output/t.csv)"))
     script = [bash("printf k > output/k.pem; printf t > output/t.csv"), submit]
     async with scripted_backend(script) as backend:
-        response = await answered(backend, tmp_path, ruled(*rules))
+        response = await post_once(backend, tmp_path, profile_with_rules(*rules))
     sandbox = response.json()["sandbox"]
     assert [file["filename"] for file in sandbox["files"]] == ["t.csv"]
     assert sandbox["warnings"] == [
@@ -108,7 +114,7 @@ async def test_a_produced_file_that_is_denied_does_not_leave_and_the_answer_says
     assert "[k](/testbed/output/k.pem)" in response.json()["choices"][0]["message"]["content"]
 
 
-async def test_a_host_that_is_denied_is_not_reached_though_the_allowlist_names_it(
+async def test_denied_host_is_not_reached_despite_the_allowlist(
     tmp_path: Path,
 ) -> None:
     ask_for = (
@@ -119,19 +125,19 @@ async def test_a_host_that_is_denied_is_not_reached_though_the_allowlist_names_i
     egress = Egress("allowlist", ("*.example.com",))
     profile = Profile(isolation=Isolation(network=egress), watch=RuleSet((rule,)))
     async with scripted_backend([bash(ask_for), DONE]) as backend:
-        with anyio.fail_after(2 * PATIENCE_S):
-            async with watched(backend, tmp_path, profile, "bubblewrap") as http:
-                response = await ask(http, sandbox={"steps": "events"})
-        (told,) = observations(backend)
-    assert "403" in told
-    assert "rule orders forbids this: nothing is bought here" in told
+        with anyio.fail_after(2 * TIMEOUT_S):
+            async with audit_server(backend, tmp_path, profile, "bubblewrap") as http:
+                response = await post_chat(http, sandbox={"steps": "events"})
+        (expected,) = observations(backend)
+    assert "403" in expected
+    assert "rule orders forbids this: nothing is bought here" in expected
     (met,) = rules_in(response)
     assert (met["rule"], met["subject"]) == ("orders", "orders.example.com:443")
     (tried,) = [e for e in response.json()["sandbox"]["events"] if e["kind"] == "egress"]
     assert (tried["verdict"], tried["host"]) == ("denied", "orders.example.com")
 
 
-async def test_each_choice_is_held_to_the_rules(tmp_path: Path) -> None:
+async def test_rules_apply_to_each_choice(tmp_path: Path) -> None:
     rule = Rule("notes", "command", "notes", "deny")
 
     def script(body: dict[str, Any]) -> dict[str, Any] | Held:
@@ -140,9 +146,9 @@ async def test_each_choice_is_held_to_the_rules(tmp_path: Path) -> None:
 
     async with (
         scripted_backend(script) as backend,
-        watched(backend, tmp_path, ruled(rule)) as http,
+        audit_server(backend, tmp_path, profile_with_rules(rule)) as http,
     ):
-        with anyio.fail_after(PATIENCE_S):
-            await ask(http, n=2)
+        with anyio.fail_after(TIMEOUT_S):
+            await post_chat(http, n=2)
             found = numbers(await http.get("/metrics"))
     assert found['llm_sandbox_rules_met_total{action="deny",rule="notes"}'] == 2

@@ -1,4 +1,4 @@
-"""Everything that is answered is what OpenAI's own description says it must be."""
+"""Chat completions, chunks and errors, validated against OpenAI's own description."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = described
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "Hello."}]}
 LOOKUP = {"name": "lookup", "parameters": {"type": "object"}}
 TOOL = {"tools": [{"type": "function", "function": LOOKUP}]}
-CALL = tool_reply(call("lookup", key="x"))
+LOOKUP_CALL = tool_reply(call("lookup", key="x"))
 TOKEN = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
 MAKE = tool_reply(call("execute_bash", command="printf 'GIF89a;' > output/dot.gif"))
 SUBMIT = tool_reply(call("submit", answer="See /testbed/output/dot.gif."))
@@ -36,8 +36,8 @@ RUNS: dict[str, tuple[list[Item], dict[str, Any]]] = {
     "hidden steps": ([MAKE, SUBMIT], {"sandbox": {"steps": "off"}}),
     "thinking": ([{"reasoning": "Hm.", "content": "42"}], {}),
     "usage": ([{"content": "42", "usage": NULLS}], {}),
-    "client tools": ([CALL], TOOL),
-    "functions": ([CALL], {"functions": [LOOKUP]}),
+    "client tools": ([LOOKUP_CALL], TOOL),
+    "functions": ([LOOKUP_CALL], {"functions": [LOOKUP]}),
     "choices": ([text_reply("42")] * 3, {"n": 3}),
     "form": ([SUBMIT, text_reply("{}")], JSON_FORM),
     "form not held": ([SUBMIT, text_reply("?"), text_reply("?")], JSON_FORM),
@@ -51,7 +51,7 @@ FAILURES: dict[str, tuple[list[Item], dict[str, Any], int]] = {
 }
 
 
-async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:
+async def post(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -61,17 +61,17 @@ async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> 
             return await client.post(f"{url}/v1/chat/completions", json={**BODY, **body})
 
 
-def chunks_in(text: str) -> list[Any]:
+def parse_chunks(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data")]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_a_whole_answer_is_one(
+async def test_completion_matches_the_schema(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
-    completion = (await answered(script, body, tmp_path)).json()
+    completion = (await post(script, body, tmp_path)).json()
     check("CreateChatCompletionResponse", completion)
     for choice in completion["choices"]:
         assert {"logprobs", "message", "finish_reason", "index"} <= choice.keys()
@@ -81,11 +81,11 @@ async def test_a_whole_answer_is_one(
 
 
 @pytest.mark.parametrize(("script", "body"), RUNS.values(), ids=RUNS)
-async def test_every_chunk_of_a_streamed_answer_is_one(
+async def test_stream_chunks_match_the_schema(
     script: list[Item], body: dict[str, Any], tmp_path: Path
 ) -> None:
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    chunks = chunks_in((await answered(script, streamed, tmp_path)).text)
+    chunks = parse_chunks((await post(script, streamed, tmp_path)).text)
     for piece in chunks:
         check("CreateChatCompletionStreamResponse", piece)
     assert len({(piece["id"], piece["created"], piece["model"]) for piece in chunks}) == 1
@@ -95,8 +95,10 @@ async def test_every_chunk_of_a_streamed_answer_is_one(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_have_both_their_lists(stream: bool, tmp_path: Path) -> None:
-    logprobs = {"content": [TOKEN]}  # as vLLM says it
+async def test_log_probabilities_have_content_and_refusal_lists(
+    stream: bool, tmp_path: Path
+) -> None:
+    logprobs = {"content": [TOKEN]}  # as vLLM sends it, without `refusal`
     if stream:
         pieces = [chunk({"content": "42"}, logprobs=logprobs), chunk({}, "stop"), "[DONE]"]
         last: Item = Frames(frames(*pieces))
@@ -105,10 +107,10 @@ async def test_log_probabilities_have_both_their_lists(stream: bool, tmp_path: P
         choice["message"] = {"role": "assistant", "content": "42"}
         body = json.dumps({"id": "x", "choices": [choice]}).encode()
         last = Raw(200, body, {"content-type": "application/json"})
-    answer = await answered([SUBMIT, last], {"logprobs": True, "stream": stream}, tmp_path)
+    answer = await post([SUBMIT, last], {"logprobs": True, "stream": stream}, tmp_path)
     if stream:
-        found = [choice for piece in chunks_in(answer.text) for choice in piece["choices"]]
-        for piece in chunks_in(answer.text):
+        found = [choice for piece in parse_chunks(answer.text) for choice in piece["choices"]]
+        for piece in parse_chunks(answer.text):
             check("CreateChatCompletionStreamResponse", piece)
     else:
         found = answer.json()["choices"]
@@ -119,10 +121,10 @@ async def test_log_probabilities_have_both_their_lists(stream: bool, tmp_path: P
 
 
 @pytest.mark.parametrize(("script", "body", "status"), FAILURES.values(), ids=FAILURES)
-async def test_an_error_is_one(
+async def test_error_matches_the_schema(
     script: list[Item], body: dict[str, Any], status: int, tmp_path: Path
 ) -> None:
-    answer = await answered(script, body, tmp_path)
+    answer = await post(script, body, tmp_path)
     assert answer.status_code == status
     check("ErrorResponse", answer.json())
 
@@ -142,7 +144,7 @@ async def test_an_error_is_one(
         ("POST", "/v1/chat/completions", b'{"temperature": NaN}', 400),
     ],
 )
-async def test_an_error_of_any_route_is_one(
+async def test_error_of_any_route_matches_the_schema(
     method: str, path: str, content: bytes, status: int, tmp_path: Path
 ) -> None:
     async with (
@@ -163,9 +165,7 @@ async def test_an_error_of_any_route_is_one(
         ("/v1/containers/cntr_x/files/cfile_x", "DELETE, GET"),
     ],
 )
-async def test_a_method_that_is_none_is_told_all_that_are(
-    path: str, methods: str, tmp_path: Path
-) -> None:
+async def test_wrong_method_lists_the_allowed_ones(path: str, methods: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

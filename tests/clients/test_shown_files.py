@@ -1,4 +1,4 @@
-"""Files that a small request names again and again: how much of them the model is shown."""
+"""Files that one request references many times: how often the model gets them."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from proxy.body_memory import BodyMemory
 from proxy.fetch import Fetcher
 from proxy.inputs import MAX_ALL_SHOWN_BYTES, Inputs
 from proxy.models.scripted import text_reply
-from tests.clients.test_files_in import data_url, heard, image_part, user
+from tests.clients.test_input_files import data_url, image_part, user, user_content
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.fakes.uploads import DirectoryUploads
@@ -21,7 +21,7 @@ from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
 MIB = 1 << 20
 PICTURE = b"\x89PNG" + bytes(5 * MIB)
 ENCODED = data_url("image/png", PICTURE)
-MOST = MAX_ALL_SHOWN_BYTES // len(PICTURE)
+MAX_SHOWN = MAX_ALL_SHOWN_BYTES // len(PICTURE)
 
 
 async def site(reader: Reader, writer: Writer) -> None:
@@ -35,7 +35,7 @@ def shown(content: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["fetched", "uploaded"])
-async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_bound(
+async def test_repeated_file_is_shown_and_charged_up_to_the_limit(
     kind: str, tmp_path: Path
 ) -> None:
     internet = Internet()
@@ -43,13 +43,13 @@ async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_b
     uploads = DirectoryUploads(tmp_path)
     uploaded = {"type": "input_image", "file_id": uploads.add("", "p.png", PICTURE)}
     part = uploaded if kind == "uploaded" else image_part("http://allowed.example/p.png")
-    needed = (1 + MOST) * len(ENCODED) + (len(PICTURE) if kind == "fetched" else 0)
+    needed = (1 + MAX_SHOWN) * len(ENCODED) + (len(PICTURE) if kind == "fetched" else 0)
     small = BodyMemory(needed)
     small.take("another", 1)
     released = asyncio.Event()
     memory = BodyMemory()
     inputs = Inputs(fetcher=fetcher, uploads=uploads)
-    body = {"model": "m", "messages": user(*(MOST + 3) * [part])}
+    body = {"model": "m", "messages": user(*(MAX_SHOWN + 3) * [part])}
     async with (
         scripted_backend([Held(text_reply("Seen."), released)]) as backend,
         internet.server(site),
@@ -61,7 +61,7 @@ async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_b
         group.start_soon(lambda: client.post(f"{url}/v1/chat/completions", json=body))
         with anyio.fail_after(20):
             await backend.arrived(1)
-        assert shown(heard(backend)) == MOST * [ENCODED]
+        assert shown(user_content(backend)) == MAX_SHOWN * [ENCODED]
         assert memory.held_bytes == needed
         refused = await client.post(f"{full}/v1/chat/completions", json=body)
         assert refused.json()["error"]["code"] == "server_busy"

@@ -1,4 +1,4 @@
-"""The status of a streamed response is the backend's own, as far as that comes in time."""
+"""The HTTP status of a streamed response: held until the backend answers, within limits."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
@@ -11,32 +11,32 @@ import openai
 import pytest
 
 from proxy.models.scripted import text_reply
-from tests.clients.errors import ASKED
+from tests.clients.openai_errors import MESSAGES
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
 from tests.fakes.server import ATTEMPTS, running_proxy
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "fake-model", "messages": ASKED, "stream": True},
+    CHAT: {"model": "fake-model", "messages": MESSAGES, "stream": True},
     RESPONSES: {"model": "fake-model", "input": "Hello.", "stream": True},
     "/v1/messages": {
         "model": "fake-model",
-        "messages": ASKED,
+        "messages": MESSAGES,
         "max_tokens": 1000,
         "stream": True,
     },
 }
 BUSY = Refusal(500, "busy", type="InternalServerError")
 LONG_S = 60.0
-"""Longer than any of these tests may take."""
+"""Longer than any of these tests may take, in seconds."""
 
 
-def never() -> Held:
+def never_answered() -> Held:
     return Held(text_reply("Never said."), asyncio.Event())
 
 
-def asking(
+def stream_request(
     http: httpx.AsyncClient, path: str = CHAT, **headers: str
 ) -> AbstractAsyncContextManager[httpx.Response]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -57,7 +57,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("refusal", "kind"), REFUSALS, ids=lambda each: str(each)[:20])
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-async def test_the_sdk_raises_what_it_raises_at_the_backend_itself(
+async def test_sdk_raises_the_same_error_as_at_the_backend(
     path: str, refusal: Refusal, kind: type[openai.APIStatusError], tmp_path: Path
 ) -> None:
     async with (
@@ -72,14 +72,14 @@ async def test_the_sdk_raises_what_it_raises_at_the_backend_itself(
     assert error.status_code == refusal.status
     assert refusal.message in error.message
     assert error.response.headers.get("retry-after") == refusal.headers.get("Retry-After")
-    # What is too long with our words and tools is asked once more without.
-    asked = {BUSY.status: ATTEMPTS, 400: 2}.get(refusal.status, 1)
-    assert len(backend.requests) == asked
+    # A context error is retried once without the proxy's prompt and tools.
+    expected_calls = {BUSY.status: ATTEMPTS, 400: 2}.get(refusal.status, 1)
+    assert len(backend.requests) == expected_calls
 
 
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in REFUSALS], ids=str)
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_fails_as_an_answer_in_one_piece_does(
+async def test_stream_fails_like_an_unstreamed_answer(
     path: str, refusal: Refusal, tmp_path: Path
 ) -> None:
     async with (
@@ -98,7 +98,9 @@ async def test_a_stream_fails_as_an_answer_in_one_piece_does(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_head_comes_with_the_backends_before_any_piece(path: str, tmp_path: Path) -> None:
+async def test_head_is_sent_with_the_backend_head_before_any_content(
+    path: str, tmp_path: Path
+) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("It is a fish."), release, after_pieces=1)]
     async with (
@@ -107,7 +109,7 @@ async def test_the_head_comes_with_the_backends_before_any_piece(path: str, tmp_
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
-            async with asking(http, path) as answer:
+            async with stream_request(http, path) as answer:
                 assert answer.status_code == 200
                 pieces = answer.aiter_text()
                 first = await anext(pieces)
@@ -118,9 +120,7 @@ async def test_the_head_comes_with_the_backends_before_any_piece(path: str, tmp_
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_backend_that_says_nothing_is_waited_for_with_status_200(
-    path: str, tmp_path: Path
-) -> None:
+async def test_silent_backend_gets_status_200_after_the_wait(path: str, tmp_path: Path) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(BUSY, speak), text_reply("42")]) as backend,
@@ -130,24 +130,24 @@ async def test_a_backend_that_says_nothing_is_waited_for_with_status_200(
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
-            async with asking(http, path) as answer:
+            async with stream_request(http, path) as answer:
                 assert answer.status_code == 200
                 read = ""
                 async for piece in answer.aiter_text():
                     read += piece
                     if read.count("keep-alive") + read.count("event: ping") > 2:
                         speak.set()
-    # The status being sent, the attempts are those of any request.
+    # Once the status is sent, retries follow the usual rules.
     assert "42" in read
     assert len(backend.requests) == 2
 
 
-async def test_the_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
+async def test_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
     fail = asyncio.Event()
 
     def script(body: dict[str, Any]) -> Item:
         if body["messages"][-1]["content"] == "Only wait.":
-            return never()
+            return never_answered()
         return next(answers)
 
     answers = iter([BUSY, Held(BUSY, fail), *[BUSY] * ATTEMPTS])
@@ -165,7 +165,7 @@ async def test_the_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
         with anyio.fail_after(20):
             group.start_soon(ask)
             await backend.arrived(2)
-            # Another request, whose backend is silent, tells when the wait is over.
+            # A second request, whose backend stays silent, shows when the wait is over.
             said = [{"role": "user", "content": "Only wait."}]
             async with http.stream("POST", CHAT, json={**BODIES[CHAT], "messages": said}) as other:
                 assert other.status_code == 200
@@ -176,7 +176,7 @@ async def test_the_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
     assert found[0].status_code == 500
 
 
-async def test_an_attempt_that_could_not_give_the_status_is_not_made(tmp_path: Path) -> None:
+async def test_attempt_beyond_the_hold_is_not_made(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY] * ATTEMPTS) as backend,
         running_proxy(backend, "memory", tmp_path, status_hold_s=1.9) as url,
@@ -188,7 +188,7 @@ async def test_an_attempt_that_could_not_give_the_status_is_not_made(tmp_path: P
     assert "x-should-retry" not in answer.headers
 
 
-async def test_an_answer_in_one_piece_is_tried_for_however_long_that_takes(tmp_path: Path) -> None:
+async def test_unstreamed_answer_is_retried_beyond_the_hold(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY, text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path, status_hold_s=0.0) as url,
@@ -199,36 +199,34 @@ async def test_an_answer_in_one_piece_is_tried_for_however_long_that_takes(tmp_p
     assert (answer.status_code, len(backend.requests)) == (200, 2)
 
 
-async def test_the_status_is_held_no_longer_than_that(tmp_path: Path) -> None:
+async def test_status_is_sent_when_the_hold_ends(tmp_path: Path) -> None:
     async with (
-        scripted_backend([BUSY, never()]) as backend,
+        scripted_backend([BUSY, never_answered()]) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=4.0) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as http,
     ):
         with anyio.fail_after(20):
-            async with asking(http) as answer:
+            async with stream_request(http) as answer:
                 assert answer.status_code == 200
     assert len(backend.requests) == 2
 
 
-async def test_the_status_comes_before_the_client_hangs_up(tmp_path: Path) -> None:
+async def test_status_is_sent_before_the_read_timeout_of_the_client(tmp_path: Path) -> None:
     async with (
-        scripted_backend([never()]) as backend,
+        scripted_backend([never_answered()]) as backend,
         running_proxy(
             backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
         ) as url,
         httpx.AsyncClient(base_url=url, timeout=2) as http,
-        asking(http, x_stainless_read_timeout="2") as answer,
+        stream_request(http, x_stainless_read_timeout="2") as answer,
     ):
         assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_client_that_leaves_before_the_status_ends_its_run(
-    path: str, tmp_path: Path
-) -> None:
+async def test_disconnect_before_the_status_ends_the_run(path: str, tmp_path: Path) -> None:
     async with (
-        scripted_backend([never()]) as backend,
+        scripted_backend([never_answered()]) as backend,
         running_proxy(
             backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
         ) as url,
@@ -243,7 +241,7 @@ async def test_a_client_that_leaves_before_the_status_ends_its_run(
                 await seen.gone.wait()
 
 
-async def test_a_client_that_joins_an_accepted_run_has_its_status_at_once(tmp_path: Path) -> None:
+async def test_joining_an_accepted_run_gets_the_status_at_once(tmp_path: Path) -> None:
     script = [Held(text_reply("The answer is 42."), asyncio.Event(), after_pieces=1)]
     async with (
         scripted_backend(script) as backend,
@@ -254,15 +252,15 @@ async def test_a_client_that_joins_an_accepted_run_has_its_status_at_once(tmp_pa
     ):
         with anyio.fail_after(20):
             async with (
-                asking(http, idempotency_key="once") as first,
-                asking(http, idempotency_key="once") as second,
+                stream_request(http, idempotency_key="once") as first,
+                stream_request(http, idempotency_key="once") as second,
             ):
                 assert first.status_code == second.status_code == 200
                 assert first.headers["x-sandbox-run"] == second.headers["x-sandbox-run"]
     assert len(backend.requests) == 1
 
 
-async def test_a_client_that_joins_a_failing_run_has_the_backends_status(tmp_path: Path) -> None:
+async def test_joining_a_failing_run_gets_the_backend_status(tmp_path: Path) -> None:
     fail = asyncio.Event()
     async with (
         scripted_backend([Held(Refusal(404, "no such model"), fail)]) as backend,
@@ -286,7 +284,7 @@ async def test_a_client_that_joins_a_failing_run_has_the_backends_status(tmp_pat
     assert found == [404] * 3
 
 
-async def test_of_several_choices_the_first_that_is_refused_gives_the_status(
+async def test_first_refused_choice_gives_the_status(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -299,9 +297,9 @@ async def test_of_several_choices_the_first_that_is_refused_gives_the_status(
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such model")
 
 
-async def test_a_deadline_that_passes_before_the_status_is_a_504(tmp_path: Path) -> None:
+async def test_deadline_before_the_status_is_a_504(tmp_path: Path) -> None:
     async with (
-        scripted_backend(lambda _: never()) as backend,
+        scripted_backend(lambda _: never_answered()) as backend,
         running_proxy(
             backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=LONG_S
         ) as url,

@@ -1,4 +1,4 @@
-"""Every profile of steps, as the openai SDK, a reader of raw events and Open WebUI take it."""
+"""Each `steps` setting, as the openai SDK, a reader of raw events and Open WebUI receive it."""
 
 import json
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ SCRIPT = [
     {"reasoning": "Two letters.", "tool_calls": [call("execute_bash", command=COMMAND)]},
     {"tool_calls": [call("submit", answer="They are a and b.")]},
 ]
-ASKED: list[Any] = [{"role": "user", "content": "Letters, please."}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Letters, please."}]
 OBSERVED = "Exit code: 0\n[stdout]\na\nb"
 ARGUMENTS = {"command": COMMAND}
 OPEN_WEBUI = {"X-OpenWebUI-Chat-Id": "c1"}
@@ -38,18 +38,18 @@ async def backend() -> AsyncIterator[ScriptedBackend]:
             yield running
 
 
-def client_of(url: str) -> openai.AsyncOpenAI:
+def openai_client(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
-async def ask(url: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+async def post(url: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
     async with httpx.AsyncClient() as client:
-        asked = {"model": "fake-model", "messages": ASKED, **body}
+        asked = {"model": "fake-model", "messages": MESSAGES, **body}
         return await client.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
 
 
-def events_in(text: str) -> list[tuple[str, Any]]:
-    """Every event with its name, but [DONE], which must be the last."""
+def parse_events(text: str) -> list[tuple[str, Any]]:
+    """Return name and data of each event; the last one must be `[DONE]`."""
     *events, done, empty = text.split("\n\n")
     assert (done, empty) == ("data: [DONE]", "")
     found = []
@@ -61,7 +61,7 @@ def events_in(text: str) -> list[tuple[str, Any]]:
 
 def read_by_open_webui(text: str) -> OpenWebUI:
     reader = OpenWebUI()
-    for name, frame in events_in(text):
+    for name, frame in parse_events(text):
         assert name == ""
         reader.take(frame)
     return reader
@@ -71,18 +71,18 @@ def read_by_open_webui(text: str) -> OpenWebUI:
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_the_sdk_streams_the_same_answer_under_each_profile(
+async def test_sdk_streams_the_same_answer_under_each_setting(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    async with running_proxy(backend, "memory", tmp_path) as url, client_of(url) as client:
+    async with running_proxy(backend, "memory", tmp_path) as url, openai_client(url) as client:
         stream = await client.chat.completions.create(
             model="fake-model",
-            messages=ASKED,
+            messages=MESSAGES,
             stream=True,
             stream_options={"include_usage": True},
             extra_body={"sandbox": {"steps": profile}},
         )
-        # This SDK takes every event for a chunk, so events of ours come out as empty ones.
+        # This SDK parses each event as a chunk, so step events become empty chunks.
         chunks = [chunk async for chunk in stream if chunk.object == "chat.completion.chunk"]
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == "They are a and b."
@@ -92,13 +92,13 @@ async def test_the_sdk_streams_the_same_answer_under_each_profile(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_the_sdks_stream_helper_takes_every_profile(
+async def test_sdk_stream_helper_accepts_each_setting(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    asked: Json = {"model": "fake-model", "messages": ASKED}
+    asked: Json = {"model": "fake-model", "messages": MESSAGES}
     async with (
         running_proxy(backend, "memory", tmp_path) as url,
-        client_of(url) as client,
+        openai_client(url) as client,
         client.chat.completions.stream(
             **asked, extra_body={"sandbox": {"steps": profile}}
         ) as stream,
@@ -110,19 +110,19 @@ async def test_the_sdks_stream_helper_takes_every_profile(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_no_profile_breaks_a_rule_of_the_wire(
+async def test_stream_invariants_hold_under_each_setting(
     profile: str, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        answer = await ask(url, {"X-Sandbox-Steps": profile}, stream=True)
-    frames = [frame for name, frame in events_in(answer.text) if name == ""]
+        answer = await post(url, {"X-Sandbox-Steps": profile}, stream=True)
+    frames = [frame for name, frame in parse_events(answer.text) if name == ""]
     chunks = [ChatCompletionChunk.model_validate(frame) for frame in frames]
     assert {chunk.id for chunk in chunks} == {f"chatcmpl-{answer.headers['x-sandbox-run']}"}
     deltas = [frame["choices"][0]["delta"] for frame in frames]
     assert not any("tool_calls" in delta for delta in deltas)
     assert not any(delta.get("reasoning") and delta.get("content") for delta in deltas)
     carrying = [f["choices"][0]["delta"] for f in frames[:-1] if "sandbox" in f]
-    assert all(carrying)  # a chunk that says nothing is dropped on the way by some
+    assert all(carrying)  # some gateways drop empty chunks
     begun = next(n for n, delta in enumerate(deltas) if delta.get("content"))
     assert not any("reasoning" in delta for delta in deltas[begun:])
     assert [f["choices"][0]["finish_reason"] for f in frames] == [None] * (len(frames) - 1) + [
@@ -131,16 +131,19 @@ async def test_no_profile_breaks_a_rule_of_the_wire(
 
 
 @pytest.mark.parametrize("profile", STEPS_MODES)
-async def test_a_run_that_finds_no_sandbox_fails_alike_under_each_profile(
+async def test_missing_sandbox_fails_the_same_under_each_setting(
     profile: str, tmp_path: Path
 ) -> None:
-    places = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
+    sandboxes = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
     async with scripted_backend(by_history(SCRIPT)) as backend:
         model = model_client(backend)
-        async with serve(make_services(model, places, tmp_path)) as url, client_of(url) as client:
+        async with (
+            serve(make_services(model, sandboxes, tmp_path)) as url,
+            openai_client(url) as client,
+        ):
             stream = await client.chat.completions.create(
                 model="fake-model",
-                messages=ASKED,
+                messages=MESSAGES,
                 stream=True,
                 extra_body={"sandbox": {"steps": profile}},
             )
@@ -165,7 +168,7 @@ async def test_a_run_that_finds_no_sandbox_fails_alike_under_each_profile(
         ("auto", OPEN_WEBUI, {"sandbox": {"steps": "reasoning"}}, "reasoning"),
     ],
 )
-async def test_the_body_comes_before_the_header_and_that_before_the_server(
+async def test_body_overrides_header_and_header_overrides_server(
     setting: str,
     header: dict[str, str],
     body: Json,
@@ -174,7 +177,7 @@ async def test_the_body_comes_before_the_header_and_that_before_the_server(
     tmp_path: Path,
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path, steps=setting) as url:
-        completion = (await ask(url, header, **body)).json()
+        completion = (await post(url, header, **body)).json()
     thinking = completion["choices"][0]["message"]["reasoning"]
     found = [name for name in ("items", "events") if name in completion["sandbox"]]
     if "$ printf" in thinking:
@@ -183,11 +186,11 @@ async def test_the_body_comes_before_the_header_and_that_before_the_server(
 
 
 @pytest.mark.parametrize("asked", ["auto", "all", 1, ["items"], {"items": True}])
-async def test_no_other_profile_can_be_asked_for(
+async def test_unknown_steps_setting_is_refused(
     asked: Any, backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        refused = await ask(url, sandbox={"steps": asked})
+        refused = await post(url, sandbox={"steps": asked})
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (
         400,
@@ -200,11 +203,11 @@ async def test_no_other_profile_can_be_asked_for(
 # Whole answers
 
 
-async def test_a_whole_answer_has_its_steps_as_items(
+async def test_unstreamed_answer_contains_step_items(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        shown = (await ask(url, OPEN_WEBUI)).json()["sandbox"]
+        shown = (await post(url, OPEN_WEBUI)).json()["sandbox"]
     run = shown["run_id"]
     call_id = f"step_{run}_1"
     assert shown["items"] == [
@@ -226,15 +229,15 @@ async def test_a_whole_answer_has_its_steps_as_items(
     ]
 
 
-async def test_a_whole_answer_has_the_events_that_a_streamed_one_has_but_for_output(
+async def test_unstreamed_answer_contains_all_events_except_output(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        whole = (await ask(url, sandbox={"steps": "events"})).json()["sandbox"]["events"]
-        streamed = await ask(url, sandbox={"steps": "events"}, stream=True)
+        whole = (await post(url, sandbox={"steps": "events"})).json()["sandbox"]["events"]
+        streamed = await post(url, sandbox={"steps": "events"}, stream=True)
     kinds = [
         chunk["sandbox"]["kind"]
-        for name, chunk in events_in(streamed.text)
+        for name, chunk in parse_events(streamed.text)
         if name == "sandbox.step"
     ]
     assert kinds == [
@@ -248,24 +251,27 @@ async def test_a_whole_answer_has_the_events_that_a_streamed_one_has_but_for_out
 
 
 async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
-    """The command ends only once the client has read what it printed before."""
-    places = MemorySandboxes()
+    """The command ends only after the client has read its first output."""
+    sandboxes = MemorySandboxes()
     command = "mkfifo gate; echo begun; cat gate; echo ended"
     script = [tool_reply(call("execute_bash", command=command)), text_reply("Done.")]
     async with scripted_backend(by_history(script)) as backend:
         model = model_client(backend)
-        async with serve(make_services(model, places, tmp_path)) as url, client_of(url) as client:
+        async with (
+            serve(make_services(model, sandboxes, tmp_path)) as url,
+            openai_client(url) as client,
+        ):
             with anyio.fail_after(10):
                 begin = f"````console\n$ {command}\n"
                 thinking = ""
                 stream = await client.chat.completions.create(
-                    model="fake-model", messages=ASKED, stream=True
+                    model="fake-model", messages=MESSAGES, stream=True
                 )
                 async for chunk in stream:
                     thinking += (chunk.choices[0].delta.model_extra or {}).get("reasoning", "")
                     if thinking.endswith("begun\n"):
                         assert "ended" not in thinking.removeprefix(begin)
-                        await places.leased[0].exec("echo open > gate", timeout_s=5)
+                        await sandboxes.leased[0].exec("echo open > gate", timeout_s=5)
         await model.aclose()
     assert thinking.startswith(f"{begin}begun\nopen\nended\n[exit 0, ")
     assert thinking.endswith("]\n````\n")
@@ -274,11 +280,11 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
 # Open WebUI
 
 
-async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself(
+async def test_open_webui_shows_cards_status_and_files_and_runs_no_tool(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
+        reader = read_by_open_webui((await post(url, OPEN_WEBUI, stream=True)).text)
     assert reader.shown == [
         "reasoning: Two letters.",
         f"execute_bash {json.dumps(ARGUMENTS)} completed",
@@ -297,58 +303,58 @@ async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself
     assert file["url"].startswith(f"{url}/v1/containers/cntr_")
 
 
-async def test_open_webui_is_left_no_card_to_run_where_a_run_fails(tmp_path: Path) -> None:
-    places = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
+async def test_open_webui_has_no_pending_card_after_a_failed_run(tmp_path: Path) -> None:
+    sandboxes = MemorySandboxes(failure=NoFreeSandboxError("all are lent", retry_after_s=1.0))
     async with scripted_backend(by_history(SCRIPT)) as backend:
         model = model_client(backend)
-        async with serve(make_services(model, places, tmp_path)) as url:
+        async with serve(make_services(model, sandboxes, tmp_path)) as url:
             with anyio.fail_after(10):
-                reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
+                reader = read_by_open_webui((await post(url, OPEN_WEBUI, stream=True)).text)
         await model.aclose()
     assert reader.to_run == []
     assert reader.statuses[-1] == ("Stopped after 1 step", True)
     assert reader.error is not None
 
 
-async def test_what_open_webui_sends_back_of_our_cards_does_not_reach_the_model(
+async def test_step_cards_sent_back_by_open_webui_are_not_sent_to_the_model(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
+        reader = read_by_open_webui((await post(url, OPEN_WEBUI, stream=True)).text)
         cards = reader.messages
-        await ask(url, OPEN_WEBUI, messages=[*ASKED, *cards, *ASKED], stream=True)
+        await post(url, OPEN_WEBUI, messages=[*MESSAGES, *cards, *MESSAGES], stream=True)
     assert [message["role"] for message in cards] == ["assistant", "tool", "assistant"]
     asked_again = backend.requests[2].body["messages"]
     assert asked_again[0]["role"] == "system"
     assert asked_again[1:] == [
-        *ASKED,
+        *MESSAGES,
         {"role": "assistant", "content": "They are a and b."},
-        *ASKED,
+        *MESSAGES,
     ]
 
 
-async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_run_that_made_it(
+async def test_client_tool_result_beside_step_cards_resumes_its_run(
     tmp_path: Path,
 ) -> None:
     function = {"name": "weather", "arguments": '{"city": "Bonn"}'}
-    own = {"id": "call_w", "type": "function", "function": function}
+    weather_call = {"id": "call_w", "type": "function", "function": function}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-    calls_it = {"message": {"role": "assistant", "content": None, "tool_calls": [own]}}
+    calls_it = {"message": {"role": "assistant", "content": None, "tool_calls": [weather_call]}}
     async with (
         scripted_backend([SCRIPT[0], calls_it, text_reply("Rain.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(10):
-            text = (await ask(url, OPEN_WEBUI, stream=True, tools=tools)).text
-            sent = [frame["choices"][0]["delta"] for _, frame in events_in(text)]
+            text = (await post(url, OPEN_WEBUI, stream=True, tools=tools)).text
+            sent = [frame["choices"][0]["delta"] for _, frame in parse_events(text)]
             reader = read_by_open_webui(text)
             ((shown,),) = [delta["tool_calls"] for delta in sent if "tool_calls" in delta]
             minted = {key: shown[key] for key in ("id", "type", "function")}
             calling = {"role": "assistant", "content": "", "tool_calls": [minted]}
             told = {"role": "tool", "tool_call_id": shown["id"], "content": "Rain."}
-            back = [*ASKED, *reader.messages, calling, told]
-            await ask(url, OPEN_WEBUI, messages=back, tools=tools)
-    assert shown == {**own, "index": 0, "id": shown["id"]}
+            back = [*MESSAGES, *reader.messages, calling, told]
+            await post(url, OPEN_WEBUI, messages=back, tools=tools)
+    assert shown == {**weather_call, "index": 0, "id": shown["id"]}
     assert reader.to_run == []
     assert [message["role"] for message in reader.messages] == ["assistant", "tool"]
     before, after = (request.body["messages"] for request in backend.requests[1:])
@@ -356,22 +362,22 @@ async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_run_that_ma
     assert after[len(before) :] == [calls_it["message"], {**told, "tool_call_id": "call_w"}]
 
 
-async def test_what_a_chat_sends_back_of_our_thinking_does_not_reach_the_model(
+async def test_step_reasoning_sent_back_is_not_sent_to_the_model(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        said = (await ask(url)).json()["choices"][0]["message"]
-        assert "$ printf" in said["reasoning_content"]
-        back = {key: said[key] for key in ("role", "content", "reasoning_content")}
-        await ask(url, messages=[*ASKED, back, *ASKED])
+        message = (await post(url)).json()["choices"][0]["message"]
+        assert "$ printf" in message["reasoning_content"]
+        back = {key: message[key] for key in ("role", "content", "reasoning_content")}
+        await post(url, messages=[*MESSAGES, back, *MESSAGES])
     answer = {"role": "assistant", "content": "They are a and b."}
-    assert backend.requests[2].body["messages"][1:] == [*ASKED, answer, *ASKED]
+    assert backend.requests[2].body["messages"][1:] == [*MESSAGES, answer, *MESSAGES]
 
 
-async def test_a_model_asked_plainly_is_sent_every_message_as_it_came(
+async def test_plain_model_gets_every_message_unchanged(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     back = [{"role": "assistant", "content": "Hm.", "reasoning": "$ ls\n[exit 0, 0.1 s, 1 line]"}]
     async with running_proxy(backend, "memory", tmp_path) as url:
-        await ask(url, model="fake-model:plain", messages=[*ASKED, *back, *ASKED])
-    assert backend.requests[0].body["messages"] == [*ASKED, *back, *ASKED]
+        await post(url, model="fake-model:plain", messages=[*MESSAGES, *back, *MESSAGES])
+    assert backend.requests[0].body["messages"] == [*MESSAGES, *back, *MESSAGES]

@@ -1,4 +1,4 @@
-"""Responses that are kept: asked for again, gone on from, branched, deleted; restarts too."""
+"""Stored responses: retrieved, continued, branched and deleted, also after a restart."""
 
 import asyncio
 from pathlib import Path
@@ -11,16 +11,16 @@ import openai
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.responses import (
+from tests.clients.responses_sdk import (
     MODEL,
-    ask,
+    api_error,
     bash,
-    client,
     container_of,
-    other,
-    refused,
-    results,
-    told,
+    create_response,
+    responses_client,
+    sent_messages,
+    tool_results,
+    with_other_key,
 )
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
 from tests.fakes.server import Kind
@@ -34,22 +34,22 @@ WEATHER: Any = {
 }
 
 
-async def test_a_response_can_be_asked_for_again(tmp_path: Path) -> None:
+async def test_response_can_be_retrieved(tmp_path: Path) -> None:
     script = [bash("echo 42"), text_reply("42.")]
     async with scripted_backend(script) as backend:
-        async with client(backend, tmp_path) as mine:
-            made = await ask(mine, "How many?", metadata={"a": "b"})
+        async with responses_client(backend, tmp_path) as mine:
+            made = await create_response(mine, "How many?", metadata={"a": "b"})
             assert await mine.responses.retrieve(made.id) == made
-        async with client(backend, tmp_path) as mine:
+        async with responses_client(backend, tmp_path) as mine:
             again = await mine.responses.retrieve(made.id, include=["reasoning.encrypted_content"])
     assert again == made
     assert (again.status, again.output_text, again.metadata) == ("completed", "42.", {"a": "b"})
 
 
-async def test_a_streamed_response_is_kept_before_its_end_is_told(tmp_path: Path) -> None:
+async def test_streamed_response_is_stored_before_its_last_event(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42.")]) as backend,
-        client(backend, tmp_path) as mine,
+        responses_client(backend, tmp_path) as mine,
         mine.responses.stream(model=MODEL, input="How many?") as stream,
     ):
         async for event in stream:
@@ -58,12 +58,15 @@ async def test_a_streamed_response_is_kept_before_its_end_is_told(tmp_path: Path
                 assert (kept.status, kept.output_text) == ("completed", "42.")
 
 
-async def test_what_is_not_to_be_stored_is_not(tmp_path: Path) -> None:
-    async with scripted_backend([text_reply("42.")]) as backend, client(backend, tmp_path) as mine:
-        made = await ask(mine, "How many?", store=False)
+async def test_response_with_store_false_is_not_stored(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("42.")]) as backend,
+        responses_client(backend, tmp_path) as mine,
+    ):
+        made = await create_response(mine, "How many?", store=False)
         assert made.store is False
-        assert (await refused(mine.responses.retrieve(made.id))).status_code == 404
-        error = await refused(ask(mine, "Why?", previous_response_id=made.id))
+        assert (await api_error(mine.responses.retrieve(made.id))).status_code == 404
+        error = await api_error(create_response(mine, "Why?", previous_response_id=made.id))
     assert (error.status_code, error.code, error.param) == (
         400,
         "previous_response_not_found",
@@ -71,19 +74,19 @@ async def test_what_is_not_to_be_stored_is_not(tmp_path: Path) -> None:
     )
 
 
-async def test_a_response_goes_on_from_what_was_said_and_not_from_the_instructions(
+async def test_continued_response_keeps_messages_but_not_instructions(
     tmp_path: Path,
 ) -> None:
     script = [text_reply("I am."), text_reply("Again."), text_reply("And again.")]
     async with scripted_backend(script) as backend:
-        async with client(backend, tmp_path) as mine:
-            first = await ask(mine, "Who?", instructions="Be brief.")
-            second = await ask(mine, "What?", previous_response_id=first.id)
-        async with client(backend, tmp_path) as mine:
-            third = await ask(mine, "Why?", previous_response_id=second.id)
+        async with responses_client(backend, tmp_path) as mine:
+            first = await create_response(mine, "Who?", instructions="Be brief.")
+            second = await create_response(mine, "What?", previous_response_id=first.id)
+        async with responses_client(backend, tmp_path) as mine:
+            third = await create_response(mine, "Why?", previous_response_id=second.id)
         assert "Be brief." in str(backend.requests[0].body["messages"])
         assert "Be brief." not in str(backend.requests[1].body["messages"])
-        assert told(backend, 2) == [
+        assert sent_messages(backend, 2) == [
             ("user", "Who?"),
             ("assistant", "I am."),
             ("user", "What?"),
@@ -95,24 +98,24 @@ async def test_a_response_goes_on_from_what_was_said_and_not_from_the_instructio
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_response_goes_on_in_the_container_of_the_one_before(
+async def test_continued_response_uses_the_previous_container(
     kind: Kind, restart: bool, tmp_path: Path
 ) -> None:
     script = [bash("echo one > file"), text_reply("Done."), bash("cat file"), text_reply("One.")]
     async with scripted_backend(script) as backend:
-        async with client(backend, tmp_path, kind) as mine:
-            first = await ask(mine, "Begin.")
+        async with responses_client(backend, tmp_path, kind) as mine:
+            first = await create_response(mine, "Begin.")
             if not restart:
-                second = await ask(mine, "Go on.", previous_response_id=first.id)
+                second = await create_response(mine, "Go on.", previous_response_id=first.id)
         if restart:
-            async with client(backend, tmp_path, kind) as mine:
-                second = await ask(mine, "Go on.", previous_response_id=first.id)
-        assert "one" in results(backend, 3)[0]
+            async with responses_client(backend, tmp_path, kind) as mine:
+                second = await create_response(mine, "Go on.", previous_response_id=first.id)
+        assert "one" in tool_results(backend, 3)[0]
     assert container_of(second) == container_of(first)
     assert ("restored" in (second.model_extra or {})["sandbox"]) == restart
 
 
-async def test_two_that_go_on_from_the_same_response_have_a_copy_each(tmp_path: Path) -> None:
+async def test_two_branches_of_a_response_have_separate_files(tmp_path: Path) -> None:
     release, arrived = {"left": asyncio.Event(), "right": asyncio.Event()}, set[str]()
     words: dict[str, str] = {}
 
@@ -132,18 +135,18 @@ async def test_two_that_go_on_from_the_same_response_have_a_copy_each(tmp_path: 
         words[word] = messages[-1]["content"].split("[stdout]\n")[1]
         return text_reply("Done.")
 
-    async with scripted_backend(choose) as backend, client(backend, tmp_path) as mine:
-        root = await ask(mine, "root")
+    async with scripted_backend(choose) as backend, responses_client(backend, tmp_path) as mine:
+        root = await create_response(mine, "root")
         made: dict[str, str] = {}
 
         async def branch(word: str) -> None:
-            made[word] = (await ask(mine, word, previous_response_id=root.id)).id
+            made[word] = (await create_response(mine, word, previous_response_id=root.id)).id
 
         async with anyio.create_task_group() as group:
             group.start_soon(branch, "left")
             group.start_soon(branch, "right")
-        await ask(mine, "leaf", previous_response_id=made["left"])
-        await ask(mine, "late", previous_response_id=root.id)
+        await create_response(mine, "leaf", previous_response_id=made["left"])
+        await create_response(mine, "late", previous_response_id=root.id)
     assert words == {
         "root": "root",
         "left": "root\nleft",
@@ -154,55 +157,55 @@ async def test_two_that_go_on_from_the_same_response_have_a_copy_each(tmp_path: 
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_function_s_result_alone_goes_on_with_the_run_that_called_it(
-    restart: bool, tmp_path: Path
-) -> None:
+async def test_function_result_resumes_the_suspended_run(restart: bool, tmp_path: Path) -> None:
     both = tool_reply(
         call("execute_bash", command="echo kept > file"), call("weather", city="Bonn")
     )
     script = [both, bash("cat file"), text_reply("It rains.")]
     async with scripted_backend(script) as backend:
-        async with client(backend, tmp_path) as mine:
-            first = await ask(mine, "Weather?", tools=[WEATHER])
+        async with responses_client(backend, tmp_path) as mine:
+            first = await create_response(mine, "Weather?", tools=[WEATHER])
             (called,) = (item for item in first.output if item.type == "function_call")
             answer = {"type": "function_call_output", "call_id": called.call_id, "output": "Rain."}
             before = {"previous_response_id": first.id, "tools": [WEATHER]}
             if not restart:
-                second = await ask(mine, [answer], **before)
+                second = await create_response(mine, [answer], **before)
         if restart:
-            async with client(backend, tmp_path) as mine:
-                second = await ask(mine, [answer], **before)
+            async with responses_client(backend, tmp_path) as mine:
+                second = await create_response(mine, [answer], **before)
         asked, resumed = (request.body["messages"] for request in backend.requests[:2])
         assert resumed[: len(asked)] == asked
-        assert "Rain." in results(backend, 1)
-        assert "kept" in results(backend, 2)[-1]
+        assert "Rain." in tool_results(backend, 1)
+        assert "kept" in tool_results(backend, 2)[-1]
     assert second.output_text == "It rains."
     assert container_of(second) == container_of(first)
 
 
-async def test_a_response_without_a_computer_leaves_the_files_to_the_next(tmp_path: Path) -> None:
+async def test_response_without_a_sandbox_keeps_the_files_for_the_next(tmp_path: Path) -> None:
     script = [
         *(bash("echo one > file"), text_reply("Done.")),
         text_reply("Nothing."),
         *(bash("cat file"), text_reply("One.")),
     ]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        first = await ask(mine, "Begin.")
-        second = await ask(mine, "Wait.", previous_response_id=first.id, tool_choice="none")
-        third = await ask(mine, "Go on.", previous_response_id=second.id)
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        first = await create_response(mine, "Begin.")
+        second = await create_response(
+            mine, "Wait.", previous_response_id=first.id, tool_choice="none"
+        )
+        third = await create_response(mine, "Go on.", previous_response_id=second.id)
         assert "tools" not in backend.requests[2].body
-        assert "one" in results(backend, 4)[0]
+        assert "one" in tool_results(backend, 4)[0]
     assert container_of(third) == container_of(first)
 
 
-async def test_two_results_for_the_same_call_have_a_copy_each(tmp_path: Path) -> None:
+async def test_two_results_for_one_call_have_separate_files(tmp_path: Path) -> None:
     script = [
         tool_reply(call("weather", city="Bonn")),
         *(bash("echo one > file"), text_reply("One.")),
         *(bash("ls"), text_reply("Two.")),
     ]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        first = await ask(mine, "Weather?", tools=[WEATHER])
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        first = await create_response(mine, "Weather?", tools=[WEATHER])
         (called,) = (item for item in first.output if item.type == "function_call")
         for answer in ("Rain.", "Sun."):
             result = {
@@ -210,32 +213,38 @@ async def test_two_results_for_the_same_call_have_a_copy_each(tmp_path: Path) ->
                 "call_id": called.call_id,
                 "output": answer,
             }
-            await ask(mine, [result], previous_response_id=first.id, tools=[WEATHER])
-        assert results(backend, 3)[0] == "Sun."
-        assert "documents" in results(backend, 4)[-1]
-        assert "file" not in results(backend, 4)[-1]
+            await create_response(mine, [result], previous_response_id=first.id, tools=[WEATHER])
+        assert tool_results(backend, 3)[0] == "Sun."
+        assert "documents" in tool_results(backend, 4)[-1]
+        assert "file" not in tool_results(backend, 4)[-1]
 
 
-async def test_an_item_can_be_named_in_place_of_being_sent(tmp_path: Path) -> None:
+async def test_item_reference_replaces_the_item(tmp_path: Path) -> None:
     script = [text_reply("I am.")] * 2
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        first = await ask(mine, "Who?")
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        first = await create_response(mine, "Who?")
         items = await mine.responses.input_items.list(first.id)
         said = [{"type": "item_reference", "id": items.data[0].id}, {"id": first.output[-1].id}]
-        await ask(mine, [*said, {"role": "user", "content": "Why?"}])
-        assert told(backend, 1) == [("user", "Who?"), ("assistant", "I am."), ("user", "Why?")]
-        for asking, named in ((mine, "msg_nowhere"), (other(mine), first.output[-1].id)):
-            error = await refused(ask(asking, [{"type": "item_reference", "id": named}]))
+        await create_response(mine, [*said, {"role": "user", "content": "Why?"}])
+        assert sent_messages(backend, 1) == [
+            ("user", "Who?"),
+            ("assistant", "I am."),
+            ("user", "Why?"),
+        ]
+        for asking, named in ((mine, "msg_nowhere"), (with_other_key(mine), first.output[-1].id)):
+            error = await api_error(
+                create_response(asking, [{"type": "item_reference", "id": named}])
+            )
             assert error.status_code == 404
             assert named in error.message
 
 
-async def test_the_items_of_the_input_come_in_parts(tmp_path: Path) -> None:
+async def test_input_items_are_listed_in_pages(tmp_path: Path) -> None:
     script = [text_reply("I am."), text_reply("Again.")]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        first = await ask(mine, "Who?")
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        first = await create_response(mine, "Who?")
         said = [{"role": "user", "content": f"What {n}?"} for n in range(3)]
-        second = await ask(mine, said, previous_response_id=first.id)
+        second = await create_response(mine, said, previous_response_id=first.id)
         listed = mine.responses.input_items.list(second.id, order="asc", limit=2)
         texts = [item.to_dict()["content"][0]["text"] async for item in listed]
         assert texts == ["Who?", "I am.", "What 0?", "What 1?", "What 2?"]
@@ -246,30 +255,36 @@ async def test_the_items_of_the_input_come_in_parts(tmp_path: Path) -> None:
         assert (len(rest.data), rest.has_more) == (4, False)
         own = await mine.responses.input_items.list(first.id)
         assert [item.id for item in own.data] == [rest.data[-1].id]
-        error = await refused(mine.responses.input_items.list(second.id, after="msg_nowhere"))
+        error = await api_error(mine.responses.input_items.list(second.id, after="msg_nowhere"))
         assert (error.status_code, error.param) == (400, "after")
 
 
-async def test_a_response_is_its_key_s_own(tmp_path: Path) -> None:
-    async with scripted_backend([text_reply("42.")]) as backend, client(backend, tmp_path) as mine:
-        made = await ask(mine, "How many?")
-        yours = other(mine)
+async def test_response_of_another_key_is_not_found(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("42.")]) as backend,
+        responses_client(backend, tmp_path) as mine,
+    ):
+        made = await create_response(mine, "How many?")
+        yours = with_other_key(mine)
         for asking in (
             yours.responses.retrieve(made.id),
             yours.responses.delete(made.id),
             yours.responses.cancel(made.id),
             yours.responses.input_items.list(made.id),
         ):
-            error = await refused(asking)
+            error = await api_error(asking)
             assert (error.status_code, error.param) == (404, "response_id")
-        error = await refused(ask(yours, "Why?", previous_response_id=made.id))
+        error = await api_error(create_response(yours, "Why?", previous_response_id=made.id))
         assert error.code == "previous_response_not_found"
         assert (await mine.responses.retrieve(made.id)).id == made.id
 
 
-async def test_a_response_that_was_deleted_is_gone(tmp_path: Path) -> None:
-    async with scripted_backend([text_reply("42.")]) as backend, client(backend, tmp_path) as mine:
-        made = await ask(mine, "How many?")
+async def test_deleted_response_is_not_found(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("42.")]) as backend,
+        responses_client(backend, tmp_path) as mine,
+    ):
+        made = await create_response(mine, "How many?")
         deleted = await mine.responses.with_raw_response.delete(made.id)
         assert deleted.http_response.json() == {
             "id": made.id,
@@ -277,14 +292,14 @@ async def test_a_response_that_was_deleted_is_gone(tmp_path: Path) -> None:
             "deleted": True,
         }
         for asking in (mine.responses.retrieve(made.id), mine.responses.delete(made.id)):
-            assert (await refused(asking)).status_code == 404
-        error = await refused(ask(mine, "Why?", previous_response_id=made.id))
+            assert (await api_error(asking)).status_code == 404
+        error = await api_error(create_response(mine, "Why?", previous_response_id=made.id))
         assert error.code == "previous_response_not_found"
 
 
-async def test_a_response_that_failed_is_kept_as_failed(tmp_path: Path) -> None:
+async def test_failed_response_is_stored_as_failed(tmp_path: Path) -> None:
     script = [bash("echo one > file"), Refusal(400, "no such thing"), text_reply("Better.")]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         with anyio.fail_after(30):
             stream = await mine.responses.create(model=MODEL, input="Begin.", stream=True)
             begun = await anext(aiter(stream))
@@ -295,13 +310,13 @@ async def test_a_response_that_failed_is_kept_as_failed(tmp_path: Path) -> None:
         assert kept.status == "failed"
         assert kept.error
         assert "no such thing" in kept.error.message
-        second = await ask(mine, "Again.", previous_response_id=kept.id)
+        second = await create_response(mine, "Again.", previous_response_id=kept.id)
     assert second.output_text == "Better."
 
 
-async def test_a_response_whose_client_has_left_is_kept_as_cancelled(tmp_path: Path) -> None:
+async def test_disconnected_response_is_stored_as_cancelled(tmp_path: Path) -> None:
     script = [Held(text_reply("Never said."), asyncio.Event())]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         with anyio.fail_after(30):
             stream = await mine.responses.create(model=MODEL, input="Begin.", stream=True)
             begun = await anext(aiter(stream))
@@ -316,10 +331,10 @@ async def test_a_response_whose_client_has_left_is_kept_as_cancelled(tmp_path: P
     assert (kept.status, kept.error) == ("cancelled", None)
 
 
-async def test_a_response_that_was_cut_off_is_kept_as_incomplete(tmp_path: Path) -> None:
+async def test_truncated_response_is_stored_as_incomplete(tmp_path: Path) -> None:
     script = [{"content": "4", "finish_reason": "length"}] * 3
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        made = await ask(mine, "How many?")
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        made = await create_response(mine, "How many?")
         kept = await mine.responses.retrieve(made.id)
     assert kept == made
     assert kept.status == "incomplete"
@@ -342,31 +357,34 @@ async def test_a_response_that_was_cut_off_is_kept_as_incomplete(tmp_path: Path)
         ({"background": True, "store": False}, "background", "invalid_value"),
     ],
 )
-async def test_what_cannot_be_gone_on_from_is_refused(
+async def test_invalid_continuation_is_refused(
     body: dict[str, Any], param: str, code: str, tmp_path: Path
 ) -> None:
-    async with scripted_backend([]) as backend, client(backend, tmp_path) as mine:
-        error = await refused(ask(mine, "Hello.", extra_body=body))
+    async with scripted_backend([]) as backend, responses_client(backend, tmp_path) as mine:
+        error = await api_error(create_response(mine, "Hello.", extra_body=body))
     assert (error.status_code, error.param, error.code) == (400, param, code)
 
 
-async def test_what_cannot_be_included_is_refused(tmp_path: Path) -> None:
-    async with scripted_backend([text_reply("42.")]) as backend, client(backend, tmp_path) as mine:
-        made = await ask(mine, "How many?")
+async def test_unknown_include_value_is_refused(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("42.")]) as backend,
+        responses_client(backend, tmp_path) as mine,
+    ):
+        made = await create_response(mine, "How many?")
         wrong: Any = ["everything"]
         for asking in (
             mine.responses.retrieve(made.id, include=wrong),
             mine.responses.input_items.list(made.id, include=wrong),
         ):
-            error = await refused(asking)
+            error = await api_error(asking)
             assert (error.status_code, error.param) == (400, "include[0]")
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
-async def test_what_cannot_be_done_to_a_response_is_refused(method: str, tmp_path: Path) -> None:
+async def test_unsupported_response_methods_are_refused(method: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        client(backend, tmp_path) as mine,
+        responses_client(backend, tmp_path) as mine,
         httpx.AsyncClient() as http,
     ):
         answer = await http.request(method, f"{mine.base_url}responses/resp_1", json={})

@@ -1,4 +1,4 @@
-"""Usage of a run of several model calls, as each client counts it."""
+"""Usage of runs with several model calls: summed, or of the last call only."""
 
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,19 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 
-ASK = {"role": "user", "content": "Hello."}
+MESSAGE = {"role": "user", "content": "Hello."}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [ASK]},
+    "/v1/chat/completions": {"messages": [MESSAGE]},
     "/v1/responses": {"input": "Hello."},
-    "/v1/messages": {"messages": [ASK], "max_tokens": 100},
+    "/v1/messages": {"messages": [MESSAGE], "max_tokens": 100},
 }
-SUM, LAST = (300, 30), (200, 20)
+SUM, LAST_CALL = (300, 30), (200, 20)
 
 
-async def counted(
+async def reported_usage(
     path: str, tmp_path: Path, headers: dict[str, str], **body: Any
 ) -> tuple[int, int]:
-    """What is told after a call of 100 tokens in and 10 out, and one of twice as many."""
+    """Return input and output tokens of a run with calls of 100+10 and 200+20 tokens."""
     tokens = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
     script = [
         {**tool_reply(call("execute_bash", command="true")), "usage": tokens},
@@ -37,10 +37,12 @@ async def counted(
         ):
             asked = {"model": "fake-model", **BODIES[path], **body}
             usage = (await http.post(path, json=asked)).json()["usage"]
-    into = usage["prompt_tokens"] if "prompt_tokens" in usage else usage["input_tokens"]
-    out = usage["completion_tokens"] if "completion_tokens" in usage else usage["output_tokens"]
-    assert usage.get("total_tokens", into + out) == into + out
-    return into, out
+    input_tokens = usage["prompt_tokens"] if "prompt_tokens" in usage else usage["input_tokens"]
+    output_tokens = (
+        usage["completion_tokens"] if "completion_tokens" in usage else usage["output_tokens"]
+    )
+    assert usage.get("total_tokens", input_tokens + output_tokens) == input_tokens + output_tokens
+    return input_tokens, output_tokens
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -48,19 +50,19 @@ async def counted(
     ("headers", "body", "expected"),
     [
         ({}, {}, SUM),
-        ({"X-Sandbox-Usage": "last_call"}, {}, LAST),
+        ({"X-Sandbox-Usage": "last_call"}, {}, LAST_CALL),
         ({"X-Sandbox-Usage": "last_call"}, {"sandbox": {"usage": "all_calls"}}, SUM),
     ],
-    ids=["unasked", "by header", "by body"],
+    ids=["default", "by header", "by body"],
 )
-async def test_it_is_of_the_calls_that_the_client_asks_for(
+async def test_usage_setting_selects_all_calls_or_the_last(
     path: str,
     headers: dict[str, str],
     body: dict[str, Any],
     expected: tuple[int, int],
     tmp_path: Path,
 ) -> None:
-    assert await counted(path, tmp_path, headers, **body) == expected
+    assert await reported_usage(path, tmp_path, headers, **body) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,16 +70,16 @@ async def test_it_is_of_the_calls_that_the_client_asks_for(
     [{"originator": "codex_exec"}, {"user-agent": "opencode/1.18.33 ai-sdk/provider-utils"}],
     ids=["Codex", "opencode"],
 )
-async def test_a_coding_agent_is_told_how_full_the_context_is(
+async def test_coding_agents_get_the_usage_of_the_last_call(
     headers: dict[str, str], tmp_path: Path
 ) -> None:
-    assert await counted("/v1/responses", tmp_path, headers) == LAST
+    assert await reported_usage("/v1/responses", tmp_path, headers) == LAST_CALL
     asked = {**headers, "X-Sandbox-Usage": "all_calls"}
-    assert await counted("/v1/responses", tmp_path / "asked", asked) == SUM
+    assert await reported_usage("/v1/responses", tmp_path / "asked", asked) == SUM
 
 
 @pytest.mark.parametrize("by", ["sandbox.usage", "X-Sandbox-Usage"])
-async def test_another_word_for_it_is_refused(by: str, tmp_path: Path) -> None:
+async def test_invalid_usage_setting_is_refused(by: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -85,6 +87,6 @@ async def test_another_word_for_it_is_refused(by: str, tmp_path: Path) -> None:
     ):
         headers = {by: "odd"} if by == "X-Sandbox-Usage" else {}
         body = {} if headers else {"sandbox": {"usage": "odd"}}
-        asked = {"model": "fake-model", "messages": [ASK], **body}
+        asked = {"model": "fake-model", "messages": [MESSAGE], **body}
         answer = await http.post("/v1/chat/completions", json=asked, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, by)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.clients.chat import client
+from tests.clients.chat_http import http_client
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.policies.recorded_requests import Recorded, natural_prompts, recorded_requests
@@ -27,7 +27,7 @@ async def served(
     async with (
         scripted_backend([text_reply("It is done.")] * count) as backend,
         running_proxy(backend, "memory", state_dir) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         yield http, backend
 
@@ -36,7 +36,7 @@ def chat_body(request: Recorded) -> dict[str, object]:
     return {"model": "m", "messages": request.body["messages"], "max_tokens": 50}
 
 
-async def test_recorded_utility_requests_reach_the_backend_untouched(tmp_path: Path) -> None:
+async def test_recorded_utility_requests_reach_the_backend_unchanged(tmp_path: Path) -> None:
     chosen = [
         each for each in RECORDED if not each.body.get("tools") and each.body.get("max_tokens") != 1
     ]
@@ -51,7 +51,7 @@ async def test_recorded_utility_requests_reach_the_backend_untouched(tmp_path: P
     assert [seen.body for seen in backend.requests] == [chat_body(each) for each in chosen]
 
 
-async def test_claude_codes_probe_has_no_sandbox(tmp_path: Path) -> None:
+async def test_claude_code_probe_has_no_sandbox(tmp_path: Path) -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}
     async with served(tmp_path, 1) as (http, backend):
         response = await http.post(MESSAGES, json=body)
@@ -60,7 +60,7 @@ async def test_claude_codes_probe_has_no_sandbox(tmp_path: Path) -> None:
     assert "tools" not in backend.requests[0].body
 
 
-async def test_prompts_of_people_have_a_sandbox(tmp_path: Path) -> None:
+async def test_user_prompts_have_a_sandbox(tmp_path: Path) -> None:
     async with served(tmp_path, len(NATURAL)) as (http, backend):
         routes = []
         for prompt in NATURAL:
@@ -72,13 +72,15 @@ async def test_prompts_of_people_have_a_sandbox(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 8])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_few_tokens_are_a_runs_too(field: str, limit: int, tmp_path: Path) -> None:
+async def test_small_token_limit_still_has_a_sandbox(
+    field: str, limit: int, tmp_path: Path
+) -> None:
     steps = [tool_reply(call("execute_bash", command="echo 91")), text_reply("No.")]
     body = {"model": "m", "messages": [{"role": "user", "content": "Is 91 prime?"}], field: limit}
     async with (
         scripted_backend([*steps, text_reply("No.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         response = await http.post(CHAT, json=body)
     answer = response.json()

@@ -1,4 +1,4 @@
-"""A slow command costs the next turn no new connection to the backend."""
+"""Backend connections stay open during slow commands, so the next turn needs no new one."""
 
 import asyncio
 from contextlib import aclosing
@@ -31,7 +31,7 @@ REPLIES = [tool_reply(call("execute_bash", command="make")), text_reply("Done.")
 
 
 class SlowBash:
-    """Its command ends when an unused connection would have been closed, twice over."""
+    """A bash tool whose command lasts longer than two keep-alive periods."""
 
     def __init__(self, bash: Tool, backend: ScriptedBackend) -> None:
         self.name = bash.name
@@ -43,8 +43,8 @@ class SlowBash:
         return Observation("slow")
 
 
-async def answered(backend: ScriptedBackend, model: Model, state_dir: Path) -> str:
-    """What a run says whose one command is slow."""
+async def answer_after_slow_command(backend: ScriptedBackend, model: Model, state_dir: Path) -> str:
+    """Return the answer of a run with one slow command."""
 
     def make_runs(
         agent: Agent, suspended_runs: SuspendedRunStore, kept: RunRepository
@@ -74,16 +74,16 @@ def model_of(backend: ScriptedBackend) -> Model:
     )
 
 
-async def test_next_turn_goes_over_a_connection_from_before_the_command_ended(
+async def test_next_turn_reuses_a_connection_kept_warm_during_the_command(
     tmp_path: Path,
 ) -> None:
     async with scripted_backend(REPLIES) as backend:
-        assert await answered(backend, model_of(backend), tmp_path) == "Done."
+        assert await answer_after_slow_command(backend, model_of(backend), tmp_path) == "Done."
     _, second = backend.requests
     assert second.peer in backend.probes
 
 
-async def test_no_connection_is_kept_open_beyond_the_command() -> None:
+async def test_connection_is_not_kept_warm_after_the_command() -> None:
     async with scripted_backend([text_reply("Hello.")]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5, keep_alive_s=0.001)
         async with aclosing(model):
@@ -91,12 +91,12 @@ async def test_no_connection_is_kept_open_beyond_the_command() -> None:
                 async with model.keep_warm():
                     await backend.probed(2)
                 probes = len(backend.probes)
-                for _ in range(50):  # each takes longer than it is from one probe to the next
+                for _ in range(50):  # each request takes longer than the probe interval
                     await model.models()
             assert len(backend.probes) == probes
 
 
-async def test_backend_that_closes_connections_fails_no_command() -> None:
+async def test_backend_that_closes_connections_does_not_fail_the_command() -> None:
     closed = asyncio.Semaphore(0)
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,6 +116,6 @@ async def test_backend_that_closes_connections_fails_no_command() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 3601])
-def test_keep_alive_time_has_bounds(value: float) -> None:
+def test_keep_alive_setting_has_bounds(value: float) -> None:
     with pytest.raises(ConfigError, match=r"backend\.keep_alive_s"):
         parse({"backend": {"keep_alive_s": value}}, "c.yaml")

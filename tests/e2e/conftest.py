@@ -1,4 +1,4 @@
-"""What the tests of the whole house share."""
+"""Fixtures of the end-to-end tests."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ from tests.e2e.proxy_process import state_dir
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would what it starts."""
+    """Restore SIGINT: a shell ignores it for background jobs, and child processes inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    """The Docker engine; without one the test is skipped, or fails if told to."""
+    """The Docker engine. Without one, skip the test, or fail if REQUIRE_DOCKER is set."""
     try:
         found = Engine()
     except SandboxStartError as error:
@@ -28,6 +28,6 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
             raise
         pytest.skip(str(error))
     yield found
-    # A proxy killed between making a container and starting it leaves that for its next sweep.
+    # A proxy killed between creating and starting a container leaves it for the next sweep.
     found.clear(state_dir(tmp_path))
     found.close()

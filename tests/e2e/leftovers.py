@@ -1,4 +1,4 @@
-"""What is there that could be left behind: processes, containers, open files, tasks."""
+"""Find processes, containers, open files and tasks that a test could leave behind."""
 
 import asyncio
 import gc
@@ -18,11 +18,11 @@ from sandbox_runtime.backends.docker import INSTALL_LABEL
 from sandbox_runtime.backends.docker_engine import connect
 from tests.fakes.waiting import until
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that `pid` started, and those that they started."""
+    """Yield the processes that `pid` started, recursively."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, _read(children).split()):
             yield child
@@ -30,42 +30,42 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def command_line(pid: int) -> str:
-    """A living process's command line; "" when it is gone or a mere zombie."""
+    """Return the command line of a living process, or "" if it has ended."""
     return _read(Path(f"/proc/{pid}/cmdline"))
 
 
 def running(marker: str) -> bool:
-    """Whether a process on this host, in a sandbox or not, has that word on its command line."""
+    """Return True if a process on this host, sandboxed or not, has `marker` in its command line."""
     return any(marker in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
 
 
 def cgroups_of(pid: int) -> list[Path]:
-    """The cgroups of that owner's sandboxes."""
+    """Return the cgroups of the sandboxes of that owner process."""
     cgroups = find_cgroups()
     hierarchies = cgroups.hierarchies if cgroups else ()
     return [path for each in hierarchies for path in each.folder.glob(f"{process_key(pid)}-*")]
 
 
 class Engine:
-    """The Docker engine, seen past the proxy."""
+    """The Docker engine, accessed without the proxy."""
 
     def __init__(self) -> None:
         self.client, _ = connect()
 
     def clear(self, state_dir: Path) -> None:
-        """Remove these containers, as a sweep would while the state is there."""
+        """Remove the containers of this installation."""
         for id in self.containers(state_dir):
-            with suppress(APIError):  # gone, or about to be
+            with suppress(APIError):  # already removed, or being removed
                 self.client.remove_container(id, force=True)
 
     def running(self, state_dir: Path) -> list[str]:
-        """Of these containers those that run."""
+        """Return the running containers of this installation."""
         ids = self.containers(state_dir)
         alive = {found["Id"] for found in self.client.containers()}
         return [id for id in ids if id in alive]
 
     def containers(self, state_dir: Path) -> list[str]:
-        """The containers of the installation whose state is there, running or not."""
+        """Return the containers of the installation in `state_dir`, running or not."""
         file = state_dir / "install-id"
         if not file.exists():
             return []
@@ -76,16 +76,16 @@ class Engine:
         self.client.close()
 
 
-async def gone(left: Callable[[], Counter[str]]) -> None:
-    """Return once nothing is left. Raises AssertionError that says what is."""
-    with anyio.move_on_after(PATIENCE_S):
-        return await until(lambda: not left())
-    raise AssertionError(f"still there: {left()}")
+async def gone(leftovers: Callable[[], Counter[str]]) -> None:
+    """Wait until nothing is left. Raise AssertionError that lists what is."""
+    with anyio.move_on_after(TIMEOUT_S):
+        return await until(lambda: not leftovers())
+    raise AssertionError(f"still there: {leftovers()}")
 
 
 def open_files() -> Counter[str]:
-    """What this process holds open, by kind; each file that is a file by its path."""
-    gc.collect()  # docker's SDK leaves some sockets in cycles
+    """Count the open file descriptors of this process by kind; regular files by their path."""
+    gc.collect()  # the Docker SDK leaves sockets in reference cycles
     found: Counter[str] = Counter()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -98,7 +98,7 @@ def open_files() -> Counter[str]:
 
 
 def _peer(descriptor: int) -> str:
-    """A socket, by what it leads to where that has a path."""
+    """Return the socket's peer path, or "socket"."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as same:
             return (same.family == socket.AF_UNIX and same.getpeername()) or "socket"
@@ -107,12 +107,12 @@ def _peer(descriptor: int) -> str:
 
 
 def tasks() -> Counter[str]:
-    """What runs in this loop, by the name of its coroutine."""
+    """Count the tasks of this event loop by coroutine name."""
     return Counter(str(task.get_coro()).split(" at 0x")[0] for task in asyncio.all_tasks())
 
 
 def _read(path: Path) -> str:
-    """Its text, or nothing when the process has just gone."""
+    """Return the text of a file, or "" if the process has just ended."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the names of the real registries stand for here."""
+"""Address ranges of the real registries as this host resolves them."""
 
 import ipaddress
 import socket
@@ -8,8 +8,10 @@ import pytest
 
 
 def addresses_of(hosts: Iterable[str]) -> tuple[str, ...]:
-    """The networks of their addresses that are not public, as behind some gateways. A machine that
-    does not reach them skips the test."""
+    """Return the networks of the hosts' non-public addresses, as some gateways assign them.
+
+    Skip the test if this machine cannot resolve a host.
+    """
     networks = set()
     for host in hosts:
         try:

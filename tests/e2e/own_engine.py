@@ -1,4 +1,4 @@
-"""A Docker engine of the test's own, which may be stopped and started without harm to others."""
+"""A private Docker engine that a test may stop and start without affecting other tests."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 
 class OwnEngine:
-    """`dockerd` with everything it has in one directory."""
+    """`dockerd` with all of its files in one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -63,17 +63,17 @@ class OwnEngine:
         return True
 
     async def take_image(self) -> None:
-        """The tests' image, from the engine that has it."""
+        """Copy the test image from the shared engine."""
         copy = f"docker save {DOCKER_IMAGE} | docker --host {self.url} load"
         await anyio.run_process(["sh", "-c", copy])
 
 
 @asynccontextmanager
 async def own_engine() -> AsyncIterator[OwnEngine]:
-    """Running, with the tests' image; gone with the block."""
+    """Yield a running engine that has the test image, and remove it afterwards."""
     if shutil.which("dockerd") is None:
         pytest.skip("dockerd is not installed here")
-    # A short path, for it has sockets in it, whose paths may not be long.
+    # A short path: the length of socket paths is limited.
     directory = Path(tempfile.mkdtemp(prefix="engine-"))
     engine = OwnEngine(directory)
     try:

@@ -1,4 +1,4 @@
-"""The real command, as a process of its own."""
+"""Run the real `sandbox-proxy` command as a process."""
 
 import os
 import re
@@ -22,7 +22,7 @@ ADDRESS = re.compile(r"http://[\w.:\[\]]+:\d+")
 
 
 def state_dir(home: Path) -> Path:
-    """Where a command that runs at `home` keeps its state."""
+    """Return the data directory of a command that runs in `home`."""
     return home / "state" / "llm-sandbox-proxy"
 
 
@@ -31,15 +31,15 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, **own, **variables}
 
 
-def configured(home: Path, tree: dict[str, Any] | str) -> str:
-    """A config.yaml with that content; its path."""
+def write_config(home: Path, tree: dict[str, Any] | str) -> str:
+    """Write config.yaml and return its path."""
     path = home / "config.yaml"
     path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree), encoding="utf-8")
     return str(path)
 
 
 async def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run the command to its end."""
+    """Run the command until it exits."""
     with anyio.fail_after(40):
         return await anyio.run_process(
             [sys.executable, "-m", "proxy", *arguments],
@@ -50,14 +50,14 @@ async def run(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 class Server:
-    """A running `serve`."""
+    """A running `serve` process."""
 
     def __init__(self, process: Process, url: str) -> None:
         self.process = process
         self.url = url
 
     async def ended(self) -> int:
-        """The exit code, once there is one."""
+        """Wait for the process and return its exit code."""
         return await self.process.wait()
 
 
@@ -69,11 +69,14 @@ async def serving(
     more: Mapping[str, Any] | None = None,
     **variables: str,
 ) -> AsyncIterator[Server]:
-    """`serve` on a free port, ended with the block; `more` goes into its config.yaml. The backend
-    is asked for what clients ask alone, unless `more` says otherwise."""
+    """Run `serve` on a free port; `more` is merged into its config.yaml.
+
+    Tools are offered without a probe, so the backend receives only what clients cause, unless
+    `more` changes `tool_support`.
+    """
     tree: dict[str, Any] = {"sandbox": {"docker": {"image": DOCKER_IMAGE}}, **(more or {})}
     tree["backend"] = {"tool_support": "always", **tree.get("backend", {})}
-    config = configured(home, tree)
+    config = write_config(home, tree)
     where = ("--port", "0", "--sandbox", kind, "--backend-url", backend_url)
     process = await anyio.open_process(
         [sys.executable, "-m", "proxy", "serve", "--config", config, *where],
@@ -91,12 +94,12 @@ async def serving(
 
 
 async def _address(process: Process) -> str:
-    """What the server says it is to be reached at."""
+    """Return the URL that the server prints when it is ready."""
     assert process.stderr is not None
-    said = ""
+    output = ""
     with anyio.fail_after(30):
         async for text in TextReceiveStream(process.stderr):
-            said += text
-            if found := re.search(rf"serving at ({ADDRESS.pattern})\b.*\n", said):
+            output += text
+            if found := re.search(rf"serving at ({ADDRESS.pattern})\b.*\n", output):
                 return found[1]
-    raise AssertionError(f"it ended before it served: {said}")
+    raise AssertionError(f"serve ended before it was ready: {output}")

@@ -1,4 +1,4 @@
-"""Budgets of what real computers use: processor time, and what passes their way out."""
+"""Budgets measured in real sandboxes: processor time and egress traffic."""
 
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,14 @@ async def blob(_: web.Request) -> web.Response:
     return web.Response(body=BLOB)
 
 
-async def answered(
+async def run_repeatedly(
     kind: Kind, state_dir: Path, command: str, limits: Limits, per_day: DailyBudget
 ) -> tuple[Any, ScriptedBackend]:
-    """What comes of a model that does the same over and over; `{url}` is a server's."""
+    """Return the answer of a model that repeats the command until its tools are gone, and its
+    backend.
+
+    `{url}` in the command is the address of a file server.
+    """
 
     def script(body: dict[str, Any]) -> dict[str, Any]:
         url = backend.base_url.removesuffix("/v1")
@@ -52,8 +56,8 @@ async def answered(
                 httpx.AsyncClient(base_url=url, timeout=None) as http,
             ):
                 body = {"model": "m", "messages": [{"role": "user", "content": "Go on."}]}
-                made = await http.post("/v1/chat/completions", json=body)
-        return made.json(), backend
+                answer = await http.post("/v1/chat/completions", json=body)
+        return answer.json(), backend
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
@@ -64,13 +68,13 @@ async def answered(
         (Limits(5), DailyBudget(cpu_s=0.01), "daily_cpu_budget"),
     ],
 )
-async def test_processor_time_that_is_used_up_ends_the_run(
+async def test_exhausted_processor_time_ends_the_run(
     kind: Kind, limits: Limits, per_day: DailyBudget, reason: str, tmp_path: Path
 ) -> None:
-    made, backend = await answered(kind, tmp_path, BURN, limits, per_day)
-    assert made["choices"][0]["message"]["content"] == "About 42."
-    assert (made["sandbox"]["stop_reason"], len(backend.requests)) == (reason, 2)
-    assert made["usage"]["sandbox"]["cpu_ms"] >= 10
+    answer, backend = await run_repeatedly(kind, tmp_path, BURN, limits, per_day)
+    assert answer["choices"][0]["message"]["content"] == "About 42."
+    assert (answer["sandbox"]["stop_reason"], len(backend.requests)) == (reason, 2)
+    assert answer["usage"]["sandbox"]["cpu_ms"] >= 10
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
@@ -81,14 +85,14 @@ async def test_processor_time_that_is_used_up_ends_the_run(
         (Limits(5), DailyBudget(egress_mib=1), "daily_egress_budget"),
     ],
 )
-async def test_traffic_stops_where_the_budget_ends_and_so_does_the_run(
+async def test_exhausted_egress_budget_stops_traffic_and_the_run(
     kind: Kind, limits: Limits, per_day: DailyBudget, reason: str, tmp_path: Path
 ) -> None:
-    # What is at a loopback address is asked for without a proxy, unless told otherwise.
+    # Loopback addresses bypass the proxy unless no_proxy is unset.
     get = "env -u no_proxy -u NO_PROXY curl -sS {url}/blob | wc -c"
-    made, backend = await answered(kind, tmp_path, get, limits, per_day)
-    assert made["sandbox"]["stop_reason"] == reason
-    assert made["usage"]["sandbox"]["egress_bytes"] == 1 << 20
+    answer, backend = await run_repeatedly(kind, tmp_path, get, limits, per_day)
+    assert answer["sandbox"]["stop_reason"] == reason
+    assert answer["usage"]["sandbox"]["egress_bytes"] == 1 << 20
     first, second = (
         message["content"]
         for message in backend.requests[-1].body["messages"]

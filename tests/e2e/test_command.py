@@ -1,4 +1,4 @@
-"""The command line: what it says at start, when something is missing, and in the end."""
+"""The command line: start-up errors, `demo`, `doctor` and exit codes."""
 
 import asyncio
 import json
@@ -14,16 +14,16 @@ from aiohttp import web
 
 from proxy.__main__ import listen
 from proxy.models.scripted import call, tool_reply
-from tests.clients.errors import ASKED, client_of, refused
-from tests.e2e.proxy_process import ROOT, configured, environment, run, serving
+from tests.clients.openai_errors import MESSAGES, openai_client, request_error
+from tests.e2e.proxy_process import ROOT, environment, run, serving, write_config
 from tests.fakes.backend import scripted_backend
 from tests.fakes.engine import NO_PARSER, FakeEngine
 
 NOWHERE = "http://127.0.0.1:1/v1"
 
 
-async def loaded_by(program: str, home: Path) -> set[str]:
-    """The packages a fresh interpreter has loaded after it ran the program."""
+async def packages_loaded_by(program: str, home: Path) -> set[str]:
+    """Return the top-level packages that a new interpreter has loaded after running the program."""
     listing = "; import json, sys; print(json.dumps(list(sys.modules)), file=sys.stderr)"
     with anyio.fail_after(60):
         done = await anyio.run_process(
@@ -35,9 +35,11 @@ async def loaded_by(program: str, home: Path) -> set[str]:
 # What is loaded
 
 
-async def test_help_tells_the_commands_and_loads_nothing_of_weight(tmp_path: Path) -> None:
+async def test_help_lists_the_commands_without_loading_heavy_packages(tmp_path: Path) -> None:
     ask = "import contextlib, proxy.__main__\nwith contextlib.suppress(SystemExit): "
-    loaded = await loaded_by(f"{ask}proxy.__main__.main(['--help'])\nimport json", tmp_path)
+    loaded = await packages_loaded_by(
+        f"{ask}proxy.__main__.main(['--help'])\nimport json", tmp_path
+    )
     heavy = {"aiohttp", "docker", "fastapi", "litellm", "openai", "pydantic", "uvicorn", "yaml"}
     assert loaded & heavy == set()
     done = await run(tmp_path, "--help")
@@ -46,16 +48,16 @@ async def test_help_tells_the_commands_and_loads_nothing_of_weight(tmp_path: Pat
         assert command in done.stdout
 
 
-async def test_the_application_loads_neither_litellm_nor_docker(tmp_path: Path) -> None:
-    loaded = await loaded_by("import proxy.app", tmp_path)
+async def test_app_import_loads_neither_litellm_nor_docker(tmp_path: Path) -> None:
+    loaded = await packages_loaded_by("import proxy.app", tmp_path)
     assert loaded & {"litellm", "docker", "openai"} == set()
 
 
 # What is missing is one clear line
 
 
-async def told(home: Path, *arguments: str, **variables: str) -> str:
-    """The one line with which a command gives up."""
+async def error_line(home: Path, *arguments: str, **variables: str) -> str:
+    """Return the single error line of a command that must fail."""
     done = await run(home, *arguments, **variables)
     assert (done.returncode, done.stdout) == (1, b"")
     (line,) = done.stderr.decode().splitlines()
@@ -63,8 +65,8 @@ async def told(home: Path, *arguments: str, **variables: str) -> str:
     return line.removeprefix("sandbox-proxy: ")
 
 
-async def test_a_missing_engine_is_told(tmp_path: Path) -> None:
-    line = await told(
+async def test_missing_engine_is_reported(tmp_path: Path) -> None:
+    line = await error_line(
         tmp_path, "serve", "--port", "0", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1"
     )
     assert line.startswith("no Docker engine answers")
@@ -72,9 +74,11 @@ async def test_a_missing_engine_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-async def test_a_missing_image_is_told(tmp_path: Path) -> None:
-    config = configured(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
-    line = await told(tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "docker")
+async def test_missing_image_is_reported(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
+    line = await error_line(
+        tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "docker"
+    )
     assert line == (
         "docker image: 'no/such:image' is missing:"
         " pull it, or build it with `sandbox-proxy build-image`"
@@ -86,9 +90,9 @@ async def test_a_missing_image_is_told(tmp_path: Path) -> None:
     [{"keys": [{"name": "a", "env": "NO_SUCH_KEY"}]}, {"backend": {"api_key_env": "NO_SUCH_KEY"}}],
     ids=["client", "backend"],
 )
-async def test_key_in_an_unset_variable_is_an_error(tree: dict[str, Any], tmp_path: Path) -> None:
-    config = configured(tmp_path, tree)
-    line = await told(
+async def test_missing_key_variable_is_reported(tree: dict[str, Any], tmp_path: Path) -> None:
+    config = write_config(tmp_path, tree)
+    line = await error_line(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
     assert line == "the environment variable NO_SUCH_KEY is not set, and config names it"
@@ -108,56 +112,54 @@ async def test_key_in_an_unset_variable_is_an_error(tree: dict[str, Any], tmp_pa
         ({"backend": {"base_url": None}}, "backend.base_url: name the OpenAI-compatible server"),
     ],
 )
-async def test_a_mistake_in_the_configuration_is_told_with_its_place(
+async def test_configuration_error_names_its_field(
     tree: dict[str, Any] | str, words: str, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, tree)
-    line = await told(
+    config = write_config(tmp_path, tree)
+    line = await error_line(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
     assert words in line
 
 
-async def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
-    line = await told(tmp_path, "serve", "--port", "0", "--config", "none.yaml")
+async def test_missing_configuration_file_is_reported(tmp_path: Path) -> None:
+    line = await error_line(tmp_path, "serve", "--port", "0", "--config", "none.yaml")
     assert line == "none.yaml: [Errno 2] No such file or directory: 'none.yaml'"
 
 
-async def test_a_place_for_its_state_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+async def test_data_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    config = configured(tmp_path, {"server": {"data_dir": str(tmp_path / "file" / "state")}})
-    line = await told(
+    config = write_config(tmp_path, {"server": {"data_dir": str(tmp_path / "file" / "state")}})
+    line = await error_line(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
     assert line.startswith("server.data_dir: [Errno 20] Not a directory")
 
 
-async def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+async def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = await told(tmp_path, "serve", "--sandbox", "bubblewrap", "--port", str(port))
+        line = await error_line(tmp_path, "serve", "--sandbox", "bubblewrap", "--port", str(port))
     assert line.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
-async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
-    line = await told(
+async def test_foreign_listen_address_is_reported(tmp_path: Path) -> None:
+    line = await error_line(
         tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", "192.0.2.1"
     )
     assert line.startswith("cannot listen on 192.0.2.1:0: Cannot assign requested address")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_server_without_keys_refuses_to_listen_on_a_network(
-    host: str, tmp_path: Path
-) -> None:
-    line = await told(tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host)
+async def test_public_listen_address_without_a_key_is_refused(host: str, tmp_path: Path) -> None:
+    line = await error_line(
+        tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host
+    )
     assert line.startswith(f"server.host: everyone who can reach {host} could run commands here")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])
-async def test_a_command_that_is_none_is_told_with_the_usage(
-    arguments: list[str], tmp_path: Path
-) -> None:
+async def test_unknown_command_prints_the_usage(arguments: list[str], tmp_path: Path) -> None:
     done = await run(tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"usage: sandbox-proxy")
@@ -166,7 +168,7 @@ async def test_a_command_that_is_none_is_told_with_the_usage(
 # demo
 
 
-async def test_the_demo_answers_right_and_leaves_its_files(tmp_path: Path) -> None:
+async def test_demo_answers_and_writes_its_files(tmp_path: Path) -> None:
     done = await run(tmp_path, "demo")
     assert (done.returncode, done.stderr.decode()) == (0, "")
     printed = done.stdout.decode()
@@ -180,14 +182,14 @@ async def test_the_demo_answers_right_and_leaves_its_files(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["demo-output"]
 
 
-async def test_the_demo_takes_a_question_only_with_a_model(tmp_path: Path) -> None:
-    line = await told(tmp_path, "demo", "What is 6 * 7?")
+async def test_demo_question_needs_a_model(tmp_path: Path) -> None:
+    line = await error_line(tmp_path, "demo", "What is 6 * 7?")
     assert "--backend-url" in line
     assert "--model" in line
 
 
-async def test_a_demo_whose_model_does_not_answer_says_so(tmp_path: Path) -> None:
-    config = configured(tmp_path, {"backend": {"max_retries": 0}})
+async def test_demo_reports_an_unreachable_backend(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"backend": {"max_retries": 1}})
     asked = ("demo", "What is 6 * 7?", "--config", config)
     done = await run(tmp_path, *asked, "--backend-url", NOWHERE, "--model", "any")
     assert done.returncode == 1
@@ -199,14 +201,14 @@ async def test_a_demo_whose_model_does_not_answer_says_so(tmp_path: Path) -> Non
 
 
 def findings(done: subprocess.CompletedProcess[bytes]) -> dict[str, bool]:
-    """Every check by name, and whether it passed."""
+    """Return the result of each check of `doctor`, by name."""
     lines = [line.partition(":")[0].split(maxsplit=1) for line in done.stdout.decode().splitlines()]
     return {name: verdict == "ok" for verdict, name in lines}
 
 
-async def test_the_doctor_finds_all_well(tmp_path: Path) -> None:
+async def test_doctor_passes_all_checks(tmp_path: Path) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
-    config = configured(tmp_path, {"backend": {"provider": "scripted", "script": script}})
+    config = write_config(tmp_path, {"backend": {"provider": "scripted", "script": script}})
     done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "bubblewrap")
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -214,7 +216,7 @@ async def test_the_doctor_finds_all_well(tmp_path: Path) -> None:
     assert all(ok for name, ok in found.items() if not name.startswith("image "))
 
 
-async def test_the_doctor_finds_what_is_missing_and_goes_on(tmp_path: Path) -> None:
+async def test_doctor_continues_after_a_failed_check(tmp_path: Path) -> None:
     done = await run(tmp_path, "doctor", "--sandbox", "bubblewrap", "--backend-url", NOWHERE)
     found = findings(done)
     assert (done.returncode, done.stderr) == (1, b"")
@@ -238,9 +240,9 @@ def needs_key(request: web.Request) -> web.Response | None:
          "FAIL  model backend: it refuses the key in the environment variable BAD (Who are you?)"),
         (("--backend-key-env", "GOOD"), "ok    model backend: fake-model"),
     ],
-    ids=["none", "a wrong one", "the right one"],
+    ids=["no key", "wrong key", "right key"],
 )  # fmt: skip
-async def test_the_doctor_says_what_is_wrong_with_the_backends_key(
+async def test_doctor_reports_a_missing_or_wrong_backend_key(
     option: tuple[str, ...], line: str, tmp_path: Path
 ) -> None:
     async with scripted_backend([], let_in=needs_key) as backend:
@@ -250,42 +252,42 @@ async def test_the_doctor_says_what_is_wrong_with_the_backends_key(
     assert done.stdout.decode().splitlines()[0] == line
 
 
-async def test_a_server_lets_in_whom_its_backend_lets_in(tmp_path: Path) -> None:
+async def test_forwarded_client_keys_are_verified_at_the_backend(tmp_path: Path) -> None:
     submit = tool_reply(call("submit", answer="Forty-two."))
     forwards = {"backend": {"forward_client_key": True}}
     async with (
         scripted_backend([submit], let_in=needs_key) as backend,
         serving(tmp_path, "bubblewrap", backend.base_url, forwards) as server,
-        client_of(server.url, "sk-good") as client,
-        client_of(server.url, "sk-bad") as stranger,
+        openai_client(server.url, "sk-good") as client,
+        openai_client(server.url, "sk-bad") as stranger,
     ):
         with anyio.fail_after(60):
-            answer = await client.chat.completions.create(model="fake-model", messages=ASKED)
-        error = await refused(stranger)
+            answer = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
+        error = await request_error(stranger)
     assert answer.choices[0].message.content == "Forty-two."
     assert (error.status_code, error.code) == (401, "invalid_api_key")
     assert "Incorrect API key provided" in error.message
 
 
-async def test_a_key_cannot_be_ours_and_the_backends(tmp_path: Path) -> None:
+async def test_server_key_and_forwarded_keys_are_exclusive(tmp_path: Path) -> None:
     tree = {"backend": {"forward_client_key": True}, "keys": [{"name": "a", "env": "OURS"}]}
-    config = configured(tmp_path, tree)
-    line = await told(tmp_path, "serve", "--port", "0", "--config", config, OURS="sk-1")
+    config = write_config(tmp_path, tree)
+    line = await error_line(tmp_path, "serve", "--port", "0", "--config", config, OURS="sk-1")
     assert line.startswith("backend.forward_client_key: remove keys")
 
 
-async def test_the_doctor_finds_no_engine(tmp_path: Path) -> None:
+async def test_doctor_reports_a_missing_engine(tmp_path: Path) -> None:
     done = await run(tmp_path, "doctor", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (1, b"")
     assert findings(done) == {"model backend": False, "docker": False, "sandboxes": False}
 
 
-async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
+async def test_doctor_accepts_bubblewrap_without_an_engine(
     tmp_path: Path,
 ) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
     tree = {"sandbox": {"docker": {"image": "no/such:image"}}}
-    config = configured(tmp_path, {**tree, "backend": {"provider": "scripted", "script": script}})
+    config = write_config(tmp_path, {**tree, "backend": {"provider": "scripted", "script": script}})
     done = await run(tmp_path, "doctor", "--config", config)
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()
@@ -293,19 +295,19 @@ async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
     assert lines[-1] == "ok    sandboxes: bubblewrap"
 
 
-NAMED: list[tuple[dict[str, str], dict[str, str]]] = [
+NAMED_ENGINES: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"host": "tcp://127.0.0.1:1"}, {}),
     ({"runtime": "runsc", "host": "tcp://127.0.0.1:1"}, {}),
     ({}, {"DOCKER_HOST": "tcp://127.0.0.1:1"}),
 ]
 
 
-@pytest.mark.parametrize(("docker", "variables"), NAMED)
-async def test_an_engine_that_was_named_is_never_replaced(
+@pytest.mark.parametrize(("docker", "variables"), NAMED_ENGINES)
+async def test_configured_engine_is_never_replaced(
     docker: dict[str, str], variables: dict[str, str], tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, {"sandbox": {"docker": docker}})
-    line = await told(tmp_path, "serve", "--port", "0", "--config", config, **variables)
+    config = write_config(tmp_path, {"sandbox": {"docker": docker}})
+    line = await error_line(tmp_path, "serve", "--port", "0", "--config", config, **variables)
     assert line.startswith("no Docker engine answers at tcp://127.0.0.1:1")
     done = await run(tmp_path, "doctor", "--config", config, **variables)
     assert findings(done) == {"model backend": False, "docker": False, "sandboxes": False}
@@ -322,9 +324,9 @@ async def test_an_engine_that_was_named_is_never_replaced(
             "--enable-auto-tool-choice --tool-call-parser PARSER",
         ),
     ],
-    ids=["told", "ignored", "refused"],
+    ids=["supported", "ignored", "refused"],
 )
-async def test_the_doctor_says_of_each_model_whether_it_uses_tools(
+async def test_doctor_reports_tool_support_of_each_model(
     engine: FakeEngine, ok: bool, words: str, tmp_path: Path
 ) -> None:
     async with scripted_backend(engine.reply, elsewhere=engine.elsewhere) as backend:
@@ -338,24 +340,26 @@ async def test_the_doctor_says_of_each_model_whether_it_uses_tools(
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-async def test_the_doctor_finds_no_image(tmp_path: Path) -> None:
-    config = configured(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
+async def test_doctor_reports_a_missing_image(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
     done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "docker")
     found = findings(done)
     assert (done.returncode, done.stderr) == (1, b"")
     assert (found["docker engine"], found["docker image"]) == (True, False)
 
 
-async def test_an_answer_is_not_held_back_until_more_follows() -> None:
-    """Nagle's algorithm costs 40 ms a request; asyncio turns it off where it sees TCP."""
+async def test_accepted_connections_have_tcp_nodelay() -> None:
+    """Nagle's algorithm costs 40 ms a request; asyncio disables it only for sockets it knows are
+    TCP.
+    """
     accepted: asyncio.Queue[int] = asyncio.Queue()
 
-    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
         accepted.put_nowait(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
     with listen("127.0.0.1", 0) as listener, anyio.fail_after(5):
-        server = await asyncio.start_server(note, sock=listener)
+        server = await asyncio.start_server(record, sock=listener)
         async with server, await anyio.connect_tcp(*listener.getsockname()):
             assert await accepted.get() == 1

@@ -1,4 +1,4 @@
-"""Clients that leave: whenever and however they go, nothing of theirs stays behind."""
+"""Clients that disconnect at any time leave nothing behind."""
 
 import asyncio
 import json
@@ -33,23 +33,23 @@ from tests.fakes.waiting import until
 
 MESSAGES = [{"role": "user", "content": "Work."}]
 HANG_UP_AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER: a reset instead of a polite end."""
-WATCHER = Counter({"<coroutine object _shutdown_watcher": 1})
-"""Of sse-starlette: one a loop, from its first stream on."""
+"""SO_LINGER value that closes with a reset."""
+SHUTDOWN_WATCHER = Counter({"<coroutine object _shutdown_watcher": 1})
+"""A task of sse-starlette: one per event loop, from the first stream on."""
 
 
 class Connection:
-    """A client's connection, as plain as can be."""
+    """A raw client connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self._writer = writer
 
-    def send(self, body: dict[str, Any], *, but_the_last: int = 0) -> None:
+    def send(self, body: dict[str, Any], *, missing_bytes: int = 0) -> None:
         content = json.dumps(body).encode()
         self._writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(content) + but_the_last, content)
+            b"Content-Length: %d\r\n\r\n%b" % (len(content) + missing_bytes, content)
         )
 
     async def leave(self, *, politely: bool = True) -> None:
@@ -74,8 +74,8 @@ def request(*, stream: bool, model: str = "fake-model") -> dict[str, Any]:
 # Two hundred of them
 
 
-class Crowd:
-    """Clients who leave at random moments, several at a time, until enough have left."""
+class DisconnectingClients:
+    """Clients that disconnect at random moments, several at a time, until enough of them have."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -84,19 +84,19 @@ class Crowd:
         self.left = 0
         self.served = 0
 
-    async def come(self, *, leaving: int, at_a_time: int) -> None:
-        self._wanted, self.left, self.served = leaving, 0, 0
+    async def run(self, *, disconnects: int, concurrency: int) -> None:
+        self._wanted, self.left, self.served = disconnects, 0, 0
         async with anyio.create_task_group() as group:
-            for _ in range(at_a_time):
-                group.start_soon(self._one_after_the_other)
+            for _ in range(concurrency):
+                group.start_soon(self._run_client)
 
-    async def _one_after_the_other(self) -> None:
+    async def _run_client(self) -> None:
         while self.left < self._wanted:
-            patience_s = self._random.choice((0.05, 1.0, 4.0)) * self._random.random()
+            wait_s = self._random.choice((0.05, 1.0, 4.0)) * self._random.random()
             model = self._random.choice(("fake-model",) * 5 + ("fake-model:plain",))
             client = await connect(self._url)
             client.send(request(stream=self._random.random() < 0.5, model=model))
-            with anyio.move_on_after(patience_s) as waiting:
+            with anyio.move_on_after(wait_s) as waiting:
                 await client.reader.read()
             await client.leave(politely=self._random.random() < 0.5)
             if waiting.cancelled_caught:
@@ -105,8 +105,8 @@ class Crowd:
                 self.served += 1
 
 
-def whims(seed: int, marker: str) -> Any:
-    """A backend that is sometimes silent, and whose commands sometimes do not end."""
+def random_backend(seed: int, marker: str) -> Any:
+    """Return a backend that is sometimes silent, and whose commands sometimes do not end."""
     chance = random.Random(seed)
     ends = f"sleep {marker} & seq 1 20000; head -c 300000 /dev/zero > output/zeros.bin"
     commands = (ends, ends, ends, f"trap '' TERM; sleep {marker}")
@@ -128,15 +128,17 @@ def whims(seed: int, marker: str) -> Any:
     return choose
 
 
-KEPT: dict[Kind, Counter[str]] = {
-    "bubblewrap": Counter({"/memfd:agent (deleted)": 1}),  # what every sandbox is started from
+EXPECTED_OPEN_FILES: dict[Kind, Counter[str]] = {
+    "bubblewrap": Counter(
+        {"/memfd:agent (deleted)": 1}
+    ),  # the guest agent that each sandbox is started from
     # The Docker SDK keeps some for each URL that it knows; all are closed with it.
     "docker": Counter({"/var/run/docker.sock": DEFAULT_NUM_POOLS * DEFAULT_MAX_POOL_SIZE}),
 }
 
 
-async def quiet(kind: Kind, marker: str, state_dir: Path) -> None:
-    """Return when nothing of any sandbox is left."""
+async def until_quiet(kind: Kind, marker: str, state_dir: Path) -> None:
+    """Wait until nothing of any sandbox is left."""
     await until(lambda: not running(marker))
     if kind == "bubblewrap":
         await until(lambda: not list(descendants(os.getpid())) and not cgroups_of(os.getpid()))
@@ -146,30 +148,33 @@ async def quiet(kind: Kind, marker: str, state_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "at_a_time"),
+    ("kind", "count", "concurrency"),
     [
         ("bubblewrap", 200, 12),
         pytest.param("docker", 30, 8, marks=pytest.mark.docker),
     ],
 )
-async def test_clients_that_leave_at_random_moments_leave_nothing_behind(
-    kind: Kind, count: int, at_a_time: int, tmp_path: Path
+async def test_random_disconnects_leave_nothing_behind(
+    kind: Kind, count: int, concurrency: int, tmp_path: Path
 ) -> None:
     marker = f"8{os.getpid()}{count}"
     with anyio.fail_after(120):
-        async with scripted_backend(whims(1, marker)) as backend:
+        async with scripted_backend(random_backend(1, marker)) as backend:
             model = model_client(backend)
             at_first = open_files()
             async with (
                 open_sandboxes(kind, tmp_path) as sandboxes,
                 serve(make_services(model, sandboxes, tmp_path)) as url,
             ):
-                files, at_work = open_files() + KEPT[kind], tasks() + WATCHER
-                crowd = Crowd(url, seed=2)
-                await crowd.come(leaving=count, at_a_time=at_a_time)
-                await quiet(kind, marker, tmp_path)
+                files, at_work = (
+                    open_files() + EXPECTED_OPEN_FILES[kind],
+                    tasks() + SHUTDOWN_WATCHER,
+                )
+                crowd = DisconnectingClients(url, seed=2)
+                await crowd.run(disconnects=count, concurrency=concurrency)
+                await until_quiet(kind, marker, tmp_path)
                 await gone(lambda: tasks() - at_work)
-                await model.aclose()  # the connections it keeps for the next call
+                await model.aclose()  # closes the idle backend connections
                 await gone(lambda: open_files() - files)
             await gone(lambda: open_files() - at_first)
     assert crowd.left >= count
@@ -186,7 +191,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("politely", [True, False])
-async def test_who_leaves_during_a_command_ends_it_and_its_sandbox(
+async def test_disconnect_during_a_command_ends_the_sandbox(
     kind: Kind, stream: bool, politely: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -202,14 +207,14 @@ async def test_who_leaves_during_a_command_ends_it_and_its_sandbox(
             await until(lambda: running(marker))
         with anyio.fail_after(5):
             await client.leave(politely=politely)
-            await quiet(kind, marker, tmp_path)
+            await until_quiet(kind, marker, tmp_path)
             await until(lambda: "ended: the client disconnected" in caplog.text)
     assert len(backend.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("model", ["fake-model", "fake-model:plain"])
-async def test_who_leaves_while_the_model_thinks_ends_its_thinking(
+async def test_disconnect_before_the_model_answers_cancels_the_call(
     model: str, stream: bool, tmp_path: Path
 ) -> None:
     script = [Held(text_reply("Never said."), asyncio.Event())]
@@ -226,7 +231,7 @@ async def test_who_leaves_while_the_model_thinks_ends_its_thinking(
 
 
 @pytest.mark.parametrize("model", ["fake-model", "fake-model:plain"])
-async def test_who_leaves_while_the_model_speaks_ends_its_speech(
+async def test_disconnect_during_the_model_answer_cancels_the_call(
     model: str, tmp_path: Path
 ) -> None:
     thought = chunk({"reasoning": "Let me think."})
@@ -243,14 +248,14 @@ async def test_who_leaves_while_the_model_speaks_ends_its_speech(
             await backend.requests[0].gone.wait()
 
 
-async def test_who_leaves_before_the_request_is_whole_starts_nothing(tmp_path: Path) -> None:
+async def test_disconnect_before_the_request_is_complete_starts_no_run(tmp_path: Path) -> None:
     async with scripted_backend([]) as backend:
         sandboxes = MemorySandboxes()
         model = model_client(backend)
         async with serve(make_services(model, sandboxes, tmp_path)) as url:
             with anyio.fail_after(5):
                 client = await connect(url)
-                client.send(request(stream=True), but_the_last=10)
+                client.send(request(stream=True), missing_bytes=10)
                 await client.leave()
         await model.aclose()
     assert (backend.requests, sandboxes.opened) == ([], 0)

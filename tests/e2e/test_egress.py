@@ -1,4 +1,4 @@
-"""A model reaches what its rules name and nothing else, and is told so; the log shows both."""
+"""Egress rules in real sandboxes: allowed and denied hosts, as seen by the model and in the log."""
 
 import logging
 import shutil
@@ -15,16 +15,16 @@ from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind, running_proxy
 
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 
 
 def preset(name: str) -> Egress:
-    """The preset, whatever this network's addresses for its hosts look like."""
+    """Return the preset, with the private networks that this host resolves its names to."""
     return Egress("allowlist", (name,), addresses_of(PRESETS[name]))
 
 
 async def observations(kind: Kind, egress: Egress, state_dir: Path, *commands: str) -> list[str]:
-    """What a model is told that runs these commands, one a turn."""
+    """Return the observations of a model that runs the commands, one per turn."""
     replies = [
         *(tool_reply(call("execute_bash", command=command)) for command in commands),
         tool_reply(call("submit", answer="done")),
@@ -32,16 +32,16 @@ async def observations(kind: Kind, egress: Egress, state_dir: Path, *commands: s
     async with scripted_backend(replies) as backend:
         async with (
             running_proxy(backend, kind, state_dir, Isolation(network=egress)) as url,
-            httpx.AsyncClient(timeout=PATIENCE_S) as client,
+            httpx.AsyncClient(timeout=TIMEOUT_S) as client,
         ):
-            with anyio.fail_after(PATIENCE_S):
+            with anyio.fail_after(TIMEOUT_S):
                 body = {"model": "m", "messages": [{"role": "user", "content": "Install."}]}
                 await client.post(f"{url}/v1/chat/completions", json=body)
         return [m["content"] for m in backend.requests[-1].body["messages"] if m["role"] == "tool"]
 
 
 @pytest.mark.docker
-async def test_a_model_installs_a_package_and_is_refused_another_host(
+async def test_pypi_package_is_installed_and_other_hosts_are_denied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -64,30 +64,30 @@ async def test_a_model_installs_a_package_and_is_refused_another_host(
 
 
 @pytest.mark.docker
-async def test_without_a_network_pip_is_told_so_once_and_gives_up(tmp_path: Path) -> None:
-    (told,) = await observations("docker", Egress(), tmp_path, "pip install six")
-    assert told.count("403 Forbidden: this sandbox has no network") == 1
-    assert told.count("Retrying") == 1
-    assert "No matching distribution found for six" in told
+async def test_pip_without_a_network_fails_after_one_retry(tmp_path: Path) -> None:
+    (observation,) = await observations("docker", Egress(), tmp_path, "pip install six")
+    assert observation.count("403 Forbidden: this sandbox has no network") == 1
+    assert observation.count("Retrying") == 1
+    assert "No matching distribution found for six" in observation
 
 
 @pytest.mark.docker
-async def test_a_model_installs_a_package_of_debian(tmp_path: Path) -> None:
-    (told,) = await observations(
+async def test_debian_package_is_installed(tmp_path: Path) -> None:
+    (observation,) = await observations(
         "docker",
         preset("debian"),
         tmp_path,
         "apt-get update -qq && apt-get install -qq -y hello > /dev/null 2>&1 && hello",
     )
-    assert "Hello, world!" in told
+    assert "Hello, world!" in observation
 
 
 @pytest.mark.skipif(not shutil.which("npm"), reason="this machine has no npm for sandboxes to use")
-async def test_a_model_installs_a_package_of_npm(tmp_path: Path) -> None:
-    (told,) = await observations(
+async def test_npm_package_is_installed(tmp_path: Path) -> None:
+    (observation,) = await observations(
         "bubblewrap",
         preset("npm"),
         tmp_path,
         'npm install --no-audit --no-fund is-odd && node -p \'require("is-odd")(3) + " works"\'',
     )
-    assert "true works" in told
+    assert "true works" in observation

@@ -1,4 +1,6 @@
-"""The Docker engine goes away under load and comes back: runs are told, the pool heals."""
+"""A Docker engine that restarts under load: runs get an observation or a 503, and the pool
+recovers.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,7 @@ DONE = tool_reply(call("submit", answer="done"))
 
 
 @pytest.mark.docker
-async def test_an_engine_that_restarts_costs_running_commands_and_no_more(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_engine_restart_loses_only_running_commands(engine: Engine, tmp_path: Path) -> None:
     async with (
         own_engine() as own,
         scripted_backend(by_history([WORK, AGAIN, DONE])) as backend,
@@ -56,7 +56,7 @@ async def test_an_engine_that_restarts_costs_running_commands_and_no_more(
                     await own.stop()
                     await own.start()
                 await pool_serves(pool)
-            # Each was told of its loss and went on, or may be asked again.
+            # Each run continued after an observation about its loss, or failed with a 503.
             assert {_outcome(answer) for answer in answers} <= {"done", "sandbox_unavailable"}
             assert len(answers) == RUNS
         await pool.aclose()
@@ -67,7 +67,7 @@ async def test_an_engine_that_restarts_costs_running_commands_and_no_more(
 
 
 async def pool_serves(pool: Pool) -> None:
-    """Return once the pool lends a sandbox that works."""
+    """Wait until the pool leases a working sandbox."""
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
         assert (await sandbox.exec("echo well", timeout_s=20)).stdout == "well\n"

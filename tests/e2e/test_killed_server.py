@@ -1,4 +1,4 @@
-"""What is told, and what is done again, of a run whose server was killed."""
+"""Runs whose server was killed: reported as lost, and started again."""
 
 import asyncio
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 import anyio
 
 from proxy.models.scripted import text_reply
-from tests.clients.chat import PATH, answer, ask, client
+from tests.clients.chat_http import PATH, answer_text, http_client, post_chat
 from tests.e2e.proxy_process import serving
 from tests.fakes.backend import Held, scripted_backend
 
 HEADERS = {"Idempotency-Key": "order-1", "X-Sandbox-On-Disconnect": "detach"}
-ASKED = {"model": "fake-model", "messages": [{"role": "user", "content": "How many?"}]}
+BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "How many?"}]}
 
 
-async def test_a_run_that_died_with_its_server_says_so_and_is_begun_anew(tmp_path: Path) -> None:
+async def test_run_of_a_killed_server_is_lost_and_starts_again(tmp_path: Path) -> None:
     script = [Held(text_reply("Never said."), asyncio.Event()), text_reply("42")]
     async with scripted_backend(script) as backend:
         async with (
             serving(tmp_path, "bubblewrap", backend.base_url) as server,
-            client(server.url) as http,
-            http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=HEADERS) as begun,
+            http_client(server.url) as http,
+            http.stream("POST", PATH, json={**BODY, "stream": True}, headers=HEADERS) as begun,
         ):
             with anyio.fail_after(30):
                 await backend.arrived(1)
@@ -29,14 +29,14 @@ async def test_a_run_that_died_with_its_server_says_so_and_is_begun_anew(tmp_pat
         path = f"/v1/runs/{begun.headers['x-sandbox-run']}"
         async with (
             serving(tmp_path, "bubblewrap", backend.base_url) as server,
-            client(server.url) as http,
+            http_client(server.url) as http,
         ):
             with anyio.fail_after(30):
                 found = (await http.get(path)).json()
                 ended = await http.delete(path)
-                again = await ask(http, HEADERS)
+                again = await post_chat(http, HEADERS)
                 kept = await http.get(f"/v1/runs/{again.headers['x-sandbox-run']}")
     assert (found["status"], found["error"]["code"]) == ("failed", "run_lost")
     assert ended.json() == found
-    assert answer(again) == "42"
+    assert answer_text(again) == "42"
     assert kept.json()["completion"] == again.json()

@@ -1,5 +1,6 @@
-"""The paper's manner from a client's request to its answer: the requests that the model's server
-sees are, byte for byte, those that were written down here by hand."""
+"""The `paper` profile end to end: backend requests compared byte by byte with a hand-written
+history.
+"""
 
 import json
 from pathlib import Path
@@ -74,11 +75,11 @@ STEPS: list[tuple[dict[str, Any], str]] = [
         f"Exit code: 0\n{BASH}",
     ),
 ]
-"""Replies, and what the model is told of each."""
+"""Each reply and the observation that follows it."""
 
 
-def golden() -> list[dict[str, Any]]:
-    """All that the model is told, the last reply left out."""
+def expected_messages() -> list[dict[str, Any]]:
+    """Return the complete history, without the last reply."""
     user = {"role": "user", "content": "<problem>What is 6*7?</problem>\nSteps Remaining: 100"}
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Work."}, user]
     for number, (reply, observation) in enumerate(STEPS):
@@ -100,7 +101,7 @@ def golden() -> list[dict[str, Any]]:
     return messages
 
 
-async def test_the_models_server_sees_what_the_reference_would_have_sent(tmp_path: Path) -> None:
+async def test_backend_gets_the_messages_of_the_reference(tmp_path: Path) -> None:
     replies = [reply for reply, _ in STEPS] + [tool_reply(call("submit"))]
     async with (
         scripted_backend(replies) as backend,
@@ -110,7 +111,7 @@ async def test_the_models_server_sees_what_the_reference_would_have_sent(tmp_pat
         with anyio.fail_after(60):
             asked = {"model": "m", "messages": [{"role": "user", "content": "What is 6*7?"}]}
             response = await client.post(f"{url}/v1/chat/completions", json=asked)
-    messages = golden()
+    messages = expected_messages()
     tools = [tool.schema for tool in make_tools(PROFILE)]
     assert [unstreamed(request.body) for request in backend.requests] == [
         {
@@ -127,7 +128,7 @@ async def test_the_models_server_sees_what_the_reference_would_have_sent(tmp_pat
     assert body["sandbox"]["stop_reason"] == "submitted"
 
 
-def test_the_tools_are_the_references_in_names_types_and_order() -> None:
+def test_tools_have_the_names_types_and_order_of_the_reference() -> None:
     text, number = {"type": "string"}, {"type": "integer"}
     commands = {"enum": ["view", "create", "str_replace", "insert"], "type": "string"}
     editor = {
@@ -148,7 +149,7 @@ def test_the_tools_are_the_references_in_names_types_and_order() -> None:
     assert list(tools[0]["function"]["parameters"]["properties"]) == list(editor)
 
 
-def test_the_limits_are_the_references() -> None:
+def test_limits_equal_the_reference() -> None:
     limits = PROFILE.limits
     assert (limits.max_turns, limits.command_timeout_s) == (100, 120)
     assert PROFILE.observation.max_lines == 2 * 40
@@ -160,7 +161,7 @@ def function(name: str, properties: dict[str, Any], required: list[str]) -> dict
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-async def test_a_model_that_never_calls_is_told_so_at_each_turn_and_not_asked_in_the_end(
+async def test_model_without_calls_is_reminded_at_each_turn_and_gets_no_final_question(
     tmp_path: Path,
 ) -> None:
     replies = [text_reply("It is 42."), {"message": {"role": "assistant", "content": ""}}]

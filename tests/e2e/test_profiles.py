@@ -1,4 +1,4 @@
-"""Each profile that is shipped, from request to answer: what it allows and what it refuses."""
+"""Each shipped profile, from request to answer: what it allows and what it refuses."""
 
 import base64
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind, running_proxy
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 OPEN = {"isolation": {"network": {"mode": "open"}}}
 FINANCE = yaml.safe_load(
     (Path(__file__).parents[2] / "examples" / "finance.yaml").read_text("utf-8")
@@ -34,19 +34,19 @@ UNREACHABLE = "Network is unreachable"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What came of one request."""
+class Exchange:
+    """A response and what the model received."""
 
     response: httpx.Response
-    told: Sequence[str]
-    """What the model was told: the system prompt, then its observations."""
+    model_input: Sequence[str]
+    """The system prompt, then the observations."""
 
     @property
     def body(self) -> Any:
         return self.response.json()
 
 
-async def asked(
+async def exchange(
     home: Path,
     profile: str,
     *commands: str,
@@ -54,9 +54,11 @@ async def asked(
     key: Key | None = None,
     kind: Kind = "bubblewrap",
     **body: Any,
-) -> Seen:
-    """A request that asks for the profile, with a key that lists it unless told; the model runs
-    the commands, one a turn."""
+) -> Exchange:
+    """Send a request under the profile, with a key that lists it unless `key` is given.
+
+    The model runs the commands, one per turn.
+    """
     config = parse(tree or {}, "c.yaml")
     steps = [tool_reply(call("execute_bash", command=command)) for command in commands]
     audit_logs = AuditLogs(home / "audit", keep_days=1, key=None)
@@ -71,64 +73,62 @@ async def asked(
             keyring=Keyring([("sk-1", key or Key("one", (profile,)))]),
             make_runs=make_runs,
         ) as url,
-        httpx.AsyncClient(timeout=PATIENCE_S) as client,
+        httpx.AsyncClient(timeout=TIMEOUT_S) as client,
     ):
         sent = {"model": "m", "messages": [{"role": "user", "content": "Go on."}], **body}
         headers = {"authorization": "Bearer sk-1", "x-sandbox-profile": profile}
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             response = await client.post(f"{url}/v1/chat/completions", json=sent, headers=headers)
         if not backend.requests:
-            return Seen(response, ())
+            return Exchange(response, ())
         messages = backend.requests[-1].body["messages"]
-        told = [m["content"] for m in messages if m["role"] in ("system", "tool")]
-        return Seen(response, told)
+        model_input = [m["content"] for m in messages if m["role"] in ("system", "tool")]
+        return Exchange(response, model_input)
 
 
-async def test_default_computes_as_root_and_hands_files_back_and_reaches_nothing(
+async def test_default_runs_as_root_and_returns_files_without_a_network(
     tmp_path: Path,
 ) -> None:
-    seen = await asked(tmp_path, "default", "id -u; seq 3 | paste -sd+ | bc > output/a", DIAL)
-    prompt, made, dialed = seen.told
+    seen = await exchange(tmp_path, "default", "id -u; seq 3 | paste -sd+ | bc > output/a", DIAL)
+    prompt, made, dialed = seen.model_input
     assert "answer simple things directly" in prompt
     assert "\n0" in made
     assert [file["filename"] for file in seen.body["sandbox"]["files"]] == ["a"]
     assert UNREACHABLE in dialed
 
 
-async def test_profile_without_network_reaches_nothing_whatever_the_others_reach(
-    tmp_path: Path,
-) -> None:
+async def test_profile_without_network_reaches_nothing(tmp_path: Path) -> None:
     offline = {"offline": {"isolation": {"network": {"mode": "none"}}}}
     tree = {**OPEN, "profiles": offline}
-    reached = await asked(tmp_path, "offline", DIAL, "curl -sS http://example.com", tree=tree)
-    _, dialed, fetched = reached.told
+    reached = await exchange(tmp_path, "offline", DIAL, "curl -sS http://example.com", tree=tree)
+    _, dialed, fetched = reached.model_input
     assert UNREACHABLE in dialed
     assert "this sandbox has no network" in fetched
-    anyone = await asked(tmp_path, "offline", tree=tree, key=Key("any"))
-    assert anyone.response.status_code == 200  # the profile allows less than the default one
+    anyone = await exchange(tmp_path, "offline", tree=tree, key=Key("any"))
+    assert anyone.response.status_code == 200  # stricter than the default, so every key may use it
 
 
-async def test_research_installs_from_registries_and_reaches_nothing_else(tmp_path: Path) -> None:
+async def test_research_reaches_only_package_registries(tmp_path: Path) -> None:
     registries = [host for name in ("pypi", "npm") for host in PRESETS[name]]
     tree = {"isolation": {"network": {"allowed_cidrs": addresses_of(registries)}}}
-    seen = await asked(
+    seen = await exchange(
         tmp_path,
         "research",
         "curl -sS -o /dev/null -w '%{http_code}' https://pypi.org/simple/six/",
         "curl -sS http://example.com",
         tree=tree,
     )
-    prompt, found, refused = seen.told
+    prompt, found, refused = seen.model_input
     assert "Derive every answer with it" in prompt
     assert "deb.debian.org" in prompt
     assert found.endswith("200")
     assert "example.com is not in this sandbox's allowlist" in refused
-    denied = await asked(tmp_path, "research", key=Key("any"))
+    denied = await exchange(tmp_path, "research", key=Key("any"))
     assert denied.response.status_code == 403
 
 
-async def test_strict_is_nobody_in_a_small_place(tmp_path: Path) -> None:
-    seen = await asked(
+async def test_strict_runs_unprivileged_with_small_limits(tmp_path: Path) -> None:
+    seen = await exchange(
         tmp_path,
         "strict",
         "id -u; touch /testbed/mine && echo here",
@@ -140,18 +140,18 @@ async def test_strict_is_nobody_in_a_small_place(tmp_path: Path) -> None:
         key=Key("any"),
         sandbox={"limits": {"command_timeout_s": 1}},
     )
-    _, mine, theirs, large, dialed, slow = seen.told
+    _, mine, theirs, large, dialed, slow = seen.model_input
     assert "here" in mine
     assert "\n0" not in mine
     assert "Read-only file system" in theirs or "Permission denied" in theirs
     assert "out of memory" in large
     assert UNREACHABLE in dialed
     assert "timed out after 1 s" in slow
-    many = await asked(tmp_path, "strict", n=2)
+    many = await exchange(tmp_path, "strict", n=2)
     assert (many.response.status_code, many.body["error"]["param"]) == (400, "n")
 
 
-async def test_finance_reads_data_orders_nothing_and_is_written_down(tmp_path: Path) -> None:
+async def test_finance_reads_data_denies_orders_and_is_audited(tmp_path: Path) -> None:
     table = base64.b64encode(b"day,close\n1,10\n2,12\n").decode()
     content = [
         {"type": "text", "text": "How does it do?"},
@@ -162,7 +162,7 @@ async def test_finance_reads_data_orders_nothing_and_is_written_down(tmp_path: P
     ]
     desk = {"extends": "finance", "isolation": {"network": {"mode": "open"}}}
     tree = {**FINANCE, "profiles": {**FINANCE["profiles"], "desk": desk}}
-    seen = await asked(
+    seen = await exchange(
         tmp_path,
         "desk",
         "tail -n1 documents/prices.csv",
@@ -171,7 +171,7 @@ async def test_finance_reads_data_orders_nothing_and_is_written_down(tmp_path: P
         tree=tree,
         messages=[{"role": "user", "content": content}],
     )
-    _, data, order, secret = seen.told
+    _, data, order, secret = seen.model_input
     assert data.endswith("2,12")
     assert "no orders are placed from here" in order
     assert SECRET not in secret
@@ -181,21 +181,21 @@ async def test_finance_reads_data_orders_nothing_and_is_written_down(tmp_path: P
     log = next(path for path in (tmp_path / "audit").rglob("*.jsonl") if path.stem != "index")
     assert "tail -n1 documents/prices.csv" in log.read_text("utf-8")
     assert SECRET not in log.read_text("utf-8")
-    plain = await asked(tmp_path, "finance", model="m:plain", tree=tree)
+    plain = await exchange(tmp_path, "finance", model="m:plain", tree=tree)
     assert (plain.response.status_code, plain.body["error"]["param"]) == (403, "sandbox.enabled")
 
 
-async def test_paper_has_a_shell_that_forgets_and_one_call_a_turn(tmp_path: Path) -> None:
-    seen = await asked(tmp_path, "paper", "cd /tmp; x=1; seq 100", 'pwd; echo "x=$x"')
-    _, many, forgotten = seen.told
+async def test_paper_has_a_stateless_shell_and_one_call_per_turn(tmp_path: Path) -> None:
+    seen = await exchange(tmp_path, "paper", "cd /tmp; x=1; seq 100", 'pwd; echo "x=$x"')
+    _, many, forgotten = seen.model_input
     assert many.startswith("Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n")
     assert "<Observation truncated in middle for saving context>" in many
     assert "/testbed\nx=\n" in forgotten
     assert "\nSteps Remaining: 98" in forgotten
-    denied = await asked(tmp_path, "paper", key=Key("any"))
+    denied = await exchange(tmp_path, "paper", key=Key("any"))
     assert denied.response.status_code == 403
 
 
-def test_none_is_left_out_here() -> None:
+def test_every_shipped_profile_has_a_test() -> None:
     text = Path(__file__).read_text("utf-8")
     assert all(f"test_{name}_" in text for name in shipped())

@@ -1,4 +1,4 @@
-"""What the model is told of its computer is so: each claim is tried in a real sandbox."""
+"""Claims of the system prompt and tool descriptions, verified in real sandboxes."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -33,8 +33,10 @@ Bash = Callable[..., Awaitable[Observation]]
 
 
 @asynccontextmanager
-async def told(kind: Kind, state_dir: Path, profile: Profile) -> AsyncIterator[tuple[str, Bash]]:
-    """What the model is told, and its shell."""
+async def prompt_and_bash(
+    kind: Kind, state_dir: Path, profile: Profile
+) -> AsyncIterator[tuple[str, Bash]]:
+    """Yield the system prompt and a bash call for a sandbox of that profile."""
     _, tool, _ = make_tools(profile)
     async with (
         open_sandboxes(kind, state_dir) as sandboxes,
@@ -51,125 +53,126 @@ async def told(kind: Kind, state_dir: Path, profile: Profile) -> AsyncIterator[t
 
 @in_every_sandbox
 @at_every_level
-async def test_the_directories_are_there_and_can_be_written_to(
+async def test_documented_directories_exist_and_are_writable(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))
-    async with told(kind, tmp_path, profile) as (words, bash):
-        assert f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}." in words
+    async with prompt_and_bash(kind, tmp_path, profile) as (prompt, bash):
+        assert f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}." in prompt
         assert (await bash("pwd")).text.endswith(f"\n{WORKING_DIR}")
         made = await bash(f"mkdir -p {OUTPUT_DIR} && echo 1 > {OUTPUT_DIR}/a && ls -d {OUTPUT_DIR}")
     assert made.exit_code == 0
 
 
 @in_every_sandbox
-async def test_root_is_who_is_told_so(kind: Kind, tmp_path: Path) -> None:
-    async with told(kind, tmp_path, Profile()) as (words, bash):
-        assert "- You are root. " in words
+async def test_user_is_root_if_the_prompt_says_so(kind: Kind, tmp_path: Path) -> None:
+    async with prompt_and_bash(kind, tmp_path, Profile()) as (prompt, bash):
+        assert "- You are root. " in prompt
         assert (await bash("id -u")).text.endswith("\n0")
 
 
 @in_every_sandbox
-async def test_who_is_not_root_writes_where_it_is_told_and_nowhere_in_the_system(
+async def test_unprivileged_user_writes_only_the_documented_directories(
     kind: Kind, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level="strict"))
-    async with told(kind, tmp_path, profile) as (words, bash):
-        assert f"You are not root and the system is read-only: write below {WORKING_DIR}," in words
-        mine = await bash('touch /testbed/x /tmp/x "$HOME/x" && [ "$(id -u)" != 0 ]')
-        assert mine.exit_code == 0
+    async with prompt_and_bash(kind, tmp_path, profile) as (prompt, bash):
+        assert f"You are not root and the system is read-only: write below {WORKING_DIR}," in prompt
+        own_files = await bash('touch /testbed/x /tmp/x "$HOME/x" && [ "$(id -u)" != 0 ]')
+        assert own_files.exit_code == 0
         for place in ("/", "/usr", "/etc", "/bin", "/var", "/root"):
             assert (await bash(f"touch {place}/x")).exit_code != 0, place
 
 
 @in_every_sandbox
-async def test_there_is_as_much_memory_as_it_says(kind: Kind, tmp_path: Path) -> None:
-    async with told(kind, tmp_path, Profile(isolation=SMALL)) as (words, bash):
-        assert "There are 256 MiB of memory, 0.5 processors and 64 MiB of disk." in words
+async def test_memory_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None:
+    async with prompt_and_bash(kind, tmp_path, Profile(isolation=SMALL)) as (prompt, bash):
+        assert "There are 256 MiB of memory, 0.5 processors and 64 MiB of disk." in prompt
         assert "out of memory" in (await bash(HEAVY)).text
     enough = Profile(isolation=replace(SMALL, memory_mib=1024))
-    async with told(kind, tmp_path, enough) as (_, bash):
+    async with prompt_and_bash(kind, tmp_path, enough) as (_, bash):
         assert (await bash(HEAVY)).exit_code == 0
 
 
 @in_every_sandbox
-async def test_there_are_as_many_processors_as_it_says(kind: Kind, tmp_path: Path) -> None:
-    async with told(kind, tmp_path, Profile(isolation=SMALL)) as (_, bash):
+async def test_processor_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None:
+    async with prompt_and_bash(kind, tmp_path, Profile(isolation=SMALL)) as (_, bash):
         seen = await bash(f"TIMEFORMAT=%R; time {{ {BUSY}; }}")
     took_s = float(re.findall(r"^([0-9.]+)$", seen.text, re.MULTILINE)[-1])
-    # Three that never rest; half as much again, for what is accounted in periods.
+    # Three busy loops; a margin of half for accounting by period.
     assert 0 < seen.cpu_s <= 0.5 * took_s * 1.5
 
 
 @in_every_sandbox
-async def test_no_more_can_be_written_than_it_says(kind: Kind, tmp_path: Path) -> None:
-    async with told(kind, tmp_path, Profile(isolation=SMALL)) as (words, bash):
-        assert "64 MiB of disk." in words
+async def test_disk_limit_is_as_documented(kind: Kind, tmp_path: Path) -> None:
+    async with prompt_and_bash(kind, tmp_path, Profile(isolation=SMALL)) as (prompt, bash):
+        assert "64 MiB of disk." in prompt
         assert (await bash("head -c 20M /dev/zero > /testbed/a")).exit_code == 0
         filling = "for i in $(seq 100); do head -c 4M /dev/zero > /testbed/b$i; done"
         if kind == "bubblewrap":
             assert "No space left on device" in (await bash(filling)).text
-        else:  # whose disk is watched, and who fills it is stopped: in a while, so it stays
+        else:  # Docker's disk is polled, and a full sandbox is killed after a delay
             with pytest.raises(SandboxLostError, match="disk"):
                 await bash(f"{filling}; sleep infinity")
 
 
 @in_every_sandbox
 @at_every_level
-async def test_the_shells_state_carries_over_and_its_background_goes_on(
+async def test_shell_state_and_background_processes_carry_over(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))
     assert "Directory, variables, functions and background processes (&) carry over" in BASH_WORDS
-    async with told(kind, tmp_path, profile) as (_, bash):
+    async with prompt_and_bash(kind, tmp_path, profile) as (_, bash):
         await bash("cd /tmp; x=forty; two() { echo two; }; sleep 100 & echo $! > /testbed/pid")
         seen = await bash('echo "$PWD $x $(two)"; kill -0 "$(cat /testbed/pid)" && echo alive')
     assert seen.text.endswith("/tmp forty two\nalive")
 
 
 @in_every_sandbox
-async def test_a_command_takes_as_long_as_it_says_and_goes_on_as_a_job(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_command_timeout_and_job_wait_are_as_documented(kind: Kind, tmp_path: Path) -> None:
     limits = Limits(command_timeout_s=1, max_command_timeout_s=60, command_wait_s=30)
-    async with told(kind, tmp_path, Profile(limits=limits)) as (words, bash):
+    async with prompt_and_bash(kind, tmp_path, Profile(limits=limits)) as (prompt, bash):
         assert (
             "A command is stopped after 1 s, or its timeout_s (at most 60); after 30 s it goes"
-        ) in words
+        ) in prompt
         assert "(timed out)" in (await bash("sleep 100")).text
         longer = await bash("sleep 1.5; echo done", timeout_s=50)
         assert longer.text.endswith("done")
     waits = replace(limits, command_wait_s=0.2, command_timeout_s=60)
-    async with told(kind, tmp_path, Profile(limits=waits)) as (_, bash):
+    async with prompt_and_bash(kind, tmp_path, Profile(limits=waits)) as (_, bash):
         assert "as job" in (await bash("sleep 50")).text
 
 
 @in_every_sandbox
 @at_every_level
-async def test_without_a_network_nothing_is_reached(
+async def test_sandbox_without_a_network_reaches_nothing(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))
-    async with told(kind, tmp_path, profile) as (words, bash):
-        assert "The sandbox has no network." in words
+    async with prompt_and_bash(kind, tmp_path, profile) as (prompt, bash):
+        assert "The sandbox has no network." in prompt
         seen = await bash(f"python3 -c '{DIAL}'")
     assert "OSError: [Errno 101] Network is unreachable" in seen.text
 
 
 @in_every_sandbox
-async def test_programs_hear_of_a_host_that_is_not_listed(kind: Kind, tmp_path: Path) -> None:
+async def test_denied_host_is_reported_to_programs(kind: Kind, tmp_path: Path) -> None:
     egress = Egress("allowlist", allowed_hosts=("data.example.org",))
-    async with told(kind, tmp_path, Profile(isolation=Isolation(network=egress))) as (words, bash):
-        assert "HTTP and HTTPS reach these hosts: data.example.org; nothing else does." in words
-        assert "Programs find the way by the proxy variables that are set." in words
+    async with prompt_and_bash(kind, tmp_path, Profile(isolation=Isolation(network=egress))) as (
+        prompt,
+        bash,
+    ):
+        assert "HTTP and HTTPS reach these hosts: data.example.org; nothing else does." in prompt
+        assert "Programs find the way by the proxy variables that are set." in prompt
         seen = await bash("curl -sS http://other.example.com/")
     assert "other.example.com is not in this sandbox's allowlist" in seen.text
 
 
 @in_every_sandbox
-async def test_what_is_installed_can_be_called_and_imported(kind: Kind, tmp_path: Path) -> None:
-    async with told(kind, tmp_path, Profile()) as (words, bash):
-        listed = words.split("Installed: ")[1].split(".\n")[0].split(", ")
+async def test_listed_software_can_be_called_and_imported(kind: Kind, tmp_path: Path) -> None:
+    async with prompt_and_bash(kind, tmp_path, Profile()) as (prompt, bash):
+        listed = prompt.split("Installed: ")[1].split(".\n")[0].split(", ")
         for name in listed:
             how = f"command -v {name}" if name in PROGRAMS else f"python3 -c 'import {name}'"
             assert (await bash(how)).exit_code == 0, name

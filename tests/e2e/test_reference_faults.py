@@ -1,4 +1,4 @@
-"""What the reference implementation gets wrong, done right by the whole house on real sandboxes."""
+"""Faults of the reference implementation that this project must not have, on real sandboxes."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ def bash(command: str) -> dict[str, Any]:
 
 
 def raw_call(name: str, arguments: str, id: str = "call_raw") -> dict[str, Any]:
-    """A call whose arguments are whatever text a model wrote."""
+    """Return a reply with a call whose arguments are arbitrary text."""
     function = {"name": name, "arguments": arguments}
     return {
         "message": {
@@ -38,7 +38,7 @@ def raw_call(name: str, arguments: str, id: str = "call_raw") -> dict[str, Any]:
 
 
 class Outcome:
-    """A completion and what the model was told on the way to it."""
+    """A completion and the messages of its last backend request."""
 
     def __init__(self, response: httpx.Response, requests: list[dict[str, Any]]) -> None:
         self.response = response
@@ -72,7 +72,9 @@ async def run(kind: Kind, tmp_path: Path, *replies: Item, **body: Any) -> Outcom
         return Outcome(response, [request.body for request in backend.requests])
 
 
-async def test_a_linked_answer_discloses_nothing_of_the_host(kind: Kind, tmp_path: Path) -> None:
+async def test_symlinked_answer_file_discloses_nothing_of_the_host(
+    kind: Kind, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("the host's secret")
     link = tool_reply(
         bash(f"ln -s {tmp_path}/secret output/answer.txt; ln -s /etc/passwd output/p")
@@ -82,13 +84,13 @@ async def test_a_linked_answer_discloses_nothing_of_the_host(kind: Kind, tmp_pat
     assert not outcome.files
 
 
-async def test_special_files_in_the_output_are_left_there(kind: Kind, tmp_path: Path) -> None:
+async def test_special_files_are_no_artifacts(kind: Kind, tmp_path: Path) -> None:
     make = tool_reply(bash("mkfifo output/fifo output/answer.txt; echo 1 > output/real"))
     outcome = await run(kind, tmp_path, make, DONE)
     assert list(outcome.files) == ["real"]
 
 
-async def test_secrets_of_the_host_are_not_in_the_sandbox(
+async def test_host_environment_is_not_in_the_sandbox(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
@@ -99,19 +101,19 @@ async def test_secrets_of_the_host_are_not_in_the_sandbox(
     assert "index.example" not in outcome.observations[0]
 
 
-async def test_every_call_of_a_turn_is_run_and_answered(kind: Kind, tmp_path: Path) -> None:
+async def test_each_call_of_a_turn_is_run_and_answered(kind: Kind, tmp_path: Path) -> None:
     turn = tool_reply(bash("echo 1 >> log"), bash("echo 2 >> log"), bash("cat log"))
     outcome = await run(kind, tmp_path, turn, DONE)
     assert "1\n2" in outcome.observations[2]
     calls = outcome.messages[-4]["tool_calls"]
-    answered = [message["tool_call_id"] for message in outcome.messages[-3:]]
-    assert answered == [each["id"] for each in calls]
+    answered_ids = [message["tool_call_id"] for message in outcome.messages[-3:]]
+    assert answered_ids == [each["id"] for each in calls]
 
 
 @pytest.mark.parametrize(
     "arguments", ['{"command": "ls', '"ls"', "[1]", "42", "null", '{"command": ["ls"]}', "{}"]
 )
-async def test_arguments_that_are_wrong_are_explained_and_nothing_is_run(
+async def test_invalid_arguments_are_explained_and_nothing_is_run(
     arguments: str, tmp_path: Path
 ) -> None:
     wrong = raw_call("execute_bash", arguments)
@@ -123,7 +125,7 @@ async def test_arguments_that_are_wrong_are_explained_and_nothing_is_run(
     assert isinstance(json.loads(echoed), dict)
 
 
-async def test_an_unknown_tool_and_a_wrong_line_number_do_not_end_the_run(tmp_path: Path) -> None:
+async def test_unknown_tool_and_invalid_line_number_do_not_end_the_run(tmp_path: Path) -> None:
     outcome = await run(
         "bubblewrap",
         tmp_path,
@@ -137,12 +139,12 @@ async def test_an_unknown_tool_and_a_wrong_line_number_do_not_end_the_run(tmp_pa
     assert outcome.answer == "done"
 
 
-async def test_prose_is_an_answer_and_no_reason_to_insist_on_a_call(tmp_path: Path) -> None:
+async def test_prose_is_accepted_as_the_answer(tmp_path: Path) -> None:
     outcome = await run("bubblewrap", tmp_path, text_reply("It is 42."))
     assert outcome.answer == "It is 42."
 
 
-async def test_edits_are_exact_to_the_byte(kind: Kind, tmp_path: Path) -> None:
+async def test_edits_are_byte_exact(kind: Kind, tmp_path: Path) -> None:
     path = "/testbed/output/a file; touch PWNED"
     steps = [
         call(EDITOR, command="create", path=path, file_text="all:\n\tmake x"),
@@ -167,7 +169,7 @@ async def test_edits_are_exact_to_the_byte(kind: Kind, tmp_path: Path) -> None:
     assert outcome.observations[-1].splitlines()[-1] == "0"
 
 
-async def test_any_kind_of_file_can_be_viewed(kind: Kind, tmp_path: Path) -> None:
+async def test_files_and_directories_can_be_viewed(kind: Kind, tmp_path: Path) -> None:
     steps = [
         bash("echo '{\"a\": 1}' > documents/in.json"),
         call(EDITOR, command="view", path="/testbed/documents/in.json"),
@@ -178,7 +180,7 @@ async def test_any_kind_of_file_can_be_viewed(kind: Kind, tmp_path: Path) -> Non
     assert "in.json" in outcome.observations[2]
 
 
-async def test_one_endless_line_and_a_flood_are_cut(kind: Kind, tmp_path: Path) -> None:
+async def test_long_line_and_large_output_are_truncated(kind: Kind, tmp_path: Path) -> None:
     line = bash("head -c 300000 /dev/zero | tr '\\0' x")
     flood = bash("head -c 100000000 /dev/zero | tr '\\0' y; echo end")
     outcome = await run(kind, tmp_path, tool_reply(line, flood), DONE)
@@ -187,7 +189,7 @@ async def test_one_endless_line_and_a_flood_are_cut(kind: Kind, tmp_path: Path) 
     assert "bytes" in outcome.observations[0]
 
 
-async def test_exit_code_124_is_no_timeout_and_a_timeout_keeps_what_was_printed(
+async def test_exit_code_124_is_no_timeout_and_a_timeout_keeps_the_output(
     kind: Kind, tmp_path: Path
 ) -> None:
     steps = tool_reply(
@@ -204,36 +206,36 @@ async def test_exit_code_124_is_no_timeout_and_a_timeout_keeps_what_was_printed(
     assert "/tmp\nkept" in outcome.observations[3]
 
 
-async def test_orphans_do_not_pile_up(kind: Kind, tmp_path: Path) -> None:
+async def test_orphaned_processes_are_reaped(kind: Kind, tmp_path: Path) -> None:
     spawn = bash("for i in 1 2 3 4 5; do (sleep 0.01 &) ; done; sleep 0.2")
     count = bash("grep -l 'State:.Z' /proc/[0-9]*/status | wc -l")
     outcome = await run(kind, tmp_path, tool_reply(spawn, count), DONE)
     assert outcome.observations[1].splitlines()[-1] == "0"
 
 
-async def test_a_backend_that_fails_is_no_success(kind: Kind, tmp_path: Path) -> None:
+async def test_backend_failure_is_not_reported_as_success(kind: Kind, tmp_path: Path) -> None:
     failure = {"error": {"status": 500, "message": "on fire"}}
     outcome = await run(kind, tmp_path, tool_reply(bash("true")), *[failure] * 3)
     assert outcome.response.status_code == 500
     assert "on fire" in outcome.body["error"]["message"]
 
 
-async def test_two_runs_at_the_same_second_share_nothing(kind: Kind, tmp_path: Path) -> None:
+async def test_concurrent_runs_share_nothing(kind: Kind, tmp_path: Path) -> None:
     script = [tool_reply(bash("ls /testbed/output; echo $RANDOM$RANDOM > output/mine")), DONE]
     outcomes: list[Outcome] = []
 
-    async def one(number: int) -> None:
+    async def run_once(number: int) -> None:
         outcomes.append(await run(kind, tmp_path / str(number), *script))
 
     async with anyio.create_task_group() as both:
-        both.start_soon(one, 1)
-        both.start_soon(one, 2)
+        both.start_soon(run_once, 1)
+        both.start_soon(run_once, 2)
     first, second = outcomes
     assert first.body["sandbox"]["run_id"] != second.body["sandbox"]["run_id"]
     assert "mine" not in first.observations[0] + second.observations[0]
 
 
-def test_importing_the_house_leaves_the_programs_logging_alone() -> None:
+def test_import_does_not_change_the_logging_configuration() -> None:
     program = (
         "import logging; handler = logging.StreamHandler(); logging.root.addHandler(handler)\n"
         "import proxy.app, proxy.models.litellm_model\n"

@@ -1,4 +1,4 @@
-"""The server as a process: it serves, and however it ends nothing of it stays."""
+"""The server as a process: start, signals, kills and sweeps."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from tests.fakes.server import REAL_KINDS, Kind
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
-ASKED: list[Any] = [{"role": "user", "content": "Work."}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Work."}]
 
 
 @pytest.fixture(params=REAL_KINDS)
@@ -35,8 +35,10 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @asynccontextmanager
-async def busy(home: Path, kind: Kind, marker: str, *, stream: bool) -> AsyncIterator[Server]:
-    """A server that is in the midst of a run, whose command does not end by itself."""
+async def busy_server(
+    home: Path, kind: Kind, marker: str, *, stream: bool
+) -> AsyncIterator[Server]:
+    """Yield a server inside a run whose command does not end by itself."""
     command = f"trap '' TERM INT; sleep {marker}0 & sleep {marker}"
     script = by_history([tool_reply(call("execute_bash", command=command))])
     async with (
@@ -47,11 +49,11 @@ async def busy(home: Path, kind: Kind, marker: str, *, stream: bool) -> AsyncIte
     ):
 
         async def ask() -> None:
-            body = {"model": "fake-model", "messages": ASKED, "stream": stream}
+            body = {"model": "fake-model", "messages": MESSAGES, "stream": stream}
             try:
                 await client.post(f"{server.url}/v1/chat/completions", json=body)
             except httpx.TransportError:
-                return  # the server ended
+                return  # the server has stopped
 
         group.start_soon(ask)
         with anyio.fail_after(30):
@@ -60,10 +62,11 @@ async def busy(home: Path, kind: Kind, marker: str, *, stream: bool) -> AsyncIte
         group.cancel_scope.cancel()
 
 
-async def nothing_is_left(home: Path, marker: str, pids: list[int]) -> None:
-    """Return when the processes and the containers of the server at `home` are gone.
+async def until_nothing_is_left(home: Path, marker: str, pids: list[int]) -> None:
+    """Wait until the processes and containers of the server at `home` are gone.
 
-    One that was made but not started yet when its owner was killed is for the next sweep.
+    A container that was created but not started when its owner was killed is left for the next
+    sweep.
     """
     await until(lambda: not running(marker))
     await until(lambda: not any(map(command_line, pids)))
@@ -73,7 +76,7 @@ async def nothing_is_left(home: Path, marker: str, pids: list[int]) -> None:
         engine.close()
 
 
-async def test_a_server_says_where_it_is_and_answers_there(kind: Kind, tmp_path: Path) -> None:
+async def test_server_prints_its_url_and_answers(kind: Kind, tmp_path: Path) -> None:
     script = [
         tool_reply(call("execute_bash", command="echo $((6 * 7)) > output/answer.csv")),
         tool_reply(call("submit", answer="See [it](/testbed/output/answer.csv).")),
@@ -84,16 +87,16 @@ async def test_a_server_says_where_it_is_and_answers_there(kind: Kind, tmp_path:
             serving(tmp_path, kind, backend.base_url) as server,
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
         ):
-            completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
+            completion = await client.chat.completions.create(model="fake-model", messages=MESSAGES)
             (file,) = (completion.model_extra or {})["sandbox"]["files"]
             async with httpx.AsyncClient() as browser:
                 assert (await browser.get(file["url"])).text == "42\n"
     assert completion.choices[0].message.content == f"See [it]({file['url']})."
 
 
-async def test_a_request_keeps_its_body_where_the_client_offers_http_2(tmp_path: Path) -> None:
-    """As java.net.http.HttpClient does with whoever it has not talked to."""
-    body = {"model": "fake-model", "messages": ASKED}
+async def test_request_with_an_h2c_offer_keeps_its_body(tmp_path: Path) -> None:
+    """Java's HttpClient offers h2c with its first request to each server."""
+    body = {"model": "fake-model", "messages": MESSAGES}
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEA"}
     with anyio.fail_after(30):
         async with (
@@ -106,7 +109,7 @@ async def test_a_request_keeps_its_body_where_the_client_offers_http_2(tmp_path:
     assert answer.json()["choices"][0]["message"]["content"] == "Done."
 
 
-async def test_a_server_whose_backend_does_not_answer_yet_serves_all_the_same(
+async def test_server_starts_without_a_reachable_backend(
     tmp_path: Path,
 ) -> None:
     with anyio.fail_after(30):
@@ -117,7 +120,7 @@ async def test_a_server_whose_backend_does_not_answer_yet_serves_all_the_same(
             assert (await client.get(f"{server.url}/health")).json() == {"status": "ok"}
 
 
-async def test_half_a_request_on_many_connections_keeps_nobody_out(tmp_path: Path) -> None:
+async def test_incomplete_requests_on_many_connections_do_not_block_others(tmp_path: Path) -> None:
     most, flood = 20, 200
     more = {"server": {"max_connections": most}}
     with anyio.fail_after(60):
@@ -135,46 +138,46 @@ async def test_half_a_request_on_many_connections_keeps_nobody_out(tmp_path: Pat
                 with contextlib.suppress(anyio.BrokenResourceError):
                     await stream.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
             assert (await client.get("/health")).json() == {"status": "ok"}
-            body = {"model": "fake-model", "messages": ASKED}
+            body = {"model": "fake-model", "messages": MESSAGES}
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
             for stream in streams[: flood - most - HEADROOM]:
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await stream.receive()
 
 
-async def test_a_server_that_is_killed_leaves_no_sandbox(kind: Kind, tmp_path: Path) -> None:
+async def test_killed_server_leaves_no_sandbox(kind: Kind, tmp_path: Path) -> None:
     marker = f"5{os.getpid()}"
-    async with busy(tmp_path, kind, marker, stream=True) as server:
+    async with busy_server(tmp_path, kind, marker, stream=True) as server:
         pids = list(descendants(server.process.pid))
         server.process.kill()
         with anyio.fail_after(2):
             await server.ended()
-            await nothing_is_left(tmp_path, marker, pids)
+            await until_nothing_is_left(tmp_path, marker, pids)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_server_told_to_stop_ends_its_runs_and_goes(
+async def test_stop_signal_ends_runs_and_the_server(
     kind: Kind, signal_number: int, tmp_path: Path
 ) -> None:
     marker = f"6{os.getpid()}{signal_number}"
-    async with busy(tmp_path, kind, marker, stream=True) as server:
+    async with busy_server(tmp_path, kind, marker, stream=True) as server:
         pids = list(descendants(server.process.pid))
         server.process.send_signal(signal_number)
         with anyio.fail_after(15):
             code = await server.ended()
-            await nothing_is_left(tmp_path, marker, pids)
+            await until_nothing_is_left(tmp_path, marker, pids)
         assert cgroups_of(server.process.pid) == []
     assert code == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}[signal_number]
 
 
-async def test_a_server_told_to_stop_gives_up_a_run_that_does_not_end(tmp_path: Path) -> None:
+async def test_stop_signal_abandons_a_run_that_does_not_end(tmp_path: Path) -> None:
     marker = f"7{os.getpid()}"
-    async with busy(tmp_path, "bubblewrap", marker, stream=False) as server:
+    async with busy_server(tmp_path, "bubblewrap", marker, stream=False) as server:
         pids = list(descendants(server.process.pid))
         server.process.terminate()
         with anyio.fail_after(15):
             await server.ended()
-            await nothing_is_left(tmp_path, marker, pids)
+            await until_nothing_is_left(tmp_path, marker, pids)
 
 
 # Several owners on one engine
@@ -182,7 +185,7 @@ async def test_a_server_told_to_stop_gives_up_a_run_that_does_not_end(tmp_path: 
 
 @pytest.fixture
 def stray(engine: Engine) -> Iterator[Any]:
-    """Makes containers that do not end with whoever made them."""
+    """A factory of containers that outlive their owner."""
     made: list[str] = []
 
     def make(install_id: str, owner_id: str) -> str:
@@ -201,26 +204,24 @@ def stray(engine: Engine) -> Iterator[Any]:
 
 
 @pytest.mark.docker
-async def test_a_start_sweeps_what_the_dead_left_and_nothing_else(
+async def test_start_sweeps_only_containers_of_dead_owners(
     engine: Engine, stray: Any, tmp_path: Path
 ) -> None:
     marker = f"4{os.getpid()}"
     with anyio.fail_after(60):
-        async with busy(tmp_path, "docker", marker, stream=True):
+        async with busy_server(tmp_path, "docker", marker, stream=True):
             install_id = (state_dir(tmp_path) / "install-id").read_text(encoding="ascii")
-            of_the_living = set(engine.containers(state_dir(tmp_path)))
+            living = set(engine.containers(state_dir(tmp_path)))
             dead = {stray(install_id, "0123456789abcdef"), stray(install_id, "fedcba9876543210")}
             of_another_host = stray("another-installation", "0123456789abcdef")
             async with serving(tmp_path, "docker", "http://127.0.0.1:1/v1"):
                 await until(lambda: not dead.intersection(engine.containers(state_dir(tmp_path))))
-            assert of_the_living <= set(engine.containers(state_dir(tmp_path)))
+            assert living <= set(engine.containers(state_dir(tmp_path)))
             assert running(marker)
             assert engine.client.inspect_container(of_another_host)["State"]["Running"]
 
 
-async def test_of_two_proxies_one_is_killed_and_the_others_runs_go_on(
-    kind: Kind, tmp_path: Path
-) -> None:
+async def test_killing_one_proxy_leaves_runs_of_another(kind: Kind, tmp_path: Path) -> None:
     marker = f"3{os.getpid()}"
     killed = anyio.Event()
     script: list[Item] = [
@@ -232,13 +233,13 @@ async def test_of_two_proxies_one_is_killed_and_the_others_runs_go_on(
         async with (
             scripted_backend(script) as backend,
             serving(tmp_path, kind, backend.base_url) as survivor,
-            busy(tmp_path, kind, marker, stream=True) as victim,
+            busy_server(tmp_path, kind, marker, stream=True) as victim,
             httpx.AsyncClient(timeout=None) as client,
             anyio.create_task_group() as group,
         ):
 
             async def ask() -> None:
-                body = {"model": "fake-model", "messages": ASKED}
+                body = {"model": "fake-model", "messages": MESSAGES}
                 await client.post(f"{survivor.url}/v1/chat/completions", json=body)
 
             group.start_soon(ask)
@@ -248,5 +249,7 @@ async def test_of_two_proxies_one_is_killed_and_the_others_runs_go_on(
             await until(lambda: not running(marker))
             await until(lambda: not any(map(command_line, pids)))
             killed.set()
-        told = [m["content"] for m in backend.requests[-1].body["messages"] if m["role"] == "tool"]
-    assert told == ["Exit code: 0\n[stdout]\nbegun", "Exit code: 0\n[stdout]\nkept"]
+        observations = [
+            m["content"] for m in backend.requests[-1].body["messages"] if m["role"] == "tool"
+        ]
+    assert observations == ["Exit code: 0\n[stdout]\nbegun", "Exit code: 0\n[stdout]\nkept"]

@@ -1,4 +1,4 @@
-"""What is told of a run whose server is stopped in good order."""
+"""Requests in progress when the server shuts down."""
 
 import asyncio
 from pathlib import Path
@@ -9,33 +9,33 @@ import pytest
 from aiohttp import web
 
 from proxy.models.scripted import text_reply
-from tests.clients.chat import PATH, client
+from tests.clients.chat_http import PATH, http_client
 from tests.e2e.proxy_process import serving
 from tests.fakes.backend import Held, scripted_backend
 
-ASKED = {"model": "fake-model", "messages": [{"role": "user", "content": "How many?"}]}
-PLAIN = {**ASKED, "model": "fake-model:plain"}
+BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "How many?"}]}
+PLAIN = {**BODY, "model": "fake-model:plain"}
 DETACH = {"X-Sandbox-On-Disconnect": "detach"}
 
 
-async def test_who_listens_when_the_server_stops_is_told_in_the_shape_of_its_answer(
+async def test_clients_of_a_run_get_run_lost_in_the_format_of_their_answer(
     tmp_path: Path,
 ) -> None:
     held = Held(text_reply("Never said."), asyncio.Event())
-    told: dict[bool, httpx.Response] = {}
+    responses: dict[bool, httpx.Response] = {}
     async with scripted_backend([held, held, held]) as backend:
         async with (
             serving(tmp_path, "bubblewrap", backend.base_url) as server,
-            client(server.url) as http,
+            http_client(server.url) as http,
             anyio.create_task_group() as group,
         ):
 
             async def ask(stream: bool) -> None:
-                told[stream] = await http.post(PATH, json={**ASKED, "stream": stream})
+                responses[stream] = await http.post(PATH, json={**BODY, "stream": stream})
 
             group.start_soon(ask, False)
             group.start_soon(ask, True)
-            body = {**ASKED, "stream": True}
+            body = {**BODY, "stream": True}
             async with http.stream("POST", PATH, json=body, headers=DETACH) as left:
                 run = left.headers["x-sandbox-run"]
             with anyio.fail_after(60):
@@ -44,22 +44,22 @@ async def test_who_listens_when_the_server_stops_is_told_in_the_shape_of_its_ans
                 await server.ended()
         async with (
             serving(tmp_path, "bubblewrap", backend.base_url) as server,
-            client(server.url) as http,
+            http_client(server.url) as http,
         ):
             found = (await http.get(f"/v1/runs/{run}")).json()
-    error = told[False].json()["error"]
-    assert (told[False].status_code, error["code"]) == (503, "run_lost")
-    assert told[False].headers["retry-after"] == "5"
-    assert '"code": "run_lost"' in told[True].text
-    assert told[True].text.endswith("data: [DONE]\n\n")
+    error = responses[False].json()["error"]
+    assert (responses[False].status_code, error["code"]) == (503, "run_lost")
+    assert responses[False].headers["retry-after"] == "5"
+    assert '"code": "run_lost"' in responses[True].text
+    assert responses[True].text.endswith("data: [DONE]\n\n")
     assert (found["status"], found["error"]["code"]) == ("failed", "run_lost")
 
 
-async def test_who_waits_for_the_backend_when_the_server_stops_is_told_to_ask_again(
+async def test_clients_that_wait_for_the_backend_get_a_503_with_retry_after(
     tmp_path: Path,
 ) -> None:
     held = Held(text_reply("Never said."), asyncio.Event())
-    told: dict[str, httpx.Response] = {}
+    responses: dict[str, httpx.Response] = {}
     arrivals = asyncio.Semaphore(0)
 
     async def never(request: web.Request) -> web.Response:
@@ -70,12 +70,12 @@ async def test_who_waits_for_the_backend_when_the_server_stops_is_told_to_ask_ag
     async with (
         scripted_backend([held, held], elsewhere=never) as backend,
         serving(tmp_path, "bubblewrap", backend.base_url) as server,
-        client(server.url) as http,
+        http_client(server.url) as http,
         anyio.create_task_group() as group,
     ):
 
         async def ask(name: str, path: str, body: dict[str, object]) -> None:
-            told[name] = await http.post(path, json=body)
+            responses[name] = await http.post(path, json=body)
 
         group.start_soon(ask, "whole", PATH, PLAIN)
         group.start_soon(ask, "stream", PATH, {**PLAIN, "stream": True})
@@ -88,19 +88,19 @@ async def test_who_waits_for_the_backend_when_the_server_stops_is_told_to_ask_ag
                 await arrivals.acquire()
             server.process.terminate()
             await server.ended()
-    for response in told.values():
+    for response in responses.values():
         assert (response.status_code, response.headers["retry-after"]) == (503, "5")
-    assert told.pop("messages").json()["error"]["type"] == "overloaded_error"
-    codes = {name: response.json()["error"]["code"] for name, response in told.items()}
+    assert responses.pop("messages").json()["error"]["type"] == "overloaded_error"
+    codes = {name: response.json()["error"]["code"] for name, response in responses.items()}
     assert codes == dict.fromkeys(["whole", "stream", "responses", "passed on"], "server_stopped")
 
 
-async def test_a_relayed_stream_under_way_breaks_off_when_the_server_stops(tmp_path: Path) -> None:
+async def test_relayed_stream_is_truncated_when_the_server_stops(tmp_path: Path) -> None:
     held = Held(text_reply("Said, and not said."), asyncio.Event(), after_pieces=1)
     async with (
         scripted_backend([held]) as backend,
         serving(tmp_path, "bubblewrap", backend.base_url) as server,
-        client(server.url) as http,
+        http_client(server.url) as http,
     ):
         async with http.stream("POST", PATH, json={**PLAIN, "stream": True}) as response:
             pieces = response.aiter_bytes()

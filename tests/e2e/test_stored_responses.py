@@ -1,4 +1,4 @@
-"""Responses and conversations over the life of a process, and its sudden end."""
+"""Stored responses and conversations after a server process was killed."""
 
 import asyncio
 import signal
@@ -8,16 +8,16 @@ import anyio
 import openai
 
 from proxy.models.scripted import text_reply
-from tests.clients.responses import MODEL, bash, results
+from tests.clients.responses_sdk import MODEL, bash, tool_results
 from tests.e2e.proxy_process import Server, serving
 from tests.fakes.backend import Held, scripted_backend
 
 
-def client(server: Server) -> openai.AsyncOpenAI:
+def sdk_client(server: Server) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="mine", max_retries=0)
 
 
-async def test_what_was_kept_is_there_after_a_kill_and_what_was_at_work_has_failed(
+async def test_stored_responses_survive_a_kill_and_running_ones_have_failed(
     tmp_path: Path,
 ) -> None:
     script = [
@@ -29,7 +29,7 @@ async def test_what_was_kept_is_there_after_a_kill_and_what_was_at_work_has_fail
         with anyio.fail_after(60):
             async with (
                 serving(tmp_path, "bubblewrap", backend.base_url) as server,
-                client(server) as mine,
+                sdk_client(server) as mine,
             ):
                 first = await mine.responses.create(model=MODEL, input="Begin.")
                 made = await mine.responses.create(
@@ -40,7 +40,7 @@ async def test_what_was_kept_is_there_after_a_kill_and_what_was_at_work_has_fail
                 await server.ended()
             async with (
                 serving(tmp_path, "bubblewrap", backend.base_url) as server,
-                client(server) as mine,
+                sdk_client(server) as mine,
             ):
                 assert (await mine.responses.retrieve(first.id)).output_text == "Done."
                 assert (await mine.responses.retrieve(made.id)).status == "failed"
@@ -48,4 +48,4 @@ async def test_what_was_kept_is_there_after_a_kill_and_what_was_at_work_has_fail
                     model=MODEL, input="Go on.", previous_response_id=made.id
                 )
     assert again.output_text == "One."
-    assert "one" in results(backend, 4)[0]
+    assert "one" in tool_results(backend, 4)[0]

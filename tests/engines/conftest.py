@@ -1,5 +1,6 @@
-"""What the tests with a real model server share: the server, where the model is told of its tools
-and where it is not, and the proxy in front of each."""
+"""Fixtures for tests with a real model server: the server, with and without tools in its template,
+and a proxy.
+"""
 
 import os
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ collect_ignore = [name for name, engine in OF_ONE_ENGINE.items() if engine is no
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model server, and the address of the proxy in front of it."""
+    """A model server, and the URL of the proxy in front of it."""
 
     server: ModelServer
     url: str
@@ -27,7 +28,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """One loop for all, so that servers serve more than one test."""
+    """One event loop for the session, so that servers can be shared by tests."""
     return "asyncio"
 
 
@@ -41,14 +42,14 @@ def _model_server_is_installed() -> None:
         pytest.skip(str(error))
 
 
-# vLLM takes half a minute to start, llama.cpp's server less than a second.
+# vLLM needs half a minute to start, the llama.cpp server less than a second.
 @pytest.fixture(
     scope="session" if ENGINE is VLLM else "module",
     params=[ENGINE.without_tools, ENGINE.with_tools],
     ids=lambda tools: tools.name,
 )
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    """With 2,048 tokens for a request, offered our tools whether its template shows them or not."""
+    """A server with a window of 2,048 tokens, behind a proxy that always offers its tools."""
     tools: Tools = request.param
     async with (
         model_server(tools=tools) as server,

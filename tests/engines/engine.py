@@ -1,4 +1,4 @@
-"""What the tests need to know of a model server, whichever it is."""
+"""The interface between the tests and a kind of model server."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,32 +12,32 @@ from policies.tool_support import NoToolsReason
 MODEL = "smollm2"
 REQUEST_TIMEOUT_S = 300
 WITH_TOOLS = Path(__file__).parent / "templates" / "tools.jinja"
-"""A chat template that tells the model of its tools; the model's own does not."""
+"""A chat template with tools; the model's own template has none."""
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """How a server is started as to tools, and what the proxy finds out about that."""
+    """How a server is started with regard to tools, and the verdict that the proxy should reach."""
 
     name: str
     template: Path | None = None
-    """None is the model's own."""
+    """Chat template; None selects the model's own."""
     flags: Sequence[str] = ()
     reason: NoToolsReason | None = None
-    """Why a model gets no tools there."""
+    """The expected reason for not offering tools, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a server is started with."""
+    """The start parameters of a server."""
 
     port: int
     tools: Tools
     window: int
-    """Tokens for a request."""
+    """Context window of one request, in tokens."""
     slots: int
-    """Requests it works on at the same time."""
+    """Number of concurrent requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class Engine:
 
     name: str
     find: Callable[[], object]
-    """Raises NotInstalledError."""
+    """Find the installation. Raise NotInstalledError if there is none."""
     command: Callable[[Launch], Sequence[str]]
     gauges: Gauges
     without_tools: Tools
     with_tools: Tools
     count_prompt: Callable[[httpx.AsyncClient, Body], Awaitable[int]]
-    """Tokens of the prompt that a request becomes."""
+    """Return the number of prompt tokens of a request."""
     one_of: Callable[[Sequence[str]], Body]
-    """The field that leaves the model these answers alone."""
+    """Return the request fields that allow only the given answers."""
     window_in: Callable[[Body], int]
-    """The window's tokens, as an error says that they are too few."""
+    """Return the window size that a context error contains, in tokens."""
     environment: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 120
 
 
 def words(options: Mapping[str, object]) -> list[str]:
-    """Return a command's options and their values as its arguments."""
+    """Return options and their values as command-line arguments."""
     return [str(word) for option in options.items() for word in option]

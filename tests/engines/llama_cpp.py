@@ -1,4 +1,4 @@
-"""llama.cpp's server."""
+"""The llama.cpp server."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def command(launch: Launch) -> list[str]:
         "-c": launch.window * launch.slots,
         "-np": launch.slots,
         "-a": MODEL,
-        # Threads that wait for one another by spinning stand still where the cores have other work.
+        # Spinning worker threads stall when the cores are busy, so use one thread.
         "-t": 1,
         **({"--chat-template-file": launch.tools.template} if launch.tools.template else {}),
     }

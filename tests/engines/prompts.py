@@ -1,4 +1,4 @@
-"""Ten small requests, what of ours must not stand in their answers, and other things to send."""
+"""Prompts for small requests, and phrases of the proxy that answers must not contain."""
 
 import re
 from typing import Any
@@ -21,7 +21,7 @@ OURS = re.compile(
     r"|Nobody can answer questions|refer to produced files",
     re.IGNORECASE,
 )
-"""Words of the proxy's own: of its prompts, tools and instructions."""
+"""Phrases of the proxy's prompts, tools and instructions."""
 LINE = "Line {} of the book of sand, as it was told.\n"
 CITY: dict[str, Any] = {
     "type": "object",
@@ -29,9 +29,9 @@ CITY: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
-"""A schema."""
+"""The JSON schema of a city."""
 
 
 def book(lines: int) -> str:
-    """A text that gets as long as one wants, by some 13 tokens a line."""
+    """Return a text of `lines` lines, about 13 tokens each."""
     return "".join(LINE.format(number) for number in range(lines))

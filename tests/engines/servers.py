@@ -1,4 +1,4 @@
-"""A model server with a small model, and the proxy in front of it, as processes."""
+"""A model server with a small model, and a proxy in front of it, as processes."""
 
 import contextlib
 import json
@@ -23,13 +23,13 @@ from tests.engines.vllm import VLLM
 
 ENGINES = {engine.name: engine for engine in (LLAMA_CPP, VLLM)}
 ENGINE: Engine = ENGINES[os.environ.get("ENGINE", LLAMA_CPP.name)]
-"""The one that the tests run against."""
+"""The engine under test, selected by the ENGINE variable."""
 SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Tokens a model server has worked on since its start, by its own count."""
+    """The tokens that a model server has processed since its start, by its own count."""
 
     prompt: int
     completion: int
@@ -56,7 +56,7 @@ class ModelServer:
         return {name: float(value) for name, value in re.findall(line, text, re.MULTILINE)}
 
     async def working(self) -> None:
-        """Return once it works on a request. Raises TimeoutError."""
+        """Wait until the server works on a request. Raise TimeoutError."""
         with anyio.fail_after(REQUEST_TIMEOUT_S):
             metrics = await self.metrics()
             while not metrics[ENGINE.gauges.running]:
@@ -64,19 +64,19 @@ class ModelServer:
                 metrics = await self.metrics()
 
     async def counted(self) -> Counted:
-        """Return what it has worked on, once it works on nothing any more. Raises TimeoutError."""
+        """Wait until the server is idle and return its token counts. Raise TimeoutError."""
         gauges = ENGINE.gauges
         with anyio.fail_after(REQUEST_TIMEOUT_S):
             metrics = await self.metrics()
             while metrics[gauges.running] or metrics[gauges.waiting]:
-                # llama.cpp looks for clients that have left after a second without any result, and
-                # metrics are one.
+                # llama.cpp checks for disconnected clients after a second without results, and a
+                # metrics request counts as a result.
                 await anyio.sleep(1.5)
                 metrics = await self.metrics()
         return Counted(int(metrics[gauges.prompt_tokens]), int(metrics[gauges.completion_tokens]))
 
     async def prompt_tokens(self, body: dict[str, Any]) -> int:
-        """How many the model is given for that request."""
+        """Return the number of prompt tokens of a request."""
         async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_TIMEOUT_S) as client:
             return await ENGINE.count_prompt(client, body)
 
@@ -89,7 +89,7 @@ async def model_server(
     slots: int = SLOTS,
     port: int | None = None,
 ) -> AsyncIterator[ModelServer]:
-    """A server with so many tokens for each request. Raises NotInstalledError."""
+    """Run a server with a window of `window` tokens per request. Raise NotInstalledError."""
     port = port or free_port()
     command = ENGINE.command(Launch(port, tools, window, slots))
     groups: list[int] = []
@@ -104,7 +104,7 @@ async def model_server(
             groups.append(server.pid)
             yield ModelServer(server, tools)
     finally:
-        # Processes of vLLM's outlive the one that was started, if that is killed.
+        # vLLM's child processes outlive the main process if it is killed.
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
@@ -112,8 +112,7 @@ async def model_server(
 
 @asynccontextmanager
 async def proxy(url: str, **more: Mapping[str, Any]) -> AsyncIterator[BenchServer]:
-    """`serve` in front of the backend at `url`, with sandboxes of bubblewrap; `more` goes into its
-    config.yaml."""
+    """Run `serve` with bubblewrap; `more` is merged into its config.yaml."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="engine-") as directory:
         config = {
@@ -130,5 +129,5 @@ async def proxy(url: str, **more: Mapping[str, Any]) -> AsyncIterator[BenchServe
 
 
 def tools_always() -> dict[str, Any]:
-    """The `backend` entry that offers the tools without asking whether the model sees them."""
+    """Return the `backend` setting that offers tools without a probe."""
     return {"backend": {"tool_support": "always"}}

@@ -27,7 +27,7 @@ SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One request."""
+    """One request in the table."""
 
     column: str
     prompt: str
@@ -99,7 +99,7 @@ def _rows(cells: list[Cell]) -> list[str]:
 
 
 def _sums(cells: list[Cell], options: argparse.Namespace) -> list[str]:
-    """One line a column: tokens the client was told of, and those that were generated."""
+    """Return one line per column: reported and generated tokens."""
     lines = ["column     usage  engine  x plain  seconds  over limit  our words  finish reasons"]
     of_plain = sum(cell.asked.counted.completion for cell in cells if cell.column == "plain")
     for column in dict.fromkeys(cell.column for cell in cells):

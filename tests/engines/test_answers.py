@@ -1,4 +1,4 @@
-"""Ten small requests to a small model, plain and through the loop: the loop does no harm."""
+"""Small requests to a small model, plain and through the agent loop: the loop does no harm."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def body(prompt: str, seed: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-async def test_an_answer_is_the_models_and_what_it_cost_is_told(
+async def test_answer_has_no_proxy_phrases_and_a_plausible_usage(
     prompt: str, served: Served
 ) -> None:
     answer = await asked(served.url, served.server, body(prompt, 0))
@@ -26,13 +26,13 @@ async def test_an_answer_is_the_models_and_what_it_cost_is_told(
     assert answer.usage.completion <= answer.counted.completion
 
 
-async def test_no_tokens_are_spent_that_the_model_alone_would_not_spend(served: Served) -> None:
+async def test_loop_spends_no_more_tokens_than_the_model(served: Served) -> None:
     asks = [body(prompt, seed) for prompt in PROMPTS for seed in SEEDS]
     plain = [await asked(served.server.url, served.server, each) for each in asks]
-    through = [await asked(served.url, served.server, each) for each in asks]
-    without_tools = [n for n, each in enumerate(through) if not each.steps]
-    assert generated(through, without_tools) <= 1.1 * generated(plain, without_tools)
-    assert all(through[n].counted.completion <= 1.05 * MAX_TOKENS for n in without_tools)
+    proxied = [await asked(served.url, served.server, each) for each in asks]
+    without_tools = [n for n, each in enumerate(proxied) if not each.steps]
+    assert generated(proxied, without_tools) <= 1.1 * generated(plain, without_tools)
+    assert all(proxied[n].counted.completion <= 1.05 * MAX_TOKENS for n in without_tools)
 
 
 def generated(answers: list[Asked], which: list[int]) -> int:

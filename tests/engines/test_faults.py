@@ -1,4 +1,4 @@
-"""What becomes of requests where a real server is killed, busy, left or too small."""
+"""Model servers that are killed, busy, or too small for a request, and clients that disconnect."""
 
 import os
 import signal
@@ -18,10 +18,10 @@ LONG = request("alpha beta " * 1100, max_tokens=10)
 LONG_TOKENS = 2200
 
 
-async def test_a_killed_server_is_an_error_and_a_restarted_one_answers() -> None:
+async def test_killed_server_is_an_error_and_restarted_server_answers() -> None:
     port, seen = free_port(), []
-    async with proxy(f"http://127.0.0.1:{port}", backend={"max_retries": 0}) as ours:
-        url = f"http://127.0.0.1:{ours.port}"
+    async with proxy(f"http://127.0.0.1:{port}", backend={"max_retries": 1}) as proxy_server:
+        url = f"http://127.0.0.1:{proxy_server.port}"
 
         async def ask() -> None:
             seen.append(outcome(await post(url, ENDLESS)))
@@ -37,23 +37,23 @@ async def test_a_killed_server_is_an_error_and_a_restarted_one_answers() -> None
     assert seen == [UNREACHABLE, UNREACHABLE, ANSWERED]
 
 
-async def test_who_leaves_frees_the_server() -> None:
-    async with model_server() as server, proxy(server.url) as ours:
+async def test_disconnect_frees_the_model_server() -> None:
+    async with model_server() as server, proxy(server.url) as proxy_server:
         with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(post, f"http://127.0.0.1:{ours.port}", ENDLESS)
+                tasks.start_soon(post, f"http://127.0.0.1:{proxy_server.port}", ENDLESS)
                 await server.working()
                 tasks.cancel_scope.cancel()
             assert (await server.counted()).completion < ENDLESS["max_tokens"]
 
 
-async def test_eight_at_once_are_answered_by_four_slots() -> None:
+async def test_eight_concurrent_requests_are_answered_by_four_slots() -> None:
     answers: dict[str, str] = {}
-    async with model_server() as server, proxy(server.url) as ours:
+    async with model_server() as server, proxy(server.url) as proxy_server:
 
         async def ask(prompt: str) -> None:
             body = request(prompt, max_tokens=30)
-            response = await post(f"http://127.0.0.1:{ours.port}", body)
+            response = await post(f"http://127.0.0.1:{proxy_server.port}", body)
             assert response.status_code == 200, response.text
             answers[prompt] = response.json()["choices"][0]["message"]["content"]
 
@@ -66,11 +66,11 @@ async def test_eight_at_once_are_answered_by_four_slots() -> None:
 
 
 @pytest.mark.parametrize("window", [2048, 8192])
-async def test_a_message_longer_than_the_window_is_refused_as_such_or_read_from_a_file(
+async def test_message_over_the_window_is_refused_or_moved_to_a_file(
     window: int,
 ) -> None:
-    async with model_server(window=window, slots=1) as server, proxy(server.url) as ours:
-        url = f"http://127.0.0.1:{ours.port}"
+    async with model_server(window=window, slots=1) as server, proxy(server.url) as proxy_server:
+        url = f"http://127.0.0.1:{proxy_server.port}"
         short = outcome(await post(url, SHORT))
         plain = await post(url, {**LONG, "model": f"{MODEL}:plain"})
         long = await post(url, LONG)

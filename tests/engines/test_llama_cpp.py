@@ -1,4 +1,4 @@
-"""What only llama.cpp's server has: fields of its own, and a time in which it loads its model."""
+"""Features of the llama.cpp server: its own request fields, and the time of loading its model."""
 
 import json
 from typing import Any
@@ -26,14 +26,14 @@ WINDOW = 2048
 LOADING = (503, "503")
 
 
-async def test_an_answer_is_valid_under_a_schema_of_its_own_field(served: Served) -> None:
+async def test_json_schema_field_is_enforced(served: Served) -> None:
     body = request("What is the capital of France?", max_tokens=100, json_schema=CITY)
     answer = await asked(served.url, served.server, body)
     assert answer.status == 200, answer.body
     assert list(json.loads(answer.text)) == ["city"]
 
 
-async def test_the_tokens_of_what_is_too_long_are_told(served: Served) -> None:
+async def test_context_error_contains_the_token_counts(served: Served) -> None:
     body = request("Hello.")
     body["messages"].insert(0, {"role": "system", "content": book(400)})
     response = await post(served.url, body)
@@ -41,7 +41,7 @@ async def test_the_tokens_of_what_is_too_long_are_told(served: Served) -> None:
     assert error["n_ctx"] == WINDOW < error["n_prompt_tokens"]
 
 
-async def test_a_server_that_loads_its_model_is_waited_for_or_said_to_be_loading() -> None:
+async def test_loading_server_is_waited_for_or_reported() -> None:
     port = free_port()
     backend, seen = f"http://127.0.0.1:{port}", []
     async with (

@@ -1,4 +1,4 @@
-"""What a client asks of an answer's form holds at a real server, with our tools offered."""
+"""Answer formats requested by the client, with sandbox tools offered, at a real model server."""
 
 import json
 
@@ -11,24 +11,24 @@ from tests.engines.servers import ENGINE
 
 pytestmark = pytest.mark.engine
 OVERRUN = 8
-"""Tokens that the server has made by the time it sees a call that was ended at a limit."""
+"""Tokens that the server generates before it notices that a call was ended at a limit."""
 FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
 
 
-async def test_an_answer_is_one_of_those_allowed(served: Served) -> None:
+async def test_answer_is_one_of_the_allowed_ones(served: Served) -> None:
     body = request("Is the sun a star?", max_tokens=100, **ENGINE.one_of(["yes", "no"]))
     answer = await asked(served.url, served.server, body)
     assert (answer.status, answer.text in {"yes", "no"}) == (200, True), answer.body
 
 
-async def test_an_answer_is_valid_under_a_schema(served: Served) -> None:
+async def test_response_format_schema_is_enforced(served: Served) -> None:
     body = request("What is the capital of France?", max_tokens=100, response_format=FORM)
     answer = await asked(served.url, served.server, body)
     assert answer.status == 200, answer.body
     assert list(json.loads(answer.text)) == ["city"]
 
 
-async def test_each_choice_is_an_answer_of_its_own(served: Served) -> None:
+async def test_each_choice_is_a_separate_answer(served: Served) -> None:
     body = request("Name a colour.", n=3, max_tokens=30, temperature=1.0)
     before = await served.server.counted()
     response = await post(served.url, body)
@@ -39,7 +39,7 @@ async def test_each_choice_is_an_answer_of_its_own(served: Served) -> None:
     assert 0 <= counted.completion - got["usage"]["completion_tokens"] <= 3 * OVERRUN
 
 
-async def test_a_stream_says_what_the_whole_answer_says(served: Served) -> None:
+async def test_stream_has_content_and_usage(served: Served) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     body = request("What is 17 + 25?", max_tokens=60, **options)
     before = await served.server.counted()
@@ -49,9 +49,9 @@ async def test_a_stream_says_what_the_whole_answer_says(served: Served) -> None:
         line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data")
     ]
     read = [json.loads(chunk) for chunk in chunks]
-    said = "".join(
+    text = "".join(
         choice["delta"].get("content") or "" for chunk in read for choice in chunk["choices"]
     )
-    assert (end, bool(said)) == ("[DONE]", True)
+    assert (end, bool(text)) == ("[DONE]", True)
     (usage,) = [chunk["usage"] for chunk in read if chunk.get("usage")]
     assert 0 <= counted.completion - usage["completion_tokens"] <= OVERRUN

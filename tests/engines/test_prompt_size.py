@@ -1,4 +1,4 @@
-"""What the proxy adds to a prompt is counted by a real tokenizer, in a real template."""
+"""The size of the proxy's prompt and tools, counted with a real tokenizer and chat template."""
 
 import pytest
 
@@ -12,15 +12,15 @@ pytestmark = pytest.mark.engine
 MAX_TOKENS = 800
 
 
-async def test_words_and_tools_take_800_tokens_at_most() -> None:
-    words = system_prompt(Profile(), SandboxContents((*PROGRAMS, *MODULES)))
+async def test_prompt_and_tools_take_at_most_800_tokens() -> None:
+    prompt = system_prompt(Profile(), SandboxContents((*PROGRAMS, *MODULES)))
     user = {"role": "user", "content": "Hi"}
     async with model_server(tools=ENGINE.with_tools, slots=1) as server:
         without = await server.prompt_tokens({"messages": [user]})
-        told = await server.prompt_tokens(
+        with_prompt = await server.prompt_tokens(
             {
-                "messages": [{"role": "system", "content": words}, user],
+                "messages": [{"role": "system", "content": prompt}, user],
                 "tools": [tool.schema for tool in make_tools()],
             }
         )
-    assert 0 < told - without <= MAX_TOKENS
+    assert 0 < with_prompt - without <= MAX_TOKENS

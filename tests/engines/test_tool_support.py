@@ -1,4 +1,4 @@
-"""Whether a model uses tools is found out at a real server."""
+"""Detection of tool support at a real model server."""
 
 from contextlib import aclosing
 
@@ -12,7 +12,7 @@ from tests.engines.engine import MODEL
 pytestmark = pytest.mark.engine
 
 
-async def test_a_model_uses_tools_where_its_server_shows_them(served: Served) -> None:
+async def test_tool_support_verdict_matches_the_server(served: Served) -> None:
     before = await served.server.counted()
     model = OpenAIHTTPModel(f"{served.server.url}/v1", api_key=None, timeout_s=60)
     async with aclosing(model):

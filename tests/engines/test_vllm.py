@@ -1,4 +1,4 @@
-"""What only vLLM has: fields of its own, tool choice that is enforced, and refusals of tools."""
+"""Features of vLLM: its own request fields, enforced tool choice, and refusal of tools."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,13 +36,13 @@ SUM = request("What is 2 + 2?", max_tokens=20, temperature=0)
 
 @pytest.fixture(scope="module")
 async def refusing() -> AsyncIterator[Served]:
-    """A server without a parser of tool calls, behind the proxy as it is shipped."""
-    async with model_server(tools=NO_PARSER) as server, proxy(server.url) as ours:
-        yield Served(server, f"http://127.0.0.1:{ours.port}")
+    """A server without a tool call parser, behind a proxy with default settings."""
+    async with model_server(tools=NO_PARSER) as server, proxy(server.url) as proxied:
+        yield Served(server, f"http://127.0.0.1:{proxied.port}")
 
 
-async def sent_on(url: str, path: str, body: Body | None = None) -> httpx.Response:
-    """What the server at `url` has at a path that is not chat."""
+async def request_path(url: str, path: str, body: Body | None = None) -> httpx.Response:
+    """Return the answer of a path other than chat."""
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
         return await (client.get(path) if body is None else client.post(path, json=body))
 
@@ -57,30 +57,30 @@ async def sent_on(url: str, path: str, body: Body | None = None) -> httpx.Respon
     ],
     ids=["choice", "regex", "former-choice", "former-regex"],
 )
-async def test_a_guided_answer_is_one_of_those_allowed(
+async def test_guided_answer_is_one_of_the_allowed_ones(
     fields: dict[str, Any], served: Served
 ) -> None:
     answer = await asked(served.url, served.server, {**SUM, **fields})
     assert (answer.status, answer.text in YES_OR_NO) == (200, True), answer.body
 
 
-async def test_token_ids_are_those_of_the_answer(served: Served) -> None:
+async def test_token_ids_match_the_answer(served: Served) -> None:
     answer = await asked(served.url, served.server, {**SUM, "return_token_ids": True})
     choice = answer.body["choices"][0]
     tokens = {"model": MODEL, "tokens": choice["token_ids"]}
-    told = (await sent_on(served.server.url, "/detokenize", tokens)).json()["prompt"]
-    assert told.removesuffix("<|im_end|>").strip() == answer.text.strip()
+    text = (await request_path(served.server.url, "/detokenize", tokens)).json()["prompt"]
+    assert text.removesuffix("<|im_end|>").strip() == answer.text.strip()
     assert answer.body["prompt_token_ids"]
 
 
-async def test_log_probabilities_are_those_of_the_answer(served: Served) -> None:
+async def test_log_probabilities_match_the_answer(served: Served) -> None:
     answer = await asked(served.url, served.server, {**SUM, "logprobs": True})
     tokens = answer.body["choices"][0]["logprobs"]["content"]
-    told = "".join(each["token"] for each in tokens).removesuffix("<|im_end|>")
-    assert told.strip() == answer.text.strip()
+    text = "".join(each["token"] for each in tokens).removesuffix("<|im_end|>")
+    assert text.strip() == answer.text.strip()
 
 
-async def test_log_probabilities_of_the_prompt_come_but_in_no_stream(served: Served) -> None:
+async def test_prompt_log_probabilities_are_returned_only_unstreamed(served: Served) -> None:
     body = {**SUM, "prompt_logprobs": 1}
     answer = await asked(served.url, served.server, body)
     first, *others = answer.body["prompt_logprobs"]
@@ -90,31 +90,31 @@ async def test_log_probabilities_of_the_prompt_come_but_in_no_stream(served: Ser
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
-async def test_a_function_that_is_named_is_called(served: Served) -> None:
+async def test_named_function_is_called(served: Served) -> None:
     answer = await asked(served.url, served.server, {**TIME, "tool_choice": THIS_TOOL})
     assert (answer.status, answer.finish_reason) == (200, "tool_calls"), answer.body
     (call,) = answer.body["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_time"
 
 
-async def test_a_call_that_is_required_is_made(served: Served) -> None:
-    """Of the client's function, or of one of ours."""
+async def test_required_call_is_made(served: Served) -> None:
+    """The call may be of the client's function or of a sandbox tool."""
     answer = await asked(served.url, served.server, {**TIME, "tool_choice": "required"})
     assert answer.status == 200, answer.body
     assert answer.finish_reason == "tool_calls" or answer.steps, answer.body
 
 
-async def test_the_window_and_the_tokenizer_are_the_servers_own(served: Served) -> None:
-    listed = (await sent_on(served.url, "/v1/models")).json()["data"]
+async def test_window_and_tokenizer_are_those_of_the_server(served: Served) -> None:
+    listed = (await request_path(served.url, "/v1/models")).json()["data"]
     assert [each["max_model_len"] for each in listed if each["id"] == MODEL] == [WINDOW]
     text = {"model": MODEL, "prompt": "Hello there"}
-    ours, theirs = [
-        await sent_on(url, "/tokenize", text) for url in (served.url, served.server.url)
+    proxied, direct_answer = [
+        await request_path(url, "/tokenize", text) for url in (served.url, served.server.url)
     ]
-    assert (ours.status_code, ours.content) == (200, theirs.content)
+    assert (proxied.status_code, proxied.content) == (200, direct_answer.content)
 
 
-async def test_a_server_that_refuses_tools_answers_plain_and_the_route_says_so(
+async def test_server_without_tool_parser_answers_plain_with_the_reason(
     refusing: Served,
 ) -> None:
     refused = await post(refusing.server.url, {**TIME, "tool_choice": "auto"})
@@ -128,9 +128,9 @@ async def test_a_server_that_refuses_tools_answers_plain_and_the_route_says_so(
     assert later.headers["x-sandbox-route"] == "tools_refused"
     assert "--tool-call-parser" in later.headers["x-sandbox-route-detail"]
     for answer in (first, later):
-        assert said(answer) == said(direct)
+        assert answer_text(answer) == answer_text(direct)
         assert answer.json().get("sandbox", {"route": "tools_refused"})["route"] == "tools_refused"
 
 
-def said(response: httpx.Response) -> str:
+def answer_text(response: httpx.Response) -> str:
     return str(response.json()["choices"][0]["message"]["content"])

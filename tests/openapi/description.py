@@ -1,4 +1,4 @@
-"""OpenAI's own description of its API, put right and cut to what this server serves."""
+"""OpenAI's own description of its API, amended and reduced to what this server serves."""
 
 import json
 import os
@@ -17,15 +17,15 @@ Tree = dict[str, Any]
 
 _ROOT = Path(__file__).parent.parent.parent
 PLACE = Path(os.environ.get("OPENAI_DESCRIPTION", _ROOT.parent / "shared" / "openai-openapi.json"))
-"""Where the description lies; the project has no copy of it."""
+"""Path of the description; the project has no copy of it."""
 described = pytest.mark.skipif(
     not PLACE.exists() and "OPENAI_DESCRIPTION" not in os.environ,
     reason=f"{PLACE.name}, OpenAI's own description, is not there: name it by OPENAI_DESCRIPTION",
 )
-"""Marks what cannot be tested without it."""
+"""Skips tests that need the description if it is missing."""
 BASE_PATH = "/v1"
 REFUSALS = ("400", "401", "404", "405", "413", "415")
-"""The statuses of errors that only the client can mend; the description knows hardly any."""
+"""Statuses of client errors, few of which the description lists."""
 _REFUSED: Tree = {
     "description": "refused",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
@@ -36,12 +36,12 @@ _PARAMETER = re.compile(r"\{[^}]*\}")
 
 
 def field_names(name: str) -> set[str]:
-    """The fields of what the description calls by that name, its parts' included."""
+    """Return the fields of a schema, including those of its parts."""
     return set(_field_names(_read(), {"$ref": f"#/components/schemas/{name}"}))
 
 
 def check(name: str, value: Any) -> None:
-    """Raise unless a value is what the description, as it stands, calls by that name."""
+    """Validate a value against a schema of the unamended description; raise if it is invalid."""
     _validator(name).validate(value)
 
 
@@ -68,7 +68,7 @@ def _read() -> Tree:
 
 
 def amended() -> Tree:
-    """The description, put right."""
+    """Return the amended description."""
     tree = _read()
     for amendment in AMENDMENTS:
         _amend(_found(tree, amendment.at), amendment.change)
@@ -84,7 +84,7 @@ def amended() -> Tree:
 
 
 def cut(description: Tree, endpoints: Collection[str]) -> Tree:
-    """What is said of the endpoints, each written as `METHOD /path`, with all ways to refuse."""
+    """Return the description of these endpoints (`METHOD /path`), with all error statuses added."""
     served = {_unnamed(endpoint) for endpoint in endpoints}
     paths = {
         path: {
@@ -99,7 +99,7 @@ def cut(description: Tree, endpoints: Collection[str]) -> Tree:
 
 
 def streamed(description: Tree) -> Tree:
-    """What is said of answers that come as they are written, asked for by the request's body."""
+    """Return the description of the endpoints that can stream, with `stream` set in the request."""
     paths = {
         path: {
             method: _streamed(operation)
@@ -112,25 +112,27 @@ def streamed(description: Tree) -> Tree:
 
 
 def answer_schema(description: Tree, method: str, path: str) -> Tree:
-    """What a JSON answer of success must be; anything where the description does not say."""
+    """Return the schema of a successful JSON answer, or one that accepts anything."""
     content = _content(description["paths"][path][method])
     schema = content.get("application/json", {}).get("schema", {})
     return {**schema, "components": description["components"]}
 
 
 def _content(operation: Tree) -> Tree:
-    """What success may bring, by its type."""
+    """Return the content types of a successful answer."""
     found: Tree = operation["responses"]["200"].get("content", {})
     return found
 
 
 def _streamed(operation: Tree) -> Tree:
     body = operation["requestBody"]
-    asked = {"schema": {"allOf": [body["content"]["application/json"]["schema"], _STREAM]}}
+    request_content = {
+        "schema": {"allOf": [body["content"]["application/json"]["schema"], _STREAM]}
+    }
     success = {"description": "streamed", "content": {_EVENTS: _content(operation)[_EVENTS]}}
     return {
         **operation,
-        "requestBody": {**body, "content": {"application/json": asked}},
+        "requestBody": {**body, "content": {"application/json": request_content}},
         "responses": {**operation["responses"], "200": success},
     }
 
@@ -166,10 +168,10 @@ def _or_null(schema: Tree) -> Tree:
 
 
 def _mend(schema: Tree) -> None:
-    """What JSON Schema does not allow, or does not know."""
-    if isinstance(schema.get("required"), list):  # some names stand there twice
+    """Repair what JSON Schema does not allow or know."""
+    if isinstance(schema.get("required"), list):  # some lists contain duplicates
         schema["required"] = list(dict.fromkeys(schema["required"]))
-    if schema.get("nullable") is True:  # of an older OpenAPI
+    if schema.get("nullable") is True:  # from an older OpenAPI version
         del schema["nullable"]
         one = dict(schema)
         schema.clear()
@@ -177,7 +179,7 @@ def _mend(schema: Tree) -> None:
 
 
 def _let_null_be_none(schema: Tree) -> None:
-    """As the description itself has it in most places where a field need not be there."""
+    """Allow null for optional fields, as the description does in most places."""
     fields = schema.get("properties", {})
     for name in fields:
         if name not in schema.get("required", []):
@@ -185,7 +187,7 @@ def _let_null_be_none(schema: Tree) -> None:
 
 
 def _of_requests_alone(tree: Tree) -> list[Tree]:
-    """The schemas of what is sent, but for those that also say how it is answered."""
+    """Return the schemas that are used only in requests."""
     bodies = [each.get("requestBody", {}).get("content", {}) for each in _operations(tree)]
     sent = _reached(tree, [body.get("application/json") for body in bodies])
     answered = _reached(tree, [each["responses"] for each in _operations(tree)])
@@ -197,15 +199,15 @@ def _operations(tree: Tree) -> list[Tree]:
 
 
 def _event_of(schema: Tree) -> Tree:
-    """A server-sent event with that in it, or what a stream that has begun tells besides."""
-    told = {"anyOf": [schema, {"$ref": "#/components/schemas/ErrorResponse"}]}
-    content = {"contentMediaType": "application/json", "contentSchema": told}
+    """Return the schema of a server-sent event with that data, or with an error."""
+    event_data = {"anyOf": [schema, {"$ref": "#/components/schemas/ErrorResponse"}]}
+    content = {"contentMediaType": "application/json", "contentSchema": event_data}
     data = {"if": {"const": "[DONE]"}, "else": content}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _reached(tree: Tree, places: Any) -> dict[int, Tree]:
-    """All that lies under these places or is referred to there, by its identity."""
+    """Return all schemas below these places, following references, by identity."""
     found: dict[int, Tree] = {}
     waiting = list(_schemas(places))
     while waiting:

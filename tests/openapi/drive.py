@@ -27,8 +27,8 @@ from tests.openapi.strict_backend import ANSWER, strict
 
 KEY = "sk-described"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
-PATIENCE_S = 60
-"""How long one answer may take; nothing else here depends on how busy the machine is."""
+ANSWER_TIMEOUT_S = 60
+"""Time limit for one answer, in seconds."""
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -47,52 +47,52 @@ which takes a container's lack of a file for the lack of the container; `missing
 there are none; `object_level_authorization`, which wants two keys."""
 
 OWN_CHECKS = CHECKS[:5]
-"""Of our own description: it says less of a request to a model than is checked."""
+"""Checks for our own description, which is less strict than the validation of requests."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What schemathesis found."""
+    """The result of a schemathesis run."""
 
     passed: bool
-    said: str
-    """For people."""
+    output: str
+    """The output of schemathesis."""
     report: Mapping[str, Any]
 
     @property
     def cases(self) -> int:
-        """How many requests were made up."""
+        """The number of generated requests."""
         return int(self.report["test_cases"]["generated"])
 
     def accepted(self, operation: str) -> float:
-        """Which share of its requests that the description allows was answered with success."""
+        """Return the share of valid requests of an operation that were answered with success."""
         phases = self.report["valid_rates"][operation].values()
         good = sum(phase["accepted"] for phase in phases)
         return good / max(1, sum(sum(phase.values()) for phase in phases))
 
 
 async def drive(directory: Path, *options: str) -> Outcome:
-    """Have schemathesis ask for whatever may be asked for, and for what may not; all files lie in
-    that directory."""
+    """Run schemathesis with valid and invalid requests; all files are written to `directory`."""
     return await _drive(directory, lambda description: description, options)
 
 
 async def drive_streams(directory: Path, *options: str) -> Outcome:
-    """The same for answers that are streamed, which it asks for too rarely. What may not be asked
-    for is told in the stream, if the backend refuses it, and so with status 200."""
+    """Run schemathesis with valid requests for streamed answers.
+
+    Invalid requests are left out: the backend may refuse them inside a stream with status 200.
+    """
     return await _drive(directory, streamed, ("--mode", "positive", *options))
 
 
 async def drive_own(directory: Path, *options: str) -> Outcome:
-    """Have schemathesis ask for whatever this server's own description allows, and for what it does
-    not."""
+    """Run schemathesis on this server's own description, with valid and invalid requests."""
     async with (
         scripted_backend(lambda body: text_reply(ANSWER)) as backend,
         running_proxy(backend, "memory", directory / "state", keyring=single_key(KEY)) as url,
     ):
         async with httpx.AsyncClient() as client:
-            asked = await client.get(f"{url}/openapi.json")
-        (directory / "description.json").write_text(asked.text, encoding="utf-8")
+            description = await client.get(f"{url}/openapi.json")
+        (directory / "description.json").write_text(description.text, encoding="utf-8")
         own = ("--phases", "fuzzing", *options)
         return await _ask(directory, url, own, OWN_CHECKS)
 
@@ -106,8 +106,8 @@ async def _drive(directory: Path, part: Callable[[Tree], Tree], options: Sequenc
     ):
         async with httpx.AsyncClient(headers=WITH_KEY) as client:
             able = (await client.get(f"{url}/v1/capabilities")).json()
-        asked = part(cut(description, able["endpoints"]))
-        (directory / "description.json").write_text(json.dumps(asked), encoding="utf-8")
+        description = part(cut(description, able["endpoints"]))
+        (directory / "description.json").write_text(json.dumps(description), encoding="utf-8")
         return await _ask(directory, url + BASE_PATH, options)
 
 
@@ -119,15 +119,15 @@ async def _ask(
         *(sys.executable, "-m", "schemathesis.cli", "--no-color"),
         *("run", "description.json", "--url", url, "--header", f"Authorization: Bearer {KEY}"),
         *("--checks", ",".join(checks), "--continue-on-failure"),
-        *("--request-timeout", str(PATIENCE_S), "--suppress-health-check", "all"),
+        *("--request-timeout", str(ANSWER_TIMEOUT_S), "--suppress-health-check", "all"),
         *("--report", "json", "--report-json-path", str(report)),
         *options,
     ]
     done = await anyio.run_process(
         command, cwd=directory, stdin=DEVNULL, stderr=STDOUT, check=False
     )
-    said = done.stdout.decode(errors="replace")
-    return Outcome(done.returncode == 0, said, json.loads(report.read_text(encoding="utf-8")))
+    output = done.stdout.decode(errors="replace")
+    return Outcome(done.returncode == 0, output, json.loads(report.read_text(encoding="utf-8")))
 
 
 async def _by_hand(options: Sequence[str]) -> int:
@@ -137,7 +137,7 @@ async def _by_hand(options: Sequence[str]) -> int:
         else:
             outcome = await drive(Path(directory), *options)
     rates = (f"{outcome.accepted(each):4.0%} {each}" for each in outcome.report["valid_rates"])
-    sys.stdout.write("\n".join([outcome.said, *rates, ""]))
+    sys.stdout.write("\n".join([outcome.output, *rates, ""]))
     return 0 if outcome.passed else 1
 
 

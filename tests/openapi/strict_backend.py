@@ -1,5 +1,6 @@
-"""A backend as strict as OpenAI: it refuses what OpenAI's description of a request does not allow,
-and its model works in the sandbox, calls the client's tools, and answers."""
+"""A backend that validates requests against OpenAI's description, works in the sandbox and calls
+client tools.
+"""
 
 import json
 from collections.abc import Callable
@@ -11,12 +12,12 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Item, Raw, Refusal
 from tests.openapi.description import Tree
 
-OURS = ("execute_bash", "str_replace_editor", "submit")
+SANDBOX_TOOLS = ("execute_bash", "str_replace_editor", "submit")
 ANSWER = "{}"
-"""Prose, and JSON as well."""
+"""An answer that is valid as prose and as JSON."""
 WORK = tool_reply(call("execute_bash", command="echo 42 > output/answer.csv"))
 SUBMIT = tool_reply(call("submit", answer=ANSWER))
-WHOLE = {
+COMPLETION = {
     "id": "chatcmpl-strict",
     "object": "chat.completion",
     "created": 0,
@@ -33,7 +34,7 @@ WHOLE = {
 
 
 def strict(description: Tree) -> Callable[[dict[str, Any]], Item]:
-    """What the backend answers to each request."""
+    """Return the script of the strict backend."""
     validator = jsonschema_rs.Draft202012Validator(
         {
             "$ref": "#/components/schemas/CreateChatCompletionRequest",
@@ -45,7 +46,7 @@ def strict(description: Tree) -> Callable[[dict[str, Any]], Item]:
     def answer(body: dict[str, Any]) -> Item:
         try:
             fault = next(iter(validator.iter_errors(body)), None)
-        except ValueError as error:  # half a surrogate pair, or too deep
+        except ValueError as error:  # a lone surrogate, or nested too deeply
             return _refusal(str(error))
         return _refusal(fault.message) if fault else _turn(body)
 
@@ -58,12 +59,12 @@ def _refusal(message: str) -> Refusal:
 
 def _turn(body: dict[str, Any]) -> Item:
     names = [tool["function"]["name"] for tool in body.get("tools") or [] if "function" in tool]
-    has_used_tools = body["messages"][-1]["role"] == "tool"
-    if "execute_bash" in names and not has_used_tools:
+    has_run_a_tool = body["messages"][-1]["role"] == "tool"
+    if "execute_bash" in names and not has_run_a_tool:
         return WORK
     if "submit" in names:
-        theirs = [name for name in names if name not in OURS]
-        return tool_reply(call(theirs[0])) if theirs else SUBMIT
+        client_tools = [name for name in names if name not in SANDBOX_TOOLS]
+        return tool_reply(call(client_tools[0])) if client_tools else SUBMIT
     if body.get("stream"):
         return text_reply(ANSWER)
-    return Raw(200, json.dumps(WHOLE).encode(), {"content-type": "application/json"})
+    return Raw(200, json.dumps(COMPLETION).encode(), {"content-type": "application/json"})

@@ -15,6 +15,7 @@ from tests.sandbox_runtime.egress.internet import (
     Internet,
     Reader,
     Writer,
+    client_tls_context,
 )
 
 PNG = b"\x89PNG..."

@@ -1,6 +1,6 @@
-"""The reference in an environment of its own, made from its lock and kept.
+"""The reference implementation in an environment installed from its lock file.
 
-Where it cannot be had the test is skipped, or fails if told to.
+If the environment cannot be installed, the test is skipped, or fails if REQUIRE_STACKS is set.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.clients.locked import MissingError, python_in
+from tests.clients.locked_packages import MissingError, make_virtualenv
 from tests.clients.stacks.environments import KEPT, absent, variables
 
 HERE = Path(__file__).parent
@@ -18,15 +18,15 @@ RUN_TIMEOUT_S = 300
 
 
 def python() -> Path:
-    """Its interpreter."""
+    """Return the interpreter of the reference's environment."""
     try:
-        return python_in(KEPT / "python-reference", HERE / "reference.txt")
+        return make_virtualenv(KEPT / "python-reference", HERE / "reference.txt")
     except MissingError as error:
         absent(str(error), "REQUIRE_STACKS")
 
 
-def played(python: Path, job: Mapping[str, Any], home: Path) -> dict[str, Any]:
-    """What it says of itself, having done a job."""
+def run_reference(python: Path, job: Mapping[str, Any], home: Path) -> dict[str, Any]:
+    """Run the reference on a job and return what it prints about itself."""
     engine = {name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ}
     done = subprocess.run(
         [python, HERE / "play.py"],
@@ -38,5 +38,5 @@ def played(python: Path, job: Mapping[str, Any], home: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return output

@@ -1,5 +1,7 @@
-"""A stand-in for the internet on the engine's bridge network: the reference's container reaches it
-as it reaches any host, and ours through the proxy."""
+"""A web server on the Docker bridge network that stands in for the internet.
+
+The reference's container reaches it directly, and the sandbox through the egress proxy.
+"""
 
 import base64
 import io
@@ -31,7 +33,7 @@ sys.stdin.read()  # it ends with the test
 
 
 def wheel() -> bytes:
-    """A package that pip installs: `stand_in`, with a VALUE in it."""
+    """Return a wheel of the package `stand_in`, which has a VALUE."""
     info = "stand_in-1.0.dist-info"
     files = {
         "stand_in.py": "VALUE = 42\n",
@@ -55,7 +57,7 @@ SITE = {
 
 @asynccontextmanager
 async def internet() -> AsyncIterator[str]:
-    """Its address; where the engine has no bridge network the test is skipped."""
+    """Yield the server's address; skip the test if the engine has no bridge network."""
     run = ["docker", "run", "--rm", "-i", "--network", "bridge", DOCKER_IMAGE]
     site = {path: base64.b64encode(data).decode() for path, data in SITE.items()}
     async with await anyio.open_process([*run, "python3", "-c", SERVER]) as server:

@@ -21,8 +21,8 @@ def main() -> None:
         llm_base_url=job["base_url"],
         quiet=True,
     )
-    # On the engine's bridge network, as always; with an init it ends at once, and in any case some
-    # day.
+    # On the engine's bridge network, the reference's default. An init process lets the container
+    # stop at once; `sleep` ends it in any case.
     runtime = DockerRuntime(job["image"], command="sleep 300", logger=False, init=True)
     try:
         Agent(args).run(runtime, job["problem"], max_steps=100)

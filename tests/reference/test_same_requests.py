@@ -1,5 +1,6 @@
-"""The reference and the paper's manner play the same script in the same image: the model's server
-sees the same requests from both."""
+"""The reference and the `paper` profile run the same script in the same image and must send the
+same requests.
+"""
 
 import asyncio
 import json
@@ -22,7 +23,7 @@ from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
 from tests.fakes.server import open_backend, running_proxy
-from tests.reference.environment import played, python
+from tests.reference.environment import python, run_reference
 from tests.reference.internet import internet
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
@@ -44,8 +45,8 @@ def editor(command: str, path: str = FILE, **arguments: Any) -> dict[str, Any]:
     return call("str_replace_editor", command=command, path=path, **arguments)
 
 
-def written(name: str, arguments: str) -> dict[str, Any]:
-    """A call in whatever a model wrote."""
+def raw_call(name: str, arguments: str) -> dict[str, Any]:
+    """Return a call with arbitrary argument text."""
     return {"name": name, "arguments": arguments}
 
 
@@ -118,9 +119,9 @@ ODD = [
     tool_reply(bash("ls second")),
     text_reply("The answer is 42."),
     {"reasoning": "Only thoughts.", **text_reply("")},
-    tool_reply(written("execute_bash", '{"command": "ls'), bash("ls")),
-    tool_reply(written("execute_bash", '"ls"')),
-    tool_reply(written("str_replace_editor", "[1]")),
+    tool_reply(raw_call("execute_bash", '{"command": "ls'), bash("ls")),
+    tool_reply(raw_call("execute_bash", '"ls"')),
+    tool_reply(raw_call("str_replace_editor", "[1]")),
     tool_reply(call("execute_bash")),
     tool_reply(call("frobnicate", a=1)),
     tool_reply(bash("echo 42 > output/answer.txt")),
@@ -128,8 +129,8 @@ ODD = [
 ]
 
 
-def fetching(address: str) -> list[str]:
-    """Commands that need a network."""
+def network_commands(address: str) -> list[str]:
+    """Return commands that need a network."""
     url = f"http://{address}"
     pip = f"pip install -q --index-url {url}/simple --trusted-host {address}"
     return [
@@ -143,7 +144,7 @@ def fetching(address: str) -> list[str]:
 
 
 def replies(address: str) -> list[dict[str, Any]]:
-    commands = map(bash, [*COMMANDS, *fetching(address)])
+    commands = map(bash, [*COMMANDS, *network_commands(address)])
     return [*map(tool_reply, [*commands, *EDITS]), *ODD]
 
 
@@ -154,7 +155,7 @@ def reference() -> Path:
 
 @asynccontextmanager
 async def engine(tmp_path: Path) -> AsyncIterator[None]:
-    """Without one the test is skipped, or fails if told to."""
+    """Open the Docker engine; without one, skip the test, or fail if REQUIRE_DOCKER is set."""
     backend = open_backend("docker", tmp_path / "engine")
     try:
         yield
@@ -162,20 +163,20 @@ async def engine(tmp_path: Path) -> AsyncIterator[None]:
         await backend.aclose()
 
 
-async def by_reference(
+async def run_by_reference(
     reference: Path, script: Sequence[Any], tmp_path: Path
 ) -> tuple[ScriptedBackend, dict[str, Any]]:
-    """What the reference sends for a script, and what it says of itself."""
+    """Return the backend after a run of the reference, and the reference's own texts and tools."""
     async with scripted_backend(script) as backend:
         job = {"base_url": backend.base_url, "image": DOCKER_IMAGE, "problem": PROBLEM}
         job |= {"model": MODEL, **PROMPTS}
-        return backend, await asyncio.to_thread(played, reference, job, tmp_path)
+        return backend, await asyncio.to_thread(run_reference, reference, job, tmp_path)
 
 
-async def by_us(
+async def run_by_proxy(
     profile: Profile, script: Sequence[Any], tmp_path: Path
 ) -> tuple[ScriptedBackend, dict[str, Any]]:
-    """What the profile sends for the same, and its answer."""
+    """Return the backend after a run under the profile, and the answer."""
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "docker", tmp_path, profiles=Profiles.only(profile)) as url,
@@ -187,29 +188,33 @@ async def by_us(
         return backend, response.json()
 
 
-def reaching(profile: Profile, address: str) -> Profile:
-    """The profile, for which that address of a private network counts as public."""
-    egress = replace(profile.isolation.network, allowed_cidrs=(f"{address}/32",))
-    return replace(profile, isolation=replace(profile.isolation, network=egress))
+def with_public_address(profile: Profile, address: str) -> Profile:
+    """Return the profile with that private address counted as public."""
+    network = replace(profile.isolation.network, allowed_cidrs=(f"{address}/32",))
+    return replace(profile, isolation=replace(profile.isolation, network=network))
 
 
-async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_path: Path) -> None:
+async def test_backend_gets_the_same_requests(reference: Path, tmp_path: Path) -> None:
     async with engine(tmp_path), internet() as address:
         script = replies(address)
-        theirs, said = await by_reference(reference, script, tmp_path)
-        profile = paper(supplied({**PROMPTS, **said}, tmp_path))
-        ours, answer = await by_us(reaching(profile, address), script, tmp_path)
+        reference_backend, reference_texts = await run_by_reference(reference, script, tmp_path)
+        profile = paper(prompts_from_file({**PROMPTS, **reference_texts}, tmp_path))
+        proxy_backend, answer = await run_by_proxy(
+            with_public_address(profile, address), script, tmp_path
+        )
     assert answer["choices"][0]["message"]["content"] == "42"
-    assert len(theirs.requests) == len(script)
-    for seen, due in zip(bodies(ours), bodies(theirs), strict=True):
-        assert seen["messages"][-2:] == due["messages"][-2:]
-        assert seen == due
+    assert len(reference_backend.requests) == len(script)
+    for request, expected in zip(bodies(proxy_backend), bodies(reference_backend), strict=True):
+        assert request["messages"][-2:] == expected["messages"][-2:]
+        assert request == expected
     assert answer["sandbox"]["stop_reason"] == "submitted"
-    observed = [str(each.get("content")) for each in ours.requests[-1].body["messages"]]
-    assert sum("Water boils at" in each for each in observed) == 3
-    assert any("\\[STDOUT]\n42\n" in each for each in observed)
-    in_our_words = [undescribed(tool.schema) for tool in make_tools(paper())]
-    assert json.dumps(in_our_words) == json.dumps([undescribed(tool) for tool in said["tools"]])
+    contents = [str(each.get("content")) for each in proxy_backend.requests[-1].body["messages"]]
+    assert sum("Water boils at" in each for each in contents) == 3
+    assert any("\\[STDOUT]\n42\n" in each for each in contents)
+    tool_schemas = [undescribed(tool.schema) for tool in make_tools(paper())]
+    assert json.dumps(tool_schemas) == json.dumps(
+        [undescribed(tool) for tool in reference_texts["tools"]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,45 +224,47 @@ async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_pat
         ([tool_reply(bash("seq -s ' ' 100000"))] * 2, 1, "trajectory_tokens"),
     ],
 )
-async def test_a_run_ends_at_the_same_request_and_nothing_is_asked(
+async def test_run_ends_at_the_same_request_without_a_final_question(
     reference: Path, tmp_path: Path, script: list[Any], count: int, stop: str
 ) -> None:
     async with engine(tmp_path):
-        theirs, said = await by_reference(reference, script, tmp_path)
-        profile = paper(supplied({**PROMPTS, **said}, tmp_path))
-        ours, answer = await by_us(profile, script, tmp_path)
-    assert list(bodies(ours)) == list(bodies(theirs))
-    assert len(theirs.requests) == count
+        reference_backend, reference_texts = await run_by_reference(reference, script, tmp_path)
+        profile = paper(prompts_from_file({**PROMPTS, **reference_texts}, tmp_path))
+        proxy_backend, answer = await run_by_proxy(profile, script, tmp_path)
+    assert list(bodies(proxy_backend)) == list(bodies(reference_backend))
+    assert len(reference_backend.requests) == count
     assert answer["sandbox"]["stop_reason"] == stop
     assert answer["choices"][0]["message"]["content"] == ""
 
 
-def supplied(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
-    """The reference's own words, as an operator has them from a file."""
+def prompts_from_file(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
+    """Return the reference's texts, read from a file as an operator provides them."""
     path = tmp_path / "prompts.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")
     return read_prompt_file(path)
 
 
 def bodies(backend: ScriptedBackend) -> Iterator[dict[str, Any]]:
-    """The requests, but for what README's table says is not reproduced."""
+    """Yield the requests without the differences that README's table documents."""
     for request in backend.requests:
-        messages = [alike(each) for each in request.body["messages"]]
+        messages = [normalized(each) for each in request.body["messages"]]
         yield {**unstreamed(request.body), "messages": messages}
 
 
-def alike(message: dict[str, Any]) -> dict[str, Any]:
-    """Without what litellm adds, and arguments that are no object as the model wrote them."""
+def normalized(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without litellm's additions, and with invalid arguments as the model wrote
+    them.
+    """
     told = {key: value for key, value in message.items() if key != "provider_specific_fields"}
     if "tool_calls" in told:
         told["tool_calls"] = [
-            {**made, "function": {**made["function"], "arguments": as_written(made)}}
+            {**made, "function": {**made["function"], "arguments": original_arguments(made)}}
             for made in told["tool_calls"]
         ]
     return told
 
 
-def as_written(made: dict[str, Any]) -> str:
+def original_arguments(made: dict[str, Any]) -> str:
     arguments: str = made["function"]["arguments"]
     try:
         value = json.loads(arguments)

@@ -1,4 +1,4 @@
-"""The command: `python -m tests.clients.openwebui` plays every scene and prints how it went."""
+"""The command `python -m tests.clients.openwebui`: play every scene and print the results."""
 
 import argparse
 import asyncio
@@ -12,25 +12,26 @@ from pathlib import Path
 
 from playwright.async_api import Page, async_playwright, expect
 
-from tests.clients.locked import MissingError
-from tests.clients.openwebui import first_token, installation
+from tests.clients.locked_packages import MissingError
+from tests.clients.openwebui import first_token
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.model import NAME, Model
 from tests.clients.openwebui.open_webui import (
     CONNECTION_HEADERS,
     FORWARDED,
     WHOLE_FILES,
+    installed_program,
     open_webui,
 )
 from tests.clients.openwebui.scenes import NAMED, SCENES, UNNAMED, Scene
-from tests.clients.openwebui.stage import PATIENCE_S, Stage
+from tests.clients.openwebui.stage import TIMEOUT_S, Stage
 from tests.e2e.proxy_process import serving
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind
 
 
 def main() -> int:
-    """Play, and tell of each scene; returns the exit code."""
+    """Play the scenes and print the result of each. Return the exit code."""
     arguments = _parser().parse_args()
     arguments.pictures.mkdir(parents=True, exist_ok=True)
     try:
@@ -63,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _measure(kind: Kind, rounds: int) -> None:
-    program = await asyncio.to_thread(installation.command)
+    program = await asyncio.to_thread(installed_program)
     with tempfile.TemporaryDirectory(prefix="openwebui-") as folder:
-        async with _window(_browser()) as page:
+        async with _browser_page(_browser()) as page:
             await first_token.measure(program, page, kind, Path(folder), rounds)
 
 
@@ -78,30 +79,30 @@ def _browser() -> str:
 
 async def _play_all(kind: Kind, pictures: Path) -> None:
     browser = _browser()
-    program = await asyncio.to_thread(installation.command)
-    ways: tuple[tuple[str, Mapping[str, str], Sequence[Scene]], ...] = (
+    program = await asyncio.to_thread(installed_program)
+    configurations: tuple[tuple[str, Mapping[str, str], Sequence[Scene]], ...] = (
         ("with user info headers", FORWARDED, SCENES),
         ("with headers of the connection", CONNECTION_HEADERS, NAMED),
         ("with neither", {}, UNNAMED),
     )
-    for way, settings, scenes in ways:
-        folder = pictures / way.replace(" ", "-")
+    for name, settings, scenes in configurations:
+        folder = pictures / name.replace(" ", "-")
         folder.mkdir(exist_ok=True)
-        sys.stdout.write(f"{way}\n")
+        sys.stdout.write(f"{name}\n")
         async with _stage(program, browser, kind, settings, folder) as stage:
             await _play(scenes, stage)
 
 
 async def _play(scenes: Sequence[Scene], stage: Stage) -> None:
     for scene in scenes:
-        words = scene.__name__.replace("_", " ")
+        title = scene.__name__.replace("_", " ")
         try:
             await scene(stage)
         except BaseException:
-            sys.stdout.write(f"  FAILED  {words}\n")
-            await stage.chat.look("failed")
+            sys.stdout.write(f"  FAILED  {title}\n")
+            await stage.chat.screenshot("failed")
             raise
-        sys.stdout.write(f"  ok      {words}\n")
+        sys.stdout.write(f"  ok      {title}\n")
         sys.stdout.flush()
 
 
@@ -118,7 +119,7 @@ async def _stage(
             scripted_backend(model.answer, model=NAME) as backend,
             serving(home, kind, backend.base_url) as proxy,
             open_webui(program, data, proxy.url, {**settings, **WHOLE_FILES}) as url,
-            _window(browser) as page,
+            _browser_page(browser) as page,
         ):
             chat = Chat(page, url, pictures)
             stage = Stage(chat, proxy.url, backend, model, marker)
@@ -126,15 +127,17 @@ async def _stage(
             page.on(
                 "request",
                 lambda request: (
-                    None if request.url.startswith(own) else stage.strangers.append(request.url)
+                    None
+                    if request.url.startswith(own)
+                    else stage.third_party_urls.append(request.url)
                 ),
             )
             yield stage
 
 
 @asynccontextmanager
-async def _window(browser: str) -> AsyncIterator[Page]:
-    expect.set_options(timeout=PATIENCE_S * 1000)
+async def _browser_page(browser: str) -> AsyncIterator[Page]:
+    expect.set_options(timeout=TIMEOUT_S * 1000)
     async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=browser)
         try:

@@ -1,5 +1,7 @@
-"""How soon a person sees the model write in Open WebUI: from Enter to the first word on the page,
-plain and through the loop, with a model that writes a token in 0.2 s."""
+"""Measure the time from Enter to the first word on Open WebUI's page.
+
+Compares plain requests with runs, for a model that writes a token in 0.2 s.
+"""
 
 import sys
 import time
@@ -12,12 +14,12 @@ from playwright.async_api import Page, expect
 
 from bench.first_token import CALL_MODEL, PROSE_MODEL, StreamTimer, question, slow_model
 from tests.clients.openwebui.chat import Chat
-from tests.clients.openwebui.open_webui import FORWARDED, NOTHING_BESIDE, open_webui
+from tests.clients.openwebui.open_webui import FORWARDED, NO_TASKS, open_webui
 from tests.e2e.proxy_process import serving
 from tests.fakes.server import Kind
 
 WORD = "word0"
-"""The first that the model writes."""
+"""The first word that the model writes."""
 WATCH = """word => {
   window.seen = new Promise(resolve => {
     let began = 0
@@ -33,18 +35,18 @@ WATCH = """word => {
     }).observe(document.body, {subtree: true, childList: true, characterData: true})
   })
 }"""
-"""Notes when Enter was pressed and when the word stood there."""
+"""Records when Enter was pressed and when the word was shown."""
 MODELS = (f"{PROSE_MODEL}:plain", PROSE_MODEL, CALL_MODEL)
 
 
 async def measure(program: Path, page: Page, kind: Kind, home: Path, rounds: int) -> None:
-    """Measure so many times and print the table."""
+    """Measure `rounds` times and print the table."""
     clock = StreamTimer()
     took: dict[str, list[float]] = {row: [] for name in MODELS for row in _rows(name)}
     async with _chat(program, page, kind, home, clock) as chat:
-        for number in range(rounds + 1):  # the first warms up and does not count
+        for number in range(rounds + 1):  # the first round is a warm-up
             for name in MODELS:
-                began, seen = await _asked(chat, name, clock)
+                began, seen = await _ask(chat, name, clock)
                 turn = clock.asked + time.time() - time.perf_counter()
                 if number:
                     for row, since in zip(_rows(name), (began, turn), strict=True):
@@ -67,7 +69,7 @@ async def _chat(
 ) -> AsyncIterator[Chat]:
     own = home / "proxy"
     own.mkdir()
-    settings = {**FORWARDED, **NOTHING_BESIDE}
+    settings = {**FORWARDED, **NO_TASKS}
     async with (
         slow_model(clock) as model,
         serving(own, kind, model.base_url) as proxy,
@@ -76,9 +78,9 @@ async def _chat(
         yield Chat(page, url, home)
 
 
-async def _asked(chat: Chat, model: str, clock: StreamTimer) -> tuple[float, float]:
-    """When the question was sent, and when the answer began to show."""
-    await chat.begin(model)
+async def _ask(chat: Chat, model: str, clock: StreamTimer) -> tuple[float, float]:
+    """Return when the question was sent and when the answer was first shown."""
+    await chat.start(model)
     await chat.page.evaluate(WATCH, WORD)
     await chat.page.locator("#chat-input").fill(question())
     await chat.page.keyboard.press("Enter")

@@ -1,4 +1,4 @@
-"""What the model behind the house says to a person in Open WebUI, and where it waits."""
+"""The scripted model behind the proxy, and the points at which it waits."""
 
 import asyncio
 import base64
@@ -31,12 +31,12 @@ NARRATION = (
 )
 STORY = "Once there was a table, and it had rows, and nobody knew how many of them there were. " * 4
 WRITTEN_PIECES = 24
-"""So much of the story is written before somebody has to read it."""
+"""Number of pieces of the story that are sent before the model waits."""
 FAULT = "the engine died"
 TITLE = "Squares of numbers"
 FOLLOW_UP = "And the cubes?"
 FOR_ITSELF = {"title": TITLE, "tags": ["Mathematics"], "follow_ups": [FOLLOW_UP]}
-"""What Open WebUI asks for beside the answer."""
+"""The answer to Open WebUI's own tasks."""
 MAKE = (
     r"printf 'n,square\n1,1\n2,4\n3,9\n' > output/squares.csv; echo "
     f"{base64.b64encode(png()).decode()} | base64 -d > output/squares.png; echo {WORD} > kept.txt"
@@ -44,30 +44,30 @@ MAKE = (
 
 Completion = dict[str, Any]
 Turn = Completion | Callable[[str], Completion]
-"""What it says, or makes of what it was told last."""
+"""A reply, or a function from the last observation to a reply."""
 
 
 class Model:
-    """Chooses each reply by what was asked and how much was done since."""
+    """Selects each reply by the question and the number of turns since."""
 
     def __init__(self, marker: str) -> None:
         self.may_go_on = {SQUARES: asyncio.Event(), SLOW: asyncio.Event(), TALK: asyncio.Event()}
-        """What it waits for after its first command; in the midst of a story, if it tells one."""
+        """Events that the model waits for after its first command, or inside a story."""
         self._scripts = {
             **SCRIPTS,
             ENDLESS: [_bash(f"seq -f 'row %g of many' 3; exec sleep {marker}")],
         }
 
     def answer(self, body: Mapping[str, Any]) -> Item:
-        """Its next words."""
+        """Return the next reply."""
         messages = body["messages"]
         last = max(n for n, message in enumerate(messages) if message["role"] == "user")
-        asked = json.dumps(messages[last]["content"])
-        if "### Task:" in asked and "<chat_history>" in asked:
+        question_text = json.dumps(messages[last]["content"])
+        if "### Task:" in question_text and "<chat_history>" in question_text:
             return text_reply(json.dumps(FOR_ITSELF))
-        if BROKEN in asked:
+        if BROKEN in question_text:
             return Refusal(400, FAULT)
-        question = next(words for words in self._scripts if words in asked)
+        question = next(words for words in self._scripts if words in question_text)
         since = messages[last + 1 :]
         number = sum(message["role"] == "assistant" for message in since)
         turn = self._scripts[question][number]
@@ -85,12 +85,12 @@ def _submit(answer: str) -> Completion:
     return tool_reply(call("submit", answer=answer))
 
 
-def _told(observation: str) -> Completion:
+def _quote_last_line(observation: str) -> Completion:
     return _submit(said(observation.splitlines()[-1]))
 
 
 def said(line: str) -> str:
-    """An answer that tells what a command printed."""
+    """Return the answer that quotes a line of command output."""
     return f"It says {line!r}."
 
 
@@ -99,17 +99,17 @@ _CLOCK = tool_reply(
     call("get_current_timestamp"),
     content=NARRATION,
 )
-"""A tool of ours beside one of Open WebUI's own, and what is said before both."""
+"""A sandbox tool call beside a call of Open WebUI's own tool, after some text."""
 SCRIPTS: Mapping[str, Sequence[Turn]] = {
     SQUARES: [
         {"reasoning": THOUGHT, **_bash(MAKE)},
         _bash("cat output/squares.csv"),
         _submit("Here is [the table](/testbed/output/squares.csv)."),
     ],
-    KEPT: [_bash("cat kept.txt"), _told],
-    CLOCK: [_CLOCK, _bash("cat begun.txt"), _told],
+    KEPT: [_bash("cat kept.txt"), _quote_last_line],
+    CLOCK: [_CLOCK, _bash("cat begun.txt"), _quote_last_line],
     SLOW: [_bash("echo begun > output/begun.txt"), _submit(DONE)],
     TALK: [{**_bash("echo 3 rows"), "content": NARRATION}, text_reply(STORY)],
-    PICTURE: [_bash("head -c 4 documents/* | tail -c 3"), _told],
-    TEXT: [_bash("cat documents/* 2>/dev/null | grep -c 'row [0-9]'"), _told],
+    PICTURE: [_bash("head -c 4 documents/* | tail -c 3"), _quote_last_line],
+    TEXT: [_bash("cat documents/* 2>/dev/null | grep -c 'row [0-9]'"), _quote_last_line],
 }

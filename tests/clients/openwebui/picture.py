@@ -1,4 +1,4 @@
-"""A picture that can be told from a broken one."""
+"""A PNG image with a pattern that a broken decoder would not reproduce."""
 
 import struct
 import zlib
@@ -7,7 +7,7 @@ WIDTH, HEIGHT = 160, 100
 
 
 def png() -> bytes:
-    """Blue on the left, red on the right, and greener further down."""
+    """Return an image that is blue on the left, red on the right and greener at the bottom."""
     rows = b"".join(
         b"\0" + b"".join(bytes((x, 2 * y, 160 - x)) for x in range(WIDTH)) for y in range(HEIGHT)
     )

@@ -1,4 +1,4 @@
-"""All that a scene is played on."""
+"""What a scene runs on: browser, Open WebUI, proxy and model."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,42 +12,42 @@ from tests.clients.openwebui.model import Model
 from tests.fakes.backend import ScriptedBackend
 
 NUMBER = re.compile(r"^(sandbox_\w+)(?:\{[^}]*\})? (\d+)$", re.MULTILINE)
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @dataclass
 class Stage:
-    """The browser before Open WebUI, Open WebUI before the proxy, and the proxy before a model."""
+    """A browser, connected to Open WebUI, the proxy and the scripted model."""
 
     chat: Chat
     proxy_url: str
     backend: ScriptedBackend
     model: Model
     marker: str
-    """On the command line of what runs until it is stopped."""
-    strangers: list[str] = field(default_factory=list)
-    """What the browser asked of others."""
+    """A word in the command line of the command that never ends."""
+    third_party_urls: list[str] = field(default_factory=list)
+    """URLs that the browser requested from third parties."""
 
     async def number(self, name: str) -> int:
-        """One of the proxy's own figures, summed over its labels."""
+        """Return a metric of the proxy, summed over its labels."""
         async with httpx.AsyncClient() as client:
-            told = (await client.get(f"{self.proxy_url}/metrics")).text
-        return sum(int(value) for found, value in NUMBER.findall(told) if found == name)
+            metrics = (await client.get(f"{self.proxy_url}/metrics")).text
+        return sum(int(value) for found, value in NUMBER.findall(metrics) if found == name)
 
     @property
-    def worked(self) -> list[list[dict[str, Any]]]:
-        """The messages of each request that came from a run."""
+    def run_requests(self) -> list[list[dict[str, Any]]]:
+        """The messages of each backend request that came from a run."""
         return [r.body["messages"] for r in self.backend.requests if "tools" in r.body]
 
     @property
-    def relayed(self) -> list[list[dict[str, Any]]]:
-        """The same of those that were passed on."""
+    def relayed_requests(self) -> list[list[dict[str, Any]]]:
+        """The messages of each relayed backend request."""
         return [r.body["messages"] for r in self.backend.requests if "tools" not in r.body]
 
-    async def relayed_in_all(self, count: int) -> None:
-        """Wait until so many requests were passed on."""
-        with anyio.fail_after(PATIENCE_S):
+    async def wait_for_relayed_requests(self, count: int) -> None:
+        """Wait until `count` requests were relayed."""
+        with anyio.fail_after(TIMEOUT_S):
             number = 0
-            while len(self.relayed) < count:
+            while len(self.relayed_requests) < count:
                 number += 1
                 await self.backend.arrived(number)

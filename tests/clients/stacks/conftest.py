@@ -1,4 +1,4 @@
-"""What the clients saw: each plays once a session, two at a time."""
+"""Run each client program once per session, two at a time."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,18 +11,18 @@ from tests.clients.stacks.environments import command_of
 from tests.clients.stacks.session import Seen, play
 from tests.clients.stacks.stacks import STACKS, Stack
 
-AT_ONCE = 2
+MAX_CONCURRENT = 2
 
 
 @pytest.fixture(scope="session")
 def seen_by(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Stack], Seen]]:
-    """What a client saw."""
+    """Return a function from a stack to what its client program reported."""
     names = [item.name for item in request.session.items]
-    with ThreadPoolExecutor(AT_ONCE) as executor:
+    with ThreadPoolExecutor(MAX_CONCURRENT) as executor:
         playing = {
-            str(stack): executor.submit(_played, stack, tmp_path_factory.mktemp(str(stack)))
+            str(stack): executor.submit(_run_client, stack, tmp_path_factory.mktemp(str(stack)))
             for stack in STACKS
             if any(f"{stack}-" in name for name in names)
         }
@@ -32,5 +32,5 @@ def seen_by(
             executor.shutdown(cancel_futures=True)
 
 
-def _played(stack: Stack, folder: Path) -> Seen:
+def _run_client(stack: Stack, folder: Path) -> Seen:
     return anyio.run(play, command_of(stack), folder)

@@ -1,4 +1,4 @@
-"""What the clients say, and what the model behind the house answers to it."""
+"""The prompts of the client programs, and the scripted model that answers them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ SAID = {
     "cut": "Think, then break.",
     "unavailable": "What does the computer say?",
 }
-"""By scenario."""
+"""The prompt of each scenario."""
 IN_EVERY_WAY = ("question", "work", "refused", "broken", "cut", "unavailable")
-"""Scenarios that are words and an answer; for the others each client has a way of its own."""
+"""Scenarios that are asked in each way; the others have functions of their own."""
 
 ANSWER = "Six times seven is forty-two."
 TABLE = b"n,square\n1,1\n2,4\n"
@@ -32,27 +32,27 @@ COMMAND = (
 THOUGHT = "A table, then."
 WARMTH = "It is 21 degrees warm in Bonn."
 PLACE = {"city": "Bonn", "degrees": 21}
-"""The answer in the form that was asked for."""
+"""The answer in the requested shape."""
 REFUSAL = "no such grammar"
 FAULT = "the engine died"
 UNAVAILABLE = "no engine answers"
-"""What the pool says where nothing can be lent."""
+"""The pool's error when it cannot lease a sandbox."""
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-"""Of every call to the model."""
+"""Usage of each model call."""
 
 
 def answer(body: Mapping[str, Any]) -> Item:
-    """The model's next words in whichever conversation this is."""
-    said, since = _last_words(body["messages"])
+    """Return the model's reply for the scenario that the messages belong to."""
+    said, later_messages = _last_words(body["messages"])
     scenario = next(name for name, words in SAID.items() if words in said)
     match scenario:
         case "question":
             return _with_usage(text_reply(ANSWER))
         case "work":
-            return _with_usage(_work(since))
+            return _with_usage(_work(later_messages))
         case "tools":
-            return _with_usage(_tools(since, body))
+            return _with_usage(_tools(later_messages, body))
         case "shape":
             return _with_usage(_shape(body))
         case "unavailable":
@@ -61,7 +61,7 @@ def answer(body: Mapping[str, Any]) -> Item:
 
 
 def _last_words(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """The user's last message that is the client's own, and all that followed."""
+    """Return the last user message that is a scenario's prompt, and the messages after it."""
     for index in reversed(range(len(messages))):
         text = json.dumps(messages[index].get("content"))
         if messages[index]["role"] == "user" and any(words in text for words in SAID.values()):
@@ -69,26 +69,26 @@ def _last_words(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Ma
     raise AssertionError("nobody said anything that is in the script")
 
 
-def _work(since: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if not since:
+def _work(later_messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not later_messages:
         return {"reasoning": THOUGHT, **tool_reply(call("execute_bash", command=COMMAND))}
     links = "[table.csv](/testbed/output/table.csv) and [dot.gif](sandbox:/testbed/output/dot.gif)"
     return tool_reply(call("submit", answer=f"Here: {links}."))
 
 
-def _tools(since: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> dict[str, Any]:
-    """First a tool of ours, then the client's, then the answer."""
-    if any("21 degrees" in json.dumps(said.get("content")) for said in since):
-        # An agent of smolagents takes its answer from a tool only.
+def _tools(later_messages: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a sandbox tool, then the client's tool, then answer."""
+    if any("21 degrees" in json.dumps(said.get("content")) for said in later_messages):
+        # smolagents accepts an answer only from its final_answer tool.
         own = "final_answer" in _names(body)
         return tool_reply(call("final_answer" if own else "submit", answer=WARMTH))
-    if not since:
+    if not later_messages:
         return tool_reply(call("execute_bash", command="echo looking"))
     return tool_reply(call("warmth", city="Bonn"))
 
 
 def _shape(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the client has a tool for the form it is called; else the form is kept in words."""
+    """Call the client's tool for the requested shape, or answer with JSON if the format is set."""
     if theirs := [name for name in _names(body) if name not in TOOL_NAMES]:
         return tool_reply(call(theirs[0], **PLACE))
     return text_reply(json.dumps(PLACE) if "response_format" in body else "In Bonn.")

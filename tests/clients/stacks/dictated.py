@@ -1,7 +1,7 @@
-"""A model whose replies stand in the words it is asked in, and which tells what it was asked.
+"""A model whose replies are dictated in the prompt, and which reports the requests it received.
 
-'Dictation a1b2: [{"content": "Hello."}]' is answered by "Hello."; all requests in which those words
-came are then at /asked/a1b2.
+'Dictation a1b2: [{"content": "Hello."}]' is answered by "Hello."; GET /asked/a1b2 returns all
+requests with this dictation.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ WORDS = re.compile(r"Dictation (\w+): ")
 
 
 class DictatedModel:
-    """Each dictation has a name, and nothing to do with the others."""
+    """A model for many independent dictations, each identified by its name."""
 
     def __init__(self) -> None:
         self._asked: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -31,17 +31,22 @@ class DictatedModel:
         self._released: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def answer(self, body: Mapping[str, Any]) -> Item:
-        """The next reply of the last dictation. `{"held": …}` waits until it is let go, where there
-        are tools; `{"whole": …}` is what the backend's answer is, word for word."""
+        """Return the next reply of the last dictation.
+
+        `{"held": ...}` is held until it is released if the request has tools; `{"whole": ...}` is
+        the complete backend answer.
+        """
         messages = body["messages"]
-        dictated = [(at, found) for at, said in enumerate(messages) if (found := _dictation(said))]
+        dictated = [
+            (at, found) for at, message in enumerate(messages) if (found := _dictation(message))
+        ]
         at, (name, replies) = dictated[-1]
         self._asked[name].append(body)
         self._arrived[name, len(self._asked[name])].set()
-        spoken = sum(said["role"] == "assistant" for said in messages[at:])
-        if spoken >= len(replies):
+        reply_count = sum(message["role"] == "assistant" for message in messages[at:])
+        if reply_count >= len(replies):
             return Refusal(500, "the dictation has no more")
-        reply = replies[spoken]
+        reply = replies[reply_count]
         if "held" in reply:
             return Held(reply["held"], self._released[name]) if "tools" in body else reply["held"]
         if "whole" in reply:
@@ -49,7 +54,7 @@ class DictatedModel:
         return reply
 
     async def elsewhere(self, request: web.Request) -> web.Response:
-        """What it does but chat: tell of itself, embed, go on with a text, judge one."""
+        """Serve the other paths: reports, releases, embeddings, completions and moderations."""
         match request.path.split("/")[1:]:
             case ["asked", name, count]:
                 await self._arrived[name, int(count)].wait()
@@ -62,20 +67,20 @@ class DictatedModel:
             case ["v1", "embeddings"]:
                 return web.json_response(_embedded(await request.json()))
             case ["v1", "moderations"]:
-                return web.json_response(_judged(await request.json()))
+                return web.json_response(_moderated(await request.json()))
             case ["v1", "completions"]:
-                return _went_on(await request.json())
+                return _completed(await request.json())
         raise web.HTTPNotFound
 
 
-def _dictation(said: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
-    """Its name and its replies, where this message is one."""
-    if said["role"] != "user":
+def _dictation(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
+    """Return name and replies of the dictation in a message, or None."""
+    if message["role"] != "user":
         return None
-    for text in _texts(said["content"]):
-        if begun := WORDS.search(text):
-            replies, _ = json.JSONDecoder().raw_decode(text, begun.end())
-            return begun[1], replies
+    for text in _texts(message["content"]):
+        if match := WORDS.search(text):
+            replies, _ = json.JSONDecoder().raw_decode(text, match.end())
+            return match[1], replies
     return None
 
 
@@ -86,7 +91,7 @@ def _texts(content: str | Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _embedded(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each text its length, as bytes where those were asked for."""
+    """Return the length of each text as its embedding, base64-encoded if requested."""
     vectors = [struct.pack("<f", len(text)) for text in body["input"]]
     in_bytes = body.get("encoding_format") == "base64"
     data = [
@@ -103,14 +108,14 @@ def _embedded(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"object": "list", "model": body["model"], "data": data, "usage": usage}
 
 
-def _judged(body: Mapping[str, Any]) -> dict[str, Any]:
+def _moderated(body: Mapping[str, Any]) -> dict[str, Any]:
     flagged = "harm" in body["input"]
     result = {"flagged": flagged, "categories": {"violence": flagged}, "category_scores": {}}
     return {"id": "modr-1", "model": body["model"], "results": [result]}
 
 
-def _went_on(body: Mapping[str, Any]) -> web.Response:
-    """Each word of the prompt once more."""
+def _completed(body: Mapping[str, Any]) -> web.Response:
+    """Return each word of the prompt once more."""
     pieces = [f"{word} " for word in body["prompt"].split()]
     if not body.get("stream"):
         return web.json_response(_completion(body, "".join(pieces), "stop"))

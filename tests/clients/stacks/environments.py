@@ -1,6 +1,7 @@
-"""Where clients live: an environment for each, made from its lock.
+"""Isolated environments for the client programs, installed from lock files.
 
-Where one cannot be had the test is skipped, or fails if told to.
+If an environment cannot be installed, the test is skipped, or fails if an environment variable
+requires it.
 """
 
 import os
@@ -10,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.clients.locked import MissingError, make, python_in
+from tests.clients.locked_packages import MissingError, make_folder, make_virtualenv
 from tests.clients.stacks.stacks import Stack
 
 ROOT = Path(__file__).parents[3]
@@ -19,22 +20,22 @@ KEPT = ROOT / ".stacks"
 
 
 def command_of(stack: Stack) -> list[str]:
-    """How to run its program, in its own environment."""
+    """Return the command that runs the stack's program in its own environment."""
     if stack.language == "python":
         return [str(python_of(stack.name)), str(HERE / "python" / stack.program)]
     runtime, packages = _packages("runtime"), _packages(stack.name)
-    # The version of Node is locked as well.
+    # The Node version is locked as well.
     (node,) = runtime.glob("node_modules/node-linux-*/bin/node")
-    # It looks for packages beside the program.
+    # Node resolves packages relative to the program.
     for source in (HERE / "node").glob("*.mjs"):
         shutil.copy(source, packages)
     return [str(node), str(packages / stack.program)]
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of an environment."""
+    """Return the interpreter of a locked Python environment."""
     try:
-        return python_in(KEPT / f"python-{name}", HERE / "locks" / "python" / f"{name}.txt")
+        return make_virtualenv(KEPT / f"python-{name}", HERE / "locks" / "python" / f"{name}.txt")
     except MissingError as error:
         absent(str(error), "REQUIRE_STACKS")
 
@@ -42,30 +43,30 @@ def python_of(name: str) -> Path:
 def _packages(name: str) -> Path:
     npm = shutil.which("npm")
     if npm is None:
-        absent("npm is missing: clients in Node are not tried", "REQUIRE_NODE")
+        absent("npm is missing: Node clients are not tested", "REQUIRE_NODE")
     lock = HERE / "locks" / "node" / name
     folder = KEPT / f"node-{name}"
     quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
     files = {path.name: path.read_bytes() for path in sorted(lock.iterdir())}
     try:
-        make(folder, files, [npm, "ci", "--prefix", str(folder), *quiet])
+        make_folder(folder, files, [npm, "ci", "--prefix", str(folder), *quiet])
     except MissingError as error:
         absent(str(error), "REQUIRE_STACKS")
     return folder
 
 
 def absent(why: str, demanded_by: str) -> NoReturn:
-    """Skip the test; where that environment variable is set it fails."""
+    """Skip the test, or fail it if the environment variable `demanded_by` is set."""
     if os.environ.get(demanded_by):
         pytest.fail(why)
     pytest.skip(why)
 
 
 def variables(home: Path) -> dict[str, str]:
-    """A client's environment variables: nothing of the developer's own settings."""
+    """Return the environment variables of a client, without the developer's own settings."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
-        # Else litellm asks the internet for prices.
+        # Without this, litellm downloads its price list.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }

@@ -1,4 +1,4 @@
-"""One client before the house: all its scenarios, at every profile, in one process."""
+"""Run one client program against the proxy: all scenarios, under each steps setting."""
 
 import json
 import re
@@ -23,15 +23,15 @@ MODEL = "fake-model"
 LINK = re.compile(r"http://[^\s\")]+/content\?[^\s\")]+")
 
 Key = tuple[str, str]
-"""The profile and the scenario, with the way it was asked."""
+"""The steps setting, and the scenario with the way it was asked."""
 Seen = Mapping[Key, Any]
 
 
 async def play(command: Sequence[str], folder: Path) -> Seen:
-    """Run a client's program against the house; gives what it saw, links opened."""
-    async with scripted_backend(answer, model=MODEL) as backend, AsyncExitStack() as houses:
+    """Run the program and return what it reported, with links replaced by the files they open."""
+    async with scripted_backend(answer, model=MODEL) as backend, AsyncExitStack() as servers:
         places = {
-            profile: await houses.enter_async_context(_places(backend, profile, folder / profile))
+            profile: await servers.enter_async_context(_servers(backend, profile, folder / profile))
             for profile in STEPS_MODES
         }
         given = {
@@ -41,17 +41,17 @@ async def play(command: Sequence[str], folder: Path) -> Seen:
             "said_in_every_way": {name: SAID[name] for name in IN_EVERY_WAY},
         }
         lines = await _lines([*command, json.dumps(given)], folder)
-        return {_key(line): await _opened(line) for line in lines}
+        return {_key(line): await _with_links_opened(line) for line in lines}
 
 
 @asynccontextmanager
-async def _places(
+async def _servers(
     backend: ScriptedBackend, profile: StepsMode, state_dir: Path
 ) -> AsyncIterator[dict[str, str]]:
-    """The house with computers, with none to be had, and with pretended ones for the rest."""
+    """Serve with bubblewrap sandboxes, with none available, and with in-memory ones."""
     none = MemorySandboxes(failure=NoFreeSandboxError(UNAVAILABLE, retry_after_s=1))
     model = model_client(backend)
-    # However slow the machine is, a backend that refuses has done so before the status is sent.
+    # Long enough that a backend refusal always arrives before the status is sent.
     settings: dict[str, Any] = {"steps": profile, "status_wait_s": 30.0, "status_hold_s": 30.0}
     try:
         async with (
@@ -76,16 +76,16 @@ def _key(line: Mapping[str, Any]) -> Key:
     return line["profile"], line["scenario"]
 
 
-async def _opened(line: Mapping[str, Any]) -> Any:
-    """What was seen or raised; in the place of each link stands what a browser finds there."""
+async def _with_links_opened(line: Mapping[str, Any]) -> Any:
+    """Return what the client saw or raised, with each link replaced by its file's name."""
     text = json.dumps({name: line[name] for name in line if name not in ("profile", "scenario")})
-    # Without a look at the environment, which pytest changes meanwhile in another thread.
+    # Ignore os.environ: pytest changes it in another thread meanwhile.
     async with httpx.AsyncClient(trust_env=False) as browser:
         for link in sorted(set(LINK.findall(text)), key=len, reverse=True):
-            text = text.replace(link, _name(await browser.get(link)))
+            text = text.replace(link, _file_name(await browser.get(link)))
     return json.loads(text)
 
 
-def _name(found: httpx.Response) -> str:
+def _file_name(found: httpx.Response) -> str:
     names = {TABLE: "<table.csv>", DOT: "<dot.gif>"}
     return names.get(found.content, f"<{found.status_code}: {found.content.hex()}>")

@@ -1,4 +1,4 @@
-"""The clients: what each shows of an answer, and what it raises."""
+"""The client stacks: what each shows of an answer, and which errors it raises."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ Failing = Literal["refused", "broken", "cut", "unavailable"]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to ask."""
+    """One way to send a request."""
 
     name: str
     shows: frozenset[str]
     raises: Mapping[str, str]
-    """The type, and the status where the client tells it, by scenario."""
+    """Error type, and status if the client exposes it, by scenario."""
     thinks: frozenset[StepsMode] = frozenset({"reasoning"})
-    """The profiles in which steps are among the thinking."""
+    """Steps settings under which the steps are part of the reasoning."""
     late: str = ""
-    """What is raised instead once something was shown, where that is another.
+    """Error raised after the first output, if it differs.
 
-    A client that knows the two apart waits a moment of its own (AI SDK 7: 50 ms) after the
-    stream has begun. A fault that comes before anything is shown may come after that moment.
+    A client that distinguishes the two waits for a while after the start of the stream (AI SDK 7:
+    50 ms), so an error before the first output may still arrive after that time.
     """
 
     def raises_at(self, profile: StepsMode) -> Mapping[str, frozenset[str]]:
-        """What may be raised where steps show in that profile, by scenario."""
+        """Return the possible errors of each failing scenario under a steps setting."""
         may_be = {fault: frozenset({kind}) for fault, kind in self.raises.items()}
         if self.late:
             is_shown = profile in self.thinks
@@ -39,53 +39,53 @@ class Way:
 
     @property
     def streams(self) -> bool:
-        """Whether it reads the answer as it comes."""
+        """True if this way reads the answer as a stream."""
         return not {"streamed", "helper"}.isdisjoint(self.name.split())
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One client, in one version."""
+    """One client library in one version."""
 
     name: str
-    """Of its lock."""
+    """Name of its lock file."""
     language: Literal["python", "node"]
     program: str
     ways: tuple[Way, ...]
     tools: tuple[str, ...] = ()
-    """Ways to use a tool of its own, in which every step shows."""
+    """Scenarios with a client tool that report every step."""
     agents: tuple[str, ...] = ()
-    """Such in which the answer alone shows."""
+    """Scenarios with a client tool that report only the answer."""
     shapes: tuple[str, ...] = ()
-    """Ways to have an answer in a form."""
+    """Scenarios with a structured answer."""
     lists_models: bool = False
     has_shell: bool = False
-    """Whether it can ask for a hosted shell, and shows its items."""
+    """True if the client can request a hosted shell and shows its items."""
     shows_calls: bool = False
-    """The same where it shows calls and what came of them instead."""
+    """True if the client shows a hosted shell as tool calls and results."""
 
     def __str__(self) -> str:
         return f"{self.language}-{self.name}"
 
 
 def failing(refused: str, broken: str, unavailable: str) -> dict[str, str]:
-    """What is raised when the backend refuses, when it fails, and when no computer is to be had."""
+    """Return the errors for a refusal, a broken backend, and an unavailable sandbox."""
     return {"refused": refused, "broken": broken, "cut": broken, "unavailable": unavailable}
 
 
 def streaming(whole: Mapping[str, str], begun: Mapping[str, str]) -> dict[str, str]:
-    """What is raised of a stream: before it has begun what is of an answer in one piece."""
+    """Return the errors of a stream: those of `whole` before its start, then those of `begun`."""
     return {**begun, "refused": whole["refused"], "broken": whole["broken"]}
 
 
-# The openai SDK, and what stands on it. Once a stream has begun there is no status any more.
+# The openai SDK and libraries on top of it. An error inside a stream has no status.
 OPENAI = failing(
     "openai.BadRequestError 400",
     "openai.InternalServerError 500",
     "openai.InternalServerError 503",
 )
 OPENAI_STREAM = streaming(OPENAI, failing(*["openai.APIError"] * 3))
-# Its helper keeps of the frames what belongs to a choice.
+# The stream helper drops fields outside the choices.
 HELPER = ALL - {"files"}
 
 
@@ -95,12 +95,12 @@ RESPONSES = frozenset({"text", "finish", "calls", "thought", "usage", "files"})
 def responses(
     name: str, raises: Mapping[str, str], shows: frozenset[str] = RESPONSES, late: str = ""
 ) -> Way:
-    """A way by the Responses API, where items of a hosted tool come to who asked for it alone."""
+    """Return a way over the Responses API; it shows step items only with a hosted tool."""
     return Way(name, shows, raises, frozenset({"reasoning", "items"}), late)
 
 
 def openai_sdk(name: str) -> Stack:
-    """A major version of it in Python."""
+    """Return a major version of the Python openai SDK."""
     return Stack(
         name,
         "python",
@@ -152,7 +152,7 @@ PYDANTIC_AI_WHOLE = failing(
     "pydantic_ai.exceptions.ModelServerError 500",
     "pydantic_ai.exceptions.ModelUnavailableError 503",
 )
-# It takes the code of an error in the stream for a status where it is a number.
+# A numeric error code inside the stream is taken for the status.
 PYDANTIC_AI_STREAM = streaming(
     PYDANTIC_AI_WHOLE,
     failing(
@@ -163,7 +163,7 @@ PYDANTIC_AI_STREAM = streaming(
 )
 TERSE = frozenset({"text", "calls", "usage"})
 
-# Anthropic's SDK: no citations and no pictures, for which its answers have no place.
+# Anthropic's message type has no place for citations and images.
 ANTHROPIC = ALL - {"cited", "pictures"}
 ANTHROPIC_WHOLE = failing(
     "anthropic.BadRequestError 400",
@@ -271,19 +271,19 @@ PYTHON = (
     ),
 )
 
-# Node tells classes by their bare names.
+# Node errors are reported by their bare class names.
 NODE_OPENAI = failing("BadRequestError 400", "InternalServerError 500", "InternalServerError 503")
 NODE_OPENAI_STREAM = streaming(NODE_OPENAI, failing(*["APIError"] * 3))
 NODE_ANTHROPIC = failing(
     "BadRequestError 400", "InternalServerError 500", "ServiceUnavailableError 503"
 )
 NODE_ANTHROPIC_STREAM = streaming(NODE_ANTHROPIC, failing(*["APIError"] * 3))
-# Of fields it does not know this helper keeps the last piece.
+# The Node helper keeps only the last piece of unknown fields.
 NODE_HELPER = ALL - {"thought"}
 
 
 def openai_node(name: str) -> Stack:
-    """A major version of the openai SDK in Node."""
+    """Return a major version of the Node openai SDK."""
     return Stack(
         name,
         "node",
@@ -317,8 +317,11 @@ AI_SDK_OPENAI_STREAM = streaming(AI_SDK_WHOLE, failing(*["APICallError 500"] * 3
 
 
 def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[str, str]) -> Stack:
-    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one,
-    `late` what the Responses API's does once something was shown, `anthropic` what Anthropic's."""
+    """Return a major version of Vercel's AI SDK.
+
+    `stream` holds the stream errors of two providers, `anthropic` those of the Anthropic provider,
+    `late` the error of the Responses provider after the first output.
+    """
     streams = {
         "compatible": streaming(AI_SDK_WHOLE, stream),
         "openai": AI_SDK_OPENAI_STREAM,
@@ -345,9 +348,9 @@ def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[s
 NODE = (
     openai_node("openai-6"),
     openai_node("openai-7"),
-    # The error of the frame as it stands, an object of no class.
+    # AI SDK 6 raises the error object of the event itself, which has no class.
     ai_sdk("ai-6", failing(*["Object"] * 3), "Object 500", failing(*["Object"] * 3)),
-    # It makes a status of the type of an error of Anthropic's.
+    # AI SDK 7 derives a status from the type of an Anthropic error.
     ai_sdk(
         "ai-7",
         failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError"),

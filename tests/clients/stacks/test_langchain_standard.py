@@ -1,15 +1,15 @@
-"""langchain-tests' own suite of a chat model, before the house."""
+"""The standard chat model suite of langchain-tests, run against the proxy."""
 
 from pathlib import Path
 
 import anyio
 
 from tests.clients.stacks.environments import HERE, python_of, variables
-from tests.clients.stacks.obliging import oblige
+from tests.clients.stacks.obliging import reply_to
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 
-# Its clients keep their connections, so there is one loop for all.
+# The clients keep their connections, so all tests share one event loop.
 OPTIONS = (
     "-qc/dev/null",
     f"--rootdir={HERE / 'python'}",
@@ -22,17 +22,17 @@ OPTIONS = (
 TIMEOUT_S = 600
 
 
-async def test_langchains_standard_suite_for_chat_models_passes(tmp_path: Path) -> None:
+async def test_langchain_standard_suite_passes(tmp_path: Path) -> None:
     suite = HERE / "python" / "langchain_standard.py"
     command = [str(python_of("langchain")), "-m", "pytest", *OPTIONS, str(suite)]
     async with (
-        scripted_backend(oblige) as backend,
+        scripted_backend(reply_to) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        here = {**variables(tmp_path), "BASE_URL": f"{url}/v1"}
+        environment = {**variables(tmp_path), "BASE_URL": f"{url}/v1"}
         with anyio.fail_after(TIMEOUT_S):
-            done = await anyio.run_process(command, check=False, env=here)
-    said = done.stdout.decode()
-    assert done.returncode == 0, said
-    # Left out: pictures, sound and documents, which it takes from the internet; VCR; Anthropic's.
-    assert "43 passed, 7 skipped" in said
+            done = await anyio.run_process(command, check=False, env=environment)
+    output = done.stdout.decode()
+    assert done.returncode == 0, output
+    # Skipped: images, audio and documents, which need the internet; VCR; Anthropic features.
+    assert "43 passed, 7 skipped" in output

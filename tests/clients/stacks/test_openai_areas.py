@@ -1,4 +1,4 @@
-"""The openai SDK in Python, sync and async, in every area of what it can ask the house for."""
+"""The Python openai SDK, sync and async, in every area of its API that the proxy serves."""
 
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ from tests.clients.stacks.session import MODEL
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
 
-STORIES = HERE / "python" / "openai_areas"
+TESTS_DIR = HERE / "python" / "openai_areas"
 OPTIONS = (
     "-qc/dev/null",
-    f"--rootdir={STORIES}",
+    f"--rootdir={TESTS_DIR}",
     "--noconftest",
     "-pno:cacheprovider",
     "--tb=short",
@@ -25,26 +25,25 @@ OPTIONS = (
     "-opython_files=*.py",
 )
 TIMEOUT_S = 600
-KEY = "sk-of-the-house"
-PATIENT: dict[str, Any] = {"make_runs": partial(RunManager, grace_s=3600), "status_wait_s": 30.0}
-"""However slow the machine is, a client that asks again comes in time, and a backend's refusal
-before the status is sent."""
+KEY = "sk-locked"
+LONG_WAITS: dict[str, Any] = {"make_runs": partial(RunManager, grace_s=3600), "status_wait_s": 30.0}
+"""Grace period and status wait that outlast any test, however slow the machine is."""
 
 
 @pytest.mark.parametrize("major", ["openai-2", "openai-3"])
-async def test_every_story_of_the_sdk_comes_true(major: str, tmp_path: Path) -> None:
+async def test_sdk_tests_pass_with_each_major_version(major: str, tmp_path: Path) -> None:
     model = DictatedModel()
-    command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(STORIES)]
+    command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(TESTS_DIR)]
     async with (
         scripted_backend(model.answer, model=MODEL, elsewhere=model.elsewhere) as backend,
         running_proxy(
-            backend, "bubblewrap", tmp_path / "open", keyring=EachKey(), **PATIENT
+            backend, "bubblewrap", tmp_path / "open", keyring=EachKey(), **LONG_WAITS
         ) as url,
         running_proxy(backend, "memory", tmp_path / "locked", keyring=single_key(KEY)) as locked,
     ):
-        here = {
+        environment = {
             **variables(tmp_path),
-            "PYTHONPATH": str(STORIES),
+            "PYTHONPATH": str(TESTS_DIR),
             "BASE_URL": f"{url}/v1",
             "LOCKED_URL": f"{locked}/v1",
             "LOCKED_KEY": KEY,
@@ -52,7 +51,7 @@ async def test_every_story_of_the_sdk_comes_true(major: str, tmp_path: Path) -> 
             "MODEL": MODEL,
         }
         with anyio.fail_after(TIMEOUT_S):
-            done = await anyio.run_process(command, check=False, env=here)
-    said = done.stdout.decode() + done.stderr.decode()
-    assert done.returncode == 0, said
-    assert "skipped" not in said
+            done = await anyio.run_process(command, check=False, env=environment)
+    output = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, output
+    assert "skipped" not in output

@@ -1,4 +1,4 @@
-"""Every client there is, unmodified and in a process of its own, before the whole house."""
+"""Every client stack, unmodified and in a process of its own, against the proxy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +36,8 @@ in_every_way = pytest.mark.parametrize(
 )
 
 
-def each(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorator:
-    """Every scenario of that sort a client has, at every profile."""
+def each_scenario(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorator:
+    """Parametrize over the scenarios of a kind that each stack has, under each steps setting."""
     return pytest.mark.parametrize(
         ("stack", "scenario", "profile"),
         [
@@ -50,7 +50,7 @@ def each(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorator:
 
 
 @in_every_way
-def test_a_question_is_answered_once(
+def test_question_is_answered_once(
     stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, f"question {way.name}"]["seen"]
@@ -70,13 +70,13 @@ def test_a_question_is_answered_once(
 
 
 @in_every_way
-def test_work_shows_its_answer_its_files_and_the_steps_asked_for(
+def test_answer_has_files_and_the_selected_steps(
     stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, f"work {way.name}"]["seen"]
     if "thought" in way.shows:
         seen = {**seen, "thought": steps_in(seen["thought"])}
-    # Open WebUI, for whom items are, would ask a stranger for the icon of each.
+    # Open WebUI, which uses items, would load a third-party icon for each citation.
     cited = {} if profile == "items" and way.streams else FILES
     assert shown(seen, way) == shown(
         {
@@ -94,19 +94,19 @@ def test_work_shows_its_answer_its_files_and_the_steps_asked_for(
 
 
 @in_every_way
-def test_what_fails_is_raised_as_the_clients_own_error(
+def test_failure_is_raised_as_an_error_of_the_client(
     stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)
     raised = {fault: seen[profile, f"{fault} {way.name}"]["raised"] for fault in FAULTS}
-    may_be = way.raises_at(profile)
+    expected = way.raises_at(profile)
     for fault, words in FAULTS.items():
-        assert raised[fault]["kind"] in may_be[fault], fault
+        assert raised[fault]["kind"] in expected[fault], fault
         assert words in raised[fault]["words"]
 
 
-@each(lambda stack: stack.tools)
-def test_a_clients_own_tool_is_called_between_ours_and_its_result_used(
+@each_scenario(lambda stack: stack.tools)
+def test_client_tool_is_called_and_its_result_used(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     steps = seen_by(stack)[profile, scenario]["seen"]
@@ -116,15 +116,15 @@ def test_a_clients_own_tool_is_called_between_ours_and_its_result_used(
     ]
 
 
-@each(lambda stack: stack.agents)
-def test_an_agent_with_a_tool_comes_to_its_answer(
+@each_scenario(lambda stack: stack.agents)
+def test_agent_with_a_tool_reaches_its_answer(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     assert seen_by(stack)[profile, scenario] == {"seen": WARMTH}
 
 
-@each(lambda stack: ("hosted",) if stack.has_shell else ())
-def test_a_hosted_shell_shows_its_calls_beside_those_of_the_clients_own_tool(
+@each_scenario(lambda stack: ("hosted",) if stack.has_shell else ())
+def test_hosted_shell_items_are_shown_beside_client_calls(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     steps = {
@@ -136,37 +136,41 @@ def test_a_hosted_shell_shows_its_calls_beside_those_of_the_clients_own_tool(
     assert seen_by(stack)[profile, scenario] == {"seen": [*steps[profile], "function_call"]}
 
 
-@each(lambda stack: ("hosted",) if stack.shows_calls else ())
-def test_a_hosted_shells_calls_are_not_taken_for_the_clients_to_make(
+@each_scenario(lambda stack: ("hosted",) if stack.shows_calls else ())
+def test_hosted_shell_calls_are_not_executed_by_the_client(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
-    ours = ["shell"] if profile == "items" else []
+    sandbox_calls = ["shell"] if profile == "items" else []
     assert seen_by(stack)[profile, scenario] == {
-        "seen": {"tool-call": [*ours, "warmth"], "tool-result": [*ours, "warmth"], "tool-error": []}
+        "seen": {
+            "tool-call": [*sandbox_calls, "warmth"],
+            "tool-result": [*sandbox_calls, "warmth"],
+            "tool-error": [],
+        }
     }
 
 
-@each(lambda stack: stack.shapes)
-def test_an_answer_keeps_to_the_form_that_was_asked_for(
+@each_scenario(lambda stack: stack.shapes)
+def test_structured_answer_has_the_requested_shape(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)[profile, scenario]["seen"]
     assert (seen if isinstance(seen, list) else [seen]) in ([PLACE], [PLACE, PLACE])
 
 
-@each(lambda stack: ("models",) if stack.lists_models else ())
-def test_every_model_is_listed_also_as_plain(
+@each_scenario(lambda stack: ("models",) if stack.lists_models else ())
+def test_models_are_listed_with_and_without_plain_suffix(
     stack: Stack, scenario: str, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     assert seen_by(stack)[profile, scenario] == {"seen": [MODEL, f"{MODEL}:plain"]}
 
 
 def shown(answer: dict[str, Any], way: Way) -> dict[str, Any]:
-    """Of an answer what a client has a place for."""
+    """Return the fields of an answer that the client can show."""
     return {name: answer[name] for name in way.shows}
 
 
 def steps_in(thought: str) -> tuple[str, bool]:
-    """The model's own thinking, and whether the command follows it."""
+    """Split reasoning into the model's own and whether the command follows."""
     own, _, steps = thought.partition("\n")
     return own, steps.startswith(f"````console\n$ {COMMAND}\n")

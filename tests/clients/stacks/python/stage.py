@@ -1,6 +1,6 @@
-"""Where a client's program plays its scenarios: one line of JSON for each.
+"""Run the scenarios of a client program and print one line of JSON for each.
 
-It knows nothing of the house: what to say and where comes as JSON in the first argument.
+The program knows nothing of the proxy: prompts and URLs come as JSON in its first argument.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 
 GIVEN: dict[str, Any] = json.loads(sys.argv[1])
 SAID: dict[str, str] = GIVEN["said"]
-"""By scenario."""
+"""The prompt of each scenario."""
 MODEL: str = GIVEN["model"]
 KEY = "sk-of-the-client"
 TIMEOUT_S = 30
@@ -37,29 +37,29 @@ def warmth(city: str) -> str:
 
 
 Way = Callable[[str, str], Any]
-"""Ask at this address (with /v1) in these words; gives what the client shows of the answer."""
+"""Send a prompt to a base URL (with /v1) and return what the client shows of the answer."""
 
 
 def play(ways: Mapping[str, Way], alone: Mapping[str, Callable[[str], Any]]) -> None:
-    """Ask everything in every way, and play the scenarios that are asked in one way only."""
-    # One loop for all: several clients keep their connections between requests.
+    """Run each scenario in each way, and the scenarios that have a function of their own."""
+    # One event loop for all: several clients keep their connections between requests.
     with asyncio.Runner() as runner:
         for profile, places in GIVEN["places"].items():
             for scenario, words in GIVEN["said_in_every_way"].items():
                 url = places.get(scenario, places["others"])
                 for way, ask in ways.items():
-                    _tell(profile, f"{scenario} {way}", _seen(runner, ask, url, words))
+                    _print_result(profile, f"{scenario} {way}", _run(runner, ask, url, words))
             for scenario, act in alone.items():
-                _tell(profile, scenario, _seen(runner, act, places["others"]))
+                _print_result(profile, scenario, _run(runner, act, places["others"]))
 
 
-def _tell(profile: str, scenario: str, seen: Mapping[str, Any]) -> None:
+def _print_result(profile: str, scenario: str, seen: Mapping[str, Any]) -> None:
     line = {"profile": profile, "scenario": scenario, **seen}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
-def _seen(runner: asyncio.Runner, act: Callable[..., Any], *arguments: str) -> dict[str, Any]:
+def _run(runner: asyncio.Runner, act: Callable[..., Any], *arguments: str) -> dict[str, Any]:
     try:
         seen = act(*arguments)
         return {"seen": runner.run(seen) if inspect.iscoroutine(seen) else seen}

@@ -1,4 +1,4 @@
-"""An async client of which every call is waited for, so that a story is told once for both."""
+"""A blocking wrapper of the async client, so that one test covers the sync and the async SDK."""
 
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -11,14 +11,14 @@ END = object()
 
 
 class Blocking:
-    """Something of the SDK's whose work is done in the loop of a portal, and taken from there."""
+    """An SDK object whose coroutines run in a portal's event loop."""
 
     def __init__(self, portal: BlockingPortal, it: Any) -> None:
         self._portal = portal
         self.it = it
 
     def __getattr__(self, name: str) -> Any:
-        return self._taken(getattr(self.it, name))
+        return self._wrapped(getattr(self.it, name))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._run(lambda: self.it(*args, **named))
@@ -33,17 +33,17 @@ class Blocking:
     def __exit__(self, *raised: Any) -> Any:
         return self._run(lambda: self.it.__aexit__(*raised))
 
-    def beside(self, it: Any) -> "Blocking":
-        """The same of something else."""
+    def wrap(self, it: Any) -> "Blocking":
+        """Wrap another object with the same portal."""
         return Blocking(self._portal, it)
 
     def _run(self, act: Callable[[], Any]) -> Any:
-        return self._taken(self._portal.call(act))
+        return self._wrapped(self._portal.call(act))
 
-    def _taken(self, found: Any) -> Any:
-        """Values as they are; what has work to do as something to wait for."""
+    def _wrapped(self, found: Any) -> Any:
+        """Return plain values unchanged and wrap SDK objects that still have work to do."""
         works = isinstance(found, AsyncIterable | AbstractAsyncContextManager) or callable(found)
         of_the_sdk = type(found).__module__.startswith("openai")
         if works or (of_the_sdk and not isinstance(found, BaseModel)):
-            return self.beside(found)
+            return self.wrap(found)
         return found

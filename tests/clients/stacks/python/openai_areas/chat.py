@@ -1,4 +1,4 @@
-"""Asking for a chat completion, whole or streamed."""
+"""Helpers for chat completions."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from model import NAME, Dictation
 
 
 def asked(said: Dictation, *parts: Any) -> dict[str, Any]:
-    """The words of a dictation, after parts that are no words."""
+    """Return the request for a dictation, after other content parts."""
     content = [*parts, {"type": "text", "text": said.words}] if parts else said.words
     return {"model": NAME, "messages": [{"role": "user", "content": content}]}
 
@@ -21,11 +21,11 @@ def answer(completion: Any) -> str:
 
 
 def told(completion: Any) -> dict[str, Any]:
-    """What stands beside the answer."""
+    """Return the `sandbox` object of a completion."""
     sandbox: dict[str, Any] = completion.model_extra["sandbox"]
     return sandbox
 
 
 def result(called: Any, content: str) -> dict[str, Any]:
-    """The answer to a call of the client's own tool."""
+    """Return the tool message for a call of the client's tool."""
     return {"role": "tool", "tool_call_id": called.id, "content": content}

@@ -1,4 +1,4 @@
-"""Containers and their files: a client's own, and those that runs have made."""
+"""Containers and their files: of the client and of runs."""
 
 import io
 import zipfile
@@ -13,7 +13,7 @@ from model import Dictation, bash, of, submits
 READ = submits("Read.")
 
 
-def test_a_container_is_made_listed_and_deleted(client: Any) -> None:
+def test_container_is_created_listed_and_deleted(client: Any) -> None:
     after: Any = {"anchor": "last_active_at", "minutes": 20}
     made = client.containers.create(name="box", expires_after=after, memory_limit="1g")
     assert (made.name, made.status, made.memory_limit) == ("box", "running", "1g")
@@ -27,7 +27,7 @@ def test_a_container_is_made_listed_and_deleted(client: Any) -> None:
         client.containers.retrieve(made.id)
 
 
-def test_a_file_is_put_in_read_and_deleted(client: Any) -> None:
+def test_container_file_is_created_read_and_deleted(client: Any) -> None:
     box = client.containers.create(name="box")
     files = client.containers.files
     made = files.create(box.id, file=("a.txt", b"put in"))
@@ -41,7 +41,7 @@ def test_a_file_is_put_in_read_and_deleted(client: Any) -> None:
         files.content.retrieve(made.id, container_id=box.id)
 
 
-def test_uploads_are_put_in_by_their_ids(client: Any) -> None:
+def test_uploads_are_copied_into_a_container(client: Any) -> None:
     first = client.files.create(file=("a.txt", b"a"), purpose="user_data")
     second = client.files.create(file=("b.txt", b"b"), purpose="user_data")
     box = client.containers.create(name="box", file_ids=[first.id])
@@ -52,7 +52,7 @@ def test_uploads_are_put_in_by_their_ids(client: Any) -> None:
     assert said.observed() == [of("ab")]
 
 
-def test_what_a_run_made_is_read_in_its_container(client: Any) -> None:
+def test_run_output_is_read_from_its_container(client: Any) -> None:
     said = Dictation(
         bash("mkdir output/x; echo 1 > output/a.txt; echo 2 > output/x/b.txt"), submits("Made.")
     )
@@ -69,7 +69,7 @@ def test_what_a_run_made_is_read_in_its_container(client: Any) -> None:
     assert [each.path for each in below] == ["/testbed/output/x/b.txt"]
 
 
-def test_all_files_come_as_a_zip_by_a_link(client: Any) -> None:
+def test_all_files_are_downloaded_as_zip(client: Any) -> None:
     done = ask(client, Dictation(bash("echo 1 > output/a.txt"), submits("Made.")))
     box = client.containers.retrieve(told(done)["container_id"])
     with urlopen(box.zip_url) as opened:
@@ -78,7 +78,7 @@ def test_all_files_come_as_a_zip_by_a_link(client: Any) -> None:
     assert (name.rpartition("/")[2], archive.read(name)) == ("a.txt", b"1\n")
 
 
-def test_another_key_s_container_is_not_found(connect: Any) -> None:
+def test_container_of_another_key_is_not_found(connect: Any) -> None:
     box = connect().containers.create(name="box")
     other = connect()
     assert list(other.containers.list()) == []

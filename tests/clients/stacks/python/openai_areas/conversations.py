@@ -1,4 +1,4 @@
-"""Conversations: their items, and responses that go on from them."""
+"""Conversations: items, and responses that continue them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ HELLO: Any = {"role": "user", "content": "Hello."}
 ANSWER: Any = {"role": "assistant", "content": "Good day."}
 
 
-def test_a_conversation_is_made_changed_and_deleted(client: Any) -> None:
+def test_conversation_is_created_updated_and_deleted(client: Any) -> None:
     made = client.conversations.create(metadata={"topic": "primes"}, items=[HELLO])
     assert client.conversations.retrieve(made.id) == made
     changed = client.conversations.update(made.id, metadata={"topic": "squares"})
@@ -21,7 +21,7 @@ def test_a_conversation_is_made_changed_and_deleted(client: Any) -> None:
         client.conversations.retrieve(made.id)
 
 
-def test_items_are_added_listed_found_and_taken_out(client: Any) -> None:
+def test_conversation_items_are_added_listed_and_removed(client: Any) -> None:
     made = client.conversations.create(items=[HELLO])
     items = client.conversations.items
     (added,) = items.create(made.id, items=[ANSWER]).data
@@ -34,7 +34,7 @@ def test_items_are_added_listed_found_and_taken_out(client: Any) -> None:
         items.retrieve(added.id, conversation_id=made.id)
 
 
-def test_responses_add_to_a_conversation_and_share_its_files(client: Any) -> None:
+def test_responses_extend_a_conversation_and_share_files(client: Any) -> None:
     made = client.conversations.create(items=[HELLO])
     begins = Dictation(bash("echo one > f"), submits("Written."))
     goes_on = Dictation(bash("cat f"), submits("One."))

@@ -1,4 +1,4 @@
-"""Files: uploads, files in a message, and those that a run has made."""
+"""Files: uploads, files in messages, and files produced by runs."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ def file(**of_it: str) -> dict[str, Any]:
     return {"type": "file", "file": of_it}
 
 
-def test_an_upload_is_listed_read_and_deleted(client: Any) -> None:
+def test_upload_is_listed_read_and_deleted(client: Any) -> None:
     made = client.files.create(file=("a.csv", b"n\n1\n"), purpose="user_data")
     assert (made.filename, made.bytes, made.status) == ("a.csv", 4, "processed")
     assert client.files.retrieve(made.id) == made
@@ -38,7 +38,7 @@ def test_an_upload_is_listed_read_and_deleted(client: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["bytes", "stream", "path", "with its type"])
-def test_an_upload_may_come_in_every_form_and_be_read_in_pieces(
+def test_upload_is_accepted_in_every_form_and_streamed(
     client: Any, form: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.csv"
@@ -62,26 +62,26 @@ def test_uploads_are_listed_by_purpose(client: Any, purpose: str) -> None:
     assert (made.purpose, list(client.files.list(purpose=purpose))) == (purpose, [made])
 
 
-def test_uploads_are_listed_in_parts_in_either_order(client: Any) -> None:
+def test_uploads_are_listed_in_pages_in_both_orders(client: Any) -> None:
     for name in "abc":
         client.files.create(file=(name, b"x"), purpose="user_data")
     assert [each.filename for each in client.files.list(limit=1)] == ["c", "b", "a"]
     assert [each.filename for each in client.files.list(limit=2, order="asc")] == ["a", "b", "c"]
 
 
-def test_a_client_says_when_an_upload_ends(client: Any) -> None:
+def test_upload_expires_at_the_requested_time(client: Any) -> None:
     until: Any = {"anchor": "created_at", "seconds": 3600}
     made = client.files.create(file=("a", b"x"), purpose="user_data", expires_after=until)
     assert made.expires_at == made.created_at + 3600
 
 
-def test_an_unknown_purpose_is_refused(client: Any) -> None:
+def test_unknown_purpose_is_refused(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.files.create(file=("a", b"x"), purpose="fun")
     assert (caught.value.param, caught.value.code) == ("purpose", "invalid_value")
 
 
-def test_another_key_s_upload_is_not_found(connect: Any) -> None:
+def test_upload_of_another_key_is_not_found(connect: Any) -> None:
     made = connect().files.create(file=("a", b"x"), purpose="user_data")
     other = connect()
     with pytest.raises(openai.NotFoundError):
@@ -91,7 +91,7 @@ def test_another_key_s_upload_is_not_found(connect: Any) -> None:
     assert caught.value.param == "messages[0].content[0].file.file_id"
 
 
-def test_every_file_of_a_message_lies_in_the_computer(client: Any) -> None:
+def test_files_of_a_message_are_written_to_the_sandbox(client: Any) -> None:
     upload = client.files.create(file=("up.txt", b"uploaded"), purpose="user_data")
     said = Dictation(bash("cd documents; cat up.txt in.csv image-1.gif audio-1.wav"), READ)
     ask(
@@ -110,20 +110,20 @@ def test_every_file_of_a_message_lies_in_the_computer(client: Any) -> None:
     assert notes[0] == "[Given file: /testbed/documents/up.txt (text/plain, 8 bytes)]"
 
 
-def test_files_beside_the_messages_lie_there_too(client: Any) -> None:
+def test_files_named_by_file_ids_are_written_to_the_sandbox(client: Any) -> None:
     upload = client.files.create(file=("up.txt", b"uploaded"), purpose="assistants")
     said = Dictation(bash("cat documents/up.txt"), READ)
     ask(client, said, extra_body={"sandbox": {"file_ids": [upload.id]}})
     assert said.observed() == [of("uploaded")]
 
 
-def test_bad_data_is_refused_where_it_stands(client: Any) -> None:
+def test_invalid_file_data_names_its_field(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, Dictation(READ), file(filename="a", file_data="data:text/csv;base64,%"))
     assert caught.value.param == "messages[0].content[0].file.file_data"
 
 
-def test_what_was_made_is_linked_cited_and_opens_without_the_key(client: Any) -> None:
+def test_produced_file_is_linked_cited_and_opens_without_a_key(client: Any) -> None:
     said = Dictation(
         bash("echo 1 > output/t.csv; printf 'GIF89a;' > output/p.gif"),
         submits("Here: [t.csv](sandbox:/testbed/output/t.csv)."),
@@ -142,7 +142,7 @@ def test_what_was_made_is_linked_cited_and_opens_without_the_key(client: Any) ->
     assert picture["image_url"]["url"] == data_url("image/gif", GIF)
 
 
-def test_what_was_made_is_told_at_the_end_of_a_stream(client: Any) -> None:
+def test_produced_files_are_listed_in_the_last_chunk(client: Any) -> None:
     said = Dictation(bash("echo 1 > output/t.csv"), submits("Made."))
     *_, last = ask(client, said, stream=True)
     assert last.choices[0].finish_reason == "stop"

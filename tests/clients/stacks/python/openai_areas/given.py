@@ -1,4 +1,4 @@
-"""What a story is given: the SDK's client, once the sync one and once the async one."""
+"""Fixtures: the SDK client, once sync and once async."""
 
 import os
 import uuid
@@ -13,11 +13,11 @@ from blocking import Blocking
 
 MAJOR = int(openai.__version__.partition(".")[0])
 SINCE = {"tool_runner.py": 3}
-"""Of stories about what not every major version has, the first that does."""
+"""First major version of the SDK that supports the tests of a module."""
 OPTIONS: Any = {"base_url": os.environ["BASE_URL"], "timeout": 60, "max_retries": 0}
 
 Connect = Callable[..., Any]
-"""Makes a client with a key of its own; options are the SDK's, and `on_request` hears of each."""
+"""Create a client with its own key; options are the SDK's, `on_request` is called per request."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -32,7 +32,7 @@ def portal() -> Iterator[BlockingPortal]:
 
 @pytest.fixture(scope="session", params=["sync", "async"])
 def first(request: pytest.FixtureRequest, portal: BlockingPortal) -> Iterator[Any]:
-    """The client whose connections the others share."""
+    """The client whose connections the other clients share."""
     if request.param == "sync":
         made: Any = openai.OpenAI(api_key="sk-first", **OPTIONS)
     else:
@@ -49,7 +49,7 @@ def connect(first: Any) -> Iterator[Connect]:
         given = {"api_key": f"sk-{uuid.uuid4().hex}", **options}
         if on_request is None:
             return first.with_options(**given)
-        made = first.with_options(http_client=_heard(first, on_request), **given)
+        made = first.with_options(http_client=_http_client_with_hook(first, on_request), **given)
         own.append(made)
         return made
 
@@ -63,8 +63,8 @@ def client(connect: Connect) -> Any:
     return connect()
 
 
-def _heard(client: Any, on_request: Callable[[Any], None]) -> Any:
-    """Connections of its own, which tell of each request before it is sent."""
+def _http_client_with_hook(client: Any, on_request: Callable[[Any], None]) -> Any:
+    """Return an HTTP client that calls `on_request` before each request is sent."""
 
     async def hear(sent: Any) -> None:
         on_request(sent)

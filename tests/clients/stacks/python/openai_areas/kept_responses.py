@@ -1,4 +1,4 @@
-"""Responses that are kept: gone on from, asked for again, made in the background, deleted."""
+"""Stored responses: continued, retrieved, in the background, deleted."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def texts(items: Any) -> list[str]:
     return [item.content[0].text for item in items]
 
 
-def over(client: Any, response_id: str) -> Any:
-    """The response once it is at work no more."""
+def wait_until_finished(client: Any, response_id: str) -> Any:
+    """Poll a response until it has finished, and return it."""
     while (found := client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
         pass
     return found
 
 
-def test_a_response_is_retrieved_as_it_was_made(client: Any) -> None:
+def test_response_can_be_retrieved(client: Any) -> None:
     said = Dictation(bash("echo 42"), submits("42."))
     made = ask(client, said, metadata={"a": "b"})
     again = client.responses.retrieve(made.id, include=["reasoning.encrypted_content"])
@@ -30,14 +30,14 @@ def test_a_response_is_retrieved_as_it_was_made(client: Any) -> None:
     assert (again.output_text, again.metadata) == ("42.", {"a": "b"})
 
 
-def test_a_response_that_is_not_stored_is_not_found(client: Any) -> None:
+def test_unstored_response_is_not_found(client: Any) -> None:
     made = ask(client, Dictation(says("42.")), store=False)
     assert made.output_text == "42."
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
 
 
-def test_a_deleted_response_is_gone(client: Any) -> None:
+def test_deleted_response_is_not_found(client: Any) -> None:
     made = ask(client, Dictation(says("42.")))
     client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
@@ -46,13 +46,13 @@ def test_a_deleted_response_is_gone(client: Any) -> None:
         client.responses.delete(made.id)
 
 
-def test_another_key_s_response_is_not_found(connect: Any) -> None:
+def test_response_of_another_key_is_not_found(connect: Any) -> None:
     made = ask(connect(), Dictation(says("42.")))
     with pytest.raises(openai.NotFoundError):
         connect().responses.retrieve(made.id)
 
 
-def test_the_next_response_knows_what_was_said_and_finds_the_files(client: Any) -> None:
+def test_continued_response_has_messages_and_files(client: Any) -> None:
     first_said = Dictation(bash("echo one > f"), submits("Written."))
     first = ask(client, first_said, instructions="Be brief.")
     said = Dictation(bash("cat f"), submits("One."))
@@ -68,7 +68,7 @@ def test_the_next_response_knows_what_was_said_and_finds_the_files(client: Any) 
     assert "Be brief." not in system["content"]
 
 
-def test_two_that_go_on_from_one_response_have_a_copy_each(client: Any) -> None:
+def test_two_branches_of_a_response_have_separate_files(client: Any) -> None:
     root = ask(client, Dictation(bash("echo root > f"), submits("Begun.")))
     seen = []
     for word in ("left", "right"):
@@ -78,7 +78,7 @@ def test_two_that_go_on_from_one_response_have_a_copy_each(client: Any) -> None:
     assert seen == [of("root\nleft"), of("root\nright")]
 
 
-def test_the_items_of_the_input_are_listed_in_parts(client: Any) -> None:
+def test_input_items_are_listed_in_pages(client: Any) -> None:
     said = Dictation(says("Hello."))
     first = ask(client, said)
     follows = Dictation(says("Again."))
@@ -91,18 +91,18 @@ def test_the_items_of_the_input_are_listed_in_parts(client: Any) -> None:
     assert (texts(page.data), page.has_more) == ([follows.words], True)
 
 
-def test_a_response_in_the_background_is_asked_for_until_it_is_made(client: Any) -> None:
+def test_background_response_is_polled_until_completed(client: Any) -> None:
     said = Dictation(bash("echo 42"), held(submits("42.")))
     made = ask(client, said, background=True)
     assert (made.status, made.background, made.output) == ("queued", True, [])
     said.asked(2)
     assert client.responses.retrieve(made.id).status == "in_progress"
     said.release()
-    ended = over(client, made.id)
+    ended = wait_until_finished(client, made.id)
     assert (ended.status, ended.output_text) == ("completed", "42.")
 
 
-def test_a_response_in_the_background_is_cancelled(client: Any) -> None:
+def test_background_response_can_be_cancelled(client: Any) -> None:
     said = Dictation(held(says("Never said.")))
     made = ask(client, said, background=True)
     said.asked(1)
@@ -110,13 +110,13 @@ def test_a_response_in_the_background_is_cancelled(client: Any) -> None:
     assert client.responses.retrieve(made.id).output_text == ""
 
 
-def test_only_a_response_in_the_background_is_cancelled(client: Any) -> None:
+def test_foreground_response_cannot_be_cancelled(client: Any) -> None:
     made = ask(client, Dictation(says("42.")))
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
         client.responses.cancel(made.id)
 
 
-def test_a_stream_that_was_left_is_taken_up_where_it_was(client: Any) -> None:
+def test_stream_resumes_after_the_last_received_event(client: Any) -> None:
     said = Dictation(bash("echo 42"), held(submits("42.")))
     heard = []
     stream = ask(client, said, background=True, stream=True)
@@ -135,10 +135,10 @@ def test_a_stream_that_was_left_is_taken_up_where_it_was(client: Any) -> None:
     assert whole[-1].response.output_text == "42."
 
 
-def test_the_stream_helper_takes_up_a_response_in_the_background(client: Any) -> None:
+def test_stream_helper_reads_a_background_response(client: Any) -> None:
     said = Dictation(bash("echo 42"), submits("42."))
     made = ask(client, said, background=True)
-    over(client, made.id)
+    wait_until_finished(client, made.id)
     with client.responses.stream(response_id=made.id) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()

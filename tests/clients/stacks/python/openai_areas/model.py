@@ -1,4 +1,4 @@
-"""The model behind the house: a story dictates what it says and hears what it was asked."""
+"""The dictated model behind the proxy: a test dictates its replies and reads its requests."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def submits(answer: str) -> dict[str, Any]:
 
 
 def held(reply: dict[str, Any]) -> dict[str, Any]:
-    """A reply that waits until it is let go."""
+    """Return a reply that is held until `release` is called."""
     return {"held": reply}
 
 
@@ -36,33 +36,33 @@ OF_NOTHING = "Exit code: 0\n(no output)"
 
 
 def of(printed: str) -> str:
-    """What the model is told of a command that printed this."""
+    """Return the observation of a command that printed this."""
     return f"Exit code: 0\n[stdout]\n{printed}"
 
 
 class Dictation:
-    """What the model is to say, turn by turn."""
+    """The replies of the model, turn by turn."""
 
     def __init__(self, *replies: dict[str, Any]) -> None:
         self._name = uuid.uuid4().hex
         self.words = f"Dictation {self._name}: {json.dumps(replies)}"
-        """What the user says."""
+        """The prompt."""
 
     def asked(self, times: int = 0) -> list[dict[str, Any]]:
-        """The bodies that the model was asked with, once it was that often."""
-        found: list[dict[str, Any]] = _told(f"asked/{self._name}" + f"/{times}" * bool(times))
+        """Return the request bodies that the model received, once there are `times` of them."""
+        found: list[dict[str, Any]] = _get_json(f"asked/{self._name}" + f"/{times}" * bool(times))
         return found
 
     def observed(self) -> list[str]:
-        """What tools have told it, ours and the client's."""
+        """Return the tool results of the last request, of sandbox tools and client tools."""
         messages = self.asked()[-1]["messages"]
         return [said["content"] for said in messages if said["role"] == "tool"]
 
     def release(self) -> None:
-        """Let go what is held."""
-        _told(f"release/{self._name}")
+        """Release the held reply."""
+        _get_json(f"release/{self._name}")
 
 
-def _told(path: str) -> Any:
+def _get_json(path: str) -> Any:
     with urlopen(Request(f"{URL}/{path}"), timeout=TIMEOUT_S) as answer:
         return json.load(answer)

@@ -1,4 +1,4 @@
-"""Tools of the client's own beside those of the computer, in one run."""
+"""Client tools beside the sandbox tools in one run."""
 
 from typing import Any
 
@@ -32,14 +32,12 @@ def called(completion: Any) -> Any:
 
 
 def offered(said: Dictation, number: int = 0) -> list[str]:
-    """The tools that the model was told of."""
+    """Return the names of the tools in a model request."""
     return [tool["function"]["name"] for tool in said.asked()[number].get("tools", [])]
 
 
 @pytest.mark.parametrize("remembers", ["all", "its own part", "nothing"])
-def test_a_mixed_turn_comes_back_as_the_client_s_call_and_goes_on_from_its_result(
-    client: Any, remembers: str
-) -> None:
+def test_mixed_turn_returns_the_client_call_and_resumes(client: Any, remembers: str) -> None:
     said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
     first = ask(client, said, **TOOLS)
     call = called(first)
@@ -59,7 +57,7 @@ def test_a_mixed_turn_comes_back_as_the_client_s_call_and_goes_on_from_its_resul
     assert resumed[: len(begun)] == begun
 
 
-def test_two_calls_are_answered_together(client: Any) -> None:
+def test_two_client_calls_are_answered_together(client: Any) -> None:
     two = calls(("warmth", {"city": "Bonn"}), ("warmth", {"city": "Rome"}))
     said = Dictation(two, submits("21 and 30."))
     first = ask(client, said, **TOOLS).choices[0].message
@@ -70,7 +68,7 @@ def test_two_calls_are_answered_together(client: Any) -> None:
     assert (answer(second), said.observed()) == ("21 and 30.", ["0", "1"])
 
 
-def test_a_streamed_turn_tells_the_call_and_resumes_streamed(client: Any) -> None:
+def test_streamed_client_call_resumes_streamed(client: Any) -> None:
     said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
     name, arguments, ids = "", "", []
     for chunk in ask(client, said, stream=True, **TOOLS):
@@ -87,7 +85,7 @@ def test_a_streamed_turn_tells_the_call_and_resumes_streamed(client: Any) -> Non
     assert said.observed() == [OF_NOTHING, "21", of("one")]
 
 
-def test_the_helper_parses_the_arguments(client: Any) -> None:
+def test_stream_helper_parses_the_arguments(client: Any) -> None:
     class Warmth(BaseModel):
         city: str
 
@@ -100,7 +98,7 @@ def test_the_helper_parses_the_arguments(client: Any) -> None:
     assert call.function.parsed_arguments == Warmth(city="Bonn")
 
 
-def test_no_tools_asks_the_model_itself(client: Any) -> None:
+def test_tool_choice_none_asks_the_model_directly(client: Any) -> None:
     said = Dictation(says("Hello."))
     done = ask(client, said, tool_choice="none", **TOOLS)
     assert answer(done) == "Hello."
@@ -109,7 +107,7 @@ def test_no_tools_asks_the_model_itself(client: Any) -> None:
     assert (body["tool_choice"], offered(said)) == ("none", ["warmth"])
 
 
-def test_a_required_tool_is_one_of_the_client_s(client: Any) -> None:
+def test_required_tool_is_a_client_tool(client: Any) -> None:
     said = Dictation(bash("true"), calls(("warmth", {"city": "Bonn"})), submits("21 degrees."))
     call = called(ask(client, said, tool_choice="required", **TOOLS))
     assert said.asked()[0]["tool_choice"] == "required"
@@ -121,7 +119,7 @@ def test_a_required_tool_is_one_of_the_client_s(client: Any) -> None:
     assert "submit" in offered(said, 2)
 
 
-def test_a_named_tool_is_the_one_that_is_called(client: Any) -> None:
+def test_named_tool_is_called(client: Any) -> None:
     named: Any = {"type": "function", "function": {"name": "warmth"}}
     said = Dictation(calls(("warmth", {"city": "Bonn"})))
     call = called(ask(client, said, tool_choice=named, **TOOLS))
@@ -129,14 +127,14 @@ def test_a_named_tool_is_the_one_that_is_called(client: Any) -> None:
     assert said.asked()[0]["tool_choice"] == named
 
 
-def test_a_tool_that_is_not_there_cannot_be_named(client: Any) -> None:
+def test_unknown_tool_choice_is_refused(client: Any) -> None:
     named: Any = {"type": "function", "function": {"name": "coldness"}}
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, Dictation(says("Hello.")), tool_choice=named, **TOOLS)
     assert caught.value.param == "tool_choice.function.name"
 
 
-def test_a_tool_keeps_its_name_where_it_is_one_of_ours(client: Any) -> None:
+def test_client_tool_keeps_a_name_that_the_sandbox_also_uses(client: Any) -> None:
     said = Dictation(
         calls(("sandbox_execute_bash", {"command": "echo ours"})),
         calls(("execute_bash", {"command": "theirs"})),
@@ -151,7 +149,7 @@ def test_a_tool_keeps_its_name_where_it_is_one_of_ours(client: Any) -> None:
     assert (answer(done), said.observed()) == ("Both.", [of("ours"), "done"])
 
 
-def test_the_deprecated_functions_are_called_and_answered(client: Any) -> None:
+def test_legacy_functions_are_called_and_answered(client: Any) -> None:
     said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
     functions = [WARMTH["function"]]
     first = ask(client, said, functions=functions)

@@ -1,4 +1,4 @@
-"""What the SDK can say beside the messages, and what it can make of the answer."""
+"""Chat parameters, and the ways in which the SDK can read the answer."""
 
 import json
 from typing import Any
@@ -47,19 +47,19 @@ def without(body: dict[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in body if name not in others}
 
 
-def test_what_holds_for_every_call_reaches_each_and_what_shapes_the_answer_its_own(
+def test_general_parameters_reach_each_call_and_answer_parameters_only_the_last(
     client: Any,
 ) -> None:
     said = Dictation(bash("echo 42"), submits("It is 42."), says("42."))
     done = ask(client, said, **EVERY_CALL, **VISIBLE_ANSWER, extra_body=UNKNOWN)
-    # Prose of any call may be the answer; and each call has room for thinking and arguments.
+    # Each call may end in the answer, and needs room for reasoning and tool arguments.
     every = {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4096}
     bare = {**EVERY_CALL, **UNKNOWN, **every}
     sent = [without(body) for body in said.asked()]
     assert (answer(done), sent) == ("42.", [bare, bare, {**VISIBLE_ANSWER, **bare}])
 
 
-def test_the_log_probabilities_of_the_answer_come_back(client: Any) -> None:
+def test_log_probabilities_of_the_answer_are_returned(client: Any) -> None:
     token = {"token": "42", "logprob": -0.5, "bytes": None, "top_logprobs": []}
     choice = {
         "index": 0,
@@ -72,7 +72,7 @@ def test_the_log_probabilities_of_the_answer_come_back(client: Any) -> None:
     assert [(each.token, each.logprob) for each in made.logprobs.content] == [("42", -0.5)]
 
 
-def test_several_choices_have_a_computer_and_files_each(client: Any) -> None:
+def test_each_choice_has_its_own_sandbox_and_files(client: Any) -> None:
     done = ask(client, Dictation(STEP, DONE), n=2)
     type(done).model_validate(done.to_dict())
     assert [(each.index, each.message.content) for each in done.choices] == [
@@ -85,7 +85,7 @@ def test_several_choices_have_a_computer_and_files_each(client: Any) -> None:
     assert (done.usage.prompt_tokens, done.usage.total_tokens) == (40, 60)
 
 
-def test_a_stream_ends_in_the_usage_that_was_asked_for(client: Any) -> None:
+def test_stream_ends_with_requested_usage(client: Any) -> None:
     chunks = list(
         ask(client, Dictation(STEP, DONE), stream=True, stream_options={"include_usage": True})
     )
@@ -97,9 +97,7 @@ def test_a_stream_ends_in_the_usage_that_was_asked_for(client: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_form_holds_for_the_answer_which_is_asked_for_again_if_it_must(
-    client: Any, streamed: bool
-) -> None:
+def test_answer_that_violates_its_schema_is_requested_again(client: Any, streamed: bool) -> None:
     said = Dictation(
         bash("true"), submits("In Bonn."), says("In Bonn."), says('{"city": "Bonn", "degrees": 21}')
     )
@@ -110,24 +108,24 @@ def test_the_form_holds_for_the_answer_which_is_asked_for_again_if_it_must(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_that_never_takes_its_form_is_not_parsed(client: Any, streamed: bool) -> None:
+def test_answer_that_never_matches_its_schema_is_not_parsed(client: Any, streamed: bool) -> None:
     said = Dictation(submits("In Bonn."), *[says('{"city": "Bonn"}')] * 2)
     with pytest.raises(openai.LengthFinishReasonError) as caught:
         parsed(client, said, streamed)
     assert answer(caught.value.completion) == '{"city": "Bonn"}'
-    if not streamed:  # the helper keeps nothing beside the choices
+    if not streamed:  # the stream helper drops fields outside the choices
         (warning,) = told(caught.value.completion)["warnings"]
         assert warning["code"] == "response_format_violated"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_refusal_is_one(client: Any, streamed: bool) -> None:
+def test_refusal_reaches_the_client(client: Any, streamed: bool) -> None:
     refusal = {"role": "assistant", "content": None, "refusal": "I will not."}
     message = parsed(client, Dictation({"message": refusal}), streamed).choices[0].message
     assert (message.refusal, message.parsed) == ("I will not.", None)
 
 
-def test_a_raw_response_has_the_house_s_headers(client: Any) -> None:
+def test_raw_response_has_sandbox_headers(client: Any) -> None:
     raw = client.chat.completions.with_raw_response.create(**asked(Dictation(STEP, DONE)))
     done = raw.parse()
     assert answer(done) == "Made."
@@ -135,7 +133,7 @@ def test_a_raw_response_has_the_house_s_headers(client: Any) -> None:
     assert f"chatcmpl-{raw.headers['x-sandbox-run']}" == done.id
 
 
-def test_a_streaming_response_is_read_line_by_line(client: Any) -> None:
+def test_streaming_response_is_read_line_by_line(client: Any) -> None:
     create = client.chat.completions.with_streaming_response.create
     with create(**asked(Dictation(STEP, DONE)), stream=True) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -145,7 +143,7 @@ def test_a_streaming_response_is_read_line_by_line(client: Any) -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == "Made."
 
 
-def test_a_plain_model_is_asked_itself(client: Any) -> None:
+def test_plain_model_is_asked_directly(client: Any) -> None:
     said = Dictation(says("Hello."))
     plain = {**asked(said), "model": f"{NAME}:plain"}
     done = client.chat.completions.create(**plain, extra_body=UNKNOWN)

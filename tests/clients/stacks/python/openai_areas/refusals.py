@@ -1,4 +1,4 @@
-"""Requests that fail: the SDK's own class, and where in the request the fault lies."""
+"""Failing requests: the exception class of the SDK, and the field that it names."""
 
 import os
 from typing import Any
@@ -23,7 +23,7 @@ LOCKED: Any = {"base_url": os.environ["LOCKED_URL"]}
         ({"sandbox": {"steps": "all"}}, "sandbox.steps", "invalid_value"),
     ],
 )
-def test_a_bad_value_is_named(client: Any, body: Any, param: str, code: str) -> None:
+def test_invalid_value_is_named(client: Any, body: Any, param: str, code: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, HELLO, extra_body=body)
     error = caught.value
@@ -31,7 +31,7 @@ def test_a_bad_value_is_named(client: Any, body: Any, param: str, code: str) -> 
     assert error.type == "invalid_request_error"
 
 
-def test_an_unknown_model_is_not_found(client: Any) -> None:
+def test_unknown_model_is_not_found(client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("another")
     assert caught.value.code == "model_not_found"
@@ -51,12 +51,12 @@ def test_an_unknown_model_is_not_found(client: Any) -> None:
         ),
     ],
 )
-def test_what_is_not_served_is_not_found_and_says_so(client: Any, route: str, work: Any) -> None:
+def test_unserved_route_is_not_found(client: Any, route: str, work: Any) -> None:
     with pytest.raises(openai.NotFoundError, match=f"{route} is not served with a sandbox"):
         work(client)
 
 
-def test_the_key_is_asked_for_where_there_is_one(connect: Any) -> None:
+def test_locked_server_needs_its_key(connect: Any) -> None:
     for work in (lambda wrong: ask(wrong, HELLO), lambda wrong: wrong.files.list()):
         with pytest.raises(openai.AuthenticationError) as caught:
             work(connect(**LOCKED))
@@ -74,7 +74,7 @@ def test_the_key_is_asked_for_where_there_is_one(connect: Any) -> None:
         (500, openai.InternalServerError),
     ],
 )
-def test_what_the_backend_refuses_keeps_its_status_and_its_words(
+def test_backend_error_keeps_its_status_and_message(
     client: Any, status: int, kind: type[openai.APIStatusError]
 ) -> None:
     fault = {"message": "not like this", "status": status, "code": "odd", "retry_after_s": 0}
@@ -84,7 +84,7 @@ def test_what_the_backend_refuses_keeps_its_status_and_its_words(
 
 
 @pytest.mark.parametrize("steps", [[], [bash("echo begun")]])
-def test_a_failure_ends_a_stream_in_an_error(client: Any, steps: list[Any]) -> None:
+def test_failure_ends_a_stream_with_an_error(client: Any, steps: list[Any]) -> None:
     said = Dictation(*steps, {"error": {"message": "not like this", "status": 400, "code": "odd"}})
     with pytest.raises(openai.APIError, match="not like this") as caught:
         list(ask(client, said, stream=True))

@@ -1,4 +1,4 @@
-"""Requests that come again, and clients that wait only so long."""
+"""Retries, idempotency keys, timeouts and detached runs."""
 
 import uuid
 from typing import Any
@@ -10,14 +10,14 @@ from model import NAME, Dictation, bash, held, says, submits
 
 FAULT: Any = {"error": {"message": "the engine died", "status": 500}}
 ATTEMPTS = 3
-"""How often the house asks a backend that fails."""
+"""Number of attempts that the proxy makes at a failing backend."""
 
 
 def key() -> dict[str, Any]:
     return {"extra_headers": {"Idempotency-Key": uuid.uuid4().hex}}
 
 
-def test_a_retry_of_the_sdk_joins_the_run_that_it_left(connect: Any) -> None:
+def test_sdk_retry_joins_its_abandoned_run(connect: Any) -> None:
     said = Dictation(bash("echo once"), held(submits("Once.")))
 
     def on_request(request: Any) -> None:
@@ -26,19 +26,19 @@ def test_a_retry_of_the_sdk_joins_the_run_that_it_left(connect: Any) -> None:
             said.release()
 
     client = connect(max_retries=1, timeout=0.5, on_request=on_request)
-    # What it says; what it does is to hang up half a second after.
+    # The announced read timeout; the client itself disconnects after half a second.
     done = ask(client, said, extra_headers={"x-stainless-read-timeout": "600"})
     assert (answer(done), len(said.asked())) == ("Once.", 2)
 
 
-def test_the_same_key_has_one_run_and_one_answer(client: Any) -> None:
+def test_same_key_has_one_run_and_one_answer(client: Any) -> None:
     said, once = Dictation(bash("echo once"), submits("Once.")), key()
     first = ask(client, said, **once)
     assert ask(client, said, **once) == first
     assert len(said.asked()) == 2
 
 
-def test_a_key_s_answer_is_streamed_to_who_asks_for_a_stream(client: Any) -> None:
+def test_stored_answer_of_a_key_can_be_streamed(client: Any) -> None:
     said, once = Dictation(bash("echo once"), submits("Once.")), key()
     first = ask(client, said, **once)
     chunks = list(ask(client, said, stream=True, **once))
@@ -47,28 +47,28 @@ def test_a_key_s_answer_is_streamed_to_who_asks_for_a_stream(client: Any) -> Non
     assert len(said.asked()) == 2
 
 
-def test_a_key_s_response_is_made_once(client: Any) -> None:
+def test_same_key_creates_one_response(client: Any) -> None:
     said, once = Dictation(bash("echo once"), submits("Once.")), key()
     first = client.responses.create(model=NAME, input=said.words, **once)
     second = client.responses.create(model=NAME, input=said.words, **once)
     assert (second, second.output_text, len(said.asked())) == (first, "Once.", 2)
 
 
-def test_a_key_that_names_another_request_is_refused(client: Any) -> None:
+def test_key_of_another_request_is_refused(client: Any) -> None:
     once = key()
     ask(client, Dictation(says("One.")), **once)
     with pytest.raises(openai.UnprocessableEntityError):
         ask(client, Dictation(says("Two.")), **once)
 
 
-def test_what_the_proxy_has_tried_again_is_not_tried_again_by_the_sdk(connect: Any) -> None:
+def test_sdk_does_not_retry_what_the_proxy_has_retried(connect: Any) -> None:
     said = Dictation(FAULT)
     with pytest.raises(openai.InternalServerError, match="the engine died"):
         ask(connect(max_retries=1), said)
     assert len(said.asked()) == ATTEMPTS
 
 
-def test_what_failed_after_the_model_spoke_is_not(connect: Any) -> None:
+def test_sdk_does_not_retry_a_run_that_failed_after_a_reply(connect: Any) -> None:
     said = Dictation(bash("echo once"), FAULT)
     with pytest.raises(openai.InternalServerError) as caught:
         ask(connect(max_retries=1), said)
@@ -76,13 +76,13 @@ def test_what_failed_after_the_model_spoke_is_not(connect: Any) -> None:
     assert len(said.asked()) == 1 + ATTEMPTS
 
 
-def test_the_timeout_of_the_sdk_bounds_the_run(connect: Any) -> None:
+def test_sdk_timeout_is_the_deadline_of_the_run(connect: Any) -> None:
     said = Dictation(bash("echo on"), held(says("About 42.")))
     done = ask(connect(timeout=4), said)
     assert (answer(done), told(done)["stop_reason"]) == ("About 42.", "deadline")
 
 
-def test_a_run_that_was_left_goes_on_where_that_was_asked_for(client: Any) -> None:
+def test_detached_run_continues_without_its_client(client: Any) -> None:
     said = Dictation(bash("echo on"), held(submits("To the end.")))
     leaving: Any = {"extra_body": {"sandbox": {"on_disconnect": "detach"}}}
     stream = ask(client, said, stream=True, **leaving)

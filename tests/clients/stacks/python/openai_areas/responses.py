@@ -1,4 +1,4 @@
-"""Responses: whole, as events, by the helper, in a form, with the computer and tools beside it."""
+"""Responses: unstreamed, as events, by the stream helper, parsed, with hosted and client tools."""
 
 import base64
 from typing import Any
@@ -35,7 +35,7 @@ def kinds(response: Any) -> list[str]:
     return [item.type for item in response.output]
 
 
-def test_a_response_answers_with_what_was_found_in_the_computer(client: Any) -> None:
+def test_response_contains_the_result_of_the_sandbox(client: Any) -> None:
     said = Dictation(bash("echo $((6 * 7))"), submits("It is 42."))
     made = client.responses.create(
         model=NAME, input=said.words, instructions="Be brief.", metadata={"topic": "products"}
@@ -46,7 +46,7 @@ def test_a_response_answers_with_what_was_found_in_the_computer(client: Any) -> 
     assert "Be brief." in said.asked()[0]["messages"][0]["content"]
 
 
-def test_the_events_of_a_response_add_up_to_it(client: Any) -> None:
+def test_stream_events_add_up_to_the_response(client: Any) -> None:
     said = Dictation(bash("echo made"), says("It is made."))
     events = list(client.responses.create(model=NAME, input=said.words, stream=True))
     for event in events:
@@ -60,7 +60,7 @@ def test_the_events_of_a_response_add_up_to_it(client: Any) -> None:
     assert items == events[-1].response.output
 
 
-def test_the_helper_adds_them_up_itself(client: Any) -> None:
+def test_stream_helper_assembles_the_response(client: Any) -> None:
     said = Dictation(bash("echo made"), says("It is made."))
     with client.responses.stream(model=NAME, input=said.words) as stream:
         snapshots = [e.snapshot for e in stream if e.type == "response.output_text.delta"]
@@ -70,7 +70,7 @@ def test_the_helper_adds_them_up_itself(client: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_in_a_form_is_parsed(client: Any, streamed: bool) -> None:
+def test_structured_answer_is_parsed(client: Any, streamed: bool) -> None:
     said = Dictation(
         bash("echo 21"), submits("Warm."), says("In Bonn."), says('{"city": "Bonn", "degrees": 21}')
     )
@@ -88,9 +88,7 @@ def test_an_answer_in_a_form_is_parsed(client: Any, streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-def test_a_function_is_called_beside_the_computer_and_its_result_used(
-    client: Any, by_id: bool
-) -> None:
+def test_function_is_called_beside_the_sandbox(client: Any, by_id: bool) -> None:
     both = calls(("execute_bash", {"command": "echo one > f"}), ("warmth", {"city": "Bonn"}))
     said = Dictation(both, bash("cat f"), submits("21 degrees."))
     asked: Any = {"model": NAME, "tools": [WARMTH]}
@@ -107,7 +105,7 @@ def test_a_function_is_called_beside_the_computer_and_its_result_used(
     assert said.observed() == [OF_NOTHING, "21", of("one")]
 
 
-def test_a_function_s_arguments_are_parsed(client: Any) -> None:
+def test_function_arguments_are_parsed(client: Any) -> None:
     class Warmth(BaseModel):
         city: str
 
@@ -118,7 +116,7 @@ def test_a_function_s_arguments_are_parsed(client: Any) -> None:
     assert called.parsed_arguments == Warmth(city="Bonn")
 
 
-def test_a_tool_that_takes_free_text_is_called_with_it(client: Any) -> None:
+def test_custom_tool_gets_free_text(client: Any) -> None:
     said = Dictation(calls(("sql", {"input": "select 1"})), submits("One."))
     asked: Any = {"model": NAME, "tools": [{"type": "custom", "name": "sql"}]}
     first = client.responses.create(input=said.words, **asked)
@@ -129,7 +127,7 @@ def test_a_tool_that_takes_free_text_is_called_with_it(client: Any) -> None:
     assert (second.output_text, said.observed()) == ("One.", ["1"])
 
 
-def test_a_shell_shows_each_command_and_what_came_of_it(client: Any) -> None:
+def test_shell_items_contain_command_and_output(client: Any) -> None:
     said = Dictation(bash("echo out; echo err >&2; exit 3"), submits("It failed."))
     made = client.responses.create(model=NAME, input=said.words, tools=[SHELL])
     assert kinds(made) == ["shell_call", "shell_call_output", "message"]
@@ -140,7 +138,7 @@ def test_a_shell_shows_each_command_and_what_came_of_it(client: Any) -> None:
     assert (shown.stdout, shown.stderr, shown.outcome.exit_code) == ("out\n", "err\n", 3)
 
 
-def test_a_shell_tells_of_a_command_and_its_output_as_they_come(client: Any) -> None:
+def test_shell_events_stream_command_and_output(client: Any) -> None:
     said = Dictation(bash("echo out"), submits("Seen."))
     asked: Any = {"model": NAME, "input": said.words, "tools": [SHELL]}
     events = list(client.responses.create(**asked, stream=True))
@@ -149,12 +147,12 @@ def test_a_shell_tells_of_a_command_and_its_output_as_they_come(client: Any) -> 
     command, output = ["command.added", "command.delta", "command.done"], "output_content"
     assert kinds == [*command, f"{output}.delta", f"{output}.done"]
     assert [told[1]["delta"], told[3]["delta"]] == ["echo out", {"stdout": "out\n"}]
-    if MAJOR > 2:  # before that it has no classes of these events
+    if MAJOR > 2:  # SDK versions before 3 have no classes for these events
         for event in events:
             type(event).model_validate(event.to_dict())
 
 
-def test_a_code_interpreter_shows_its_code_and_its_outputs_where_they_are_included(
+def test_code_interpreter_items_contain_included_outputs(
     client: Any,
 ) -> None:
     said = Dictation(bash("echo 42"), submits("42."))
@@ -170,7 +168,7 @@ def test_a_code_interpreter_shows_its_code_and_its_outputs_where_they_are_includ
     assert (called.code, logs.type, logs.logs.strip()) == ("echo 42", "logs", "42")
 
 
-def test_a_file_that_was_made_is_cited_and_read_in_its_container(client: Any) -> None:
+def test_produced_file_is_cited_and_read_from_its_container(client: Any) -> None:
     said = Dictation(
         bash("echo 1 > output/t.csv"), submits("Here: [t.csv](/testbed/output/t.csv).")
     )
@@ -181,7 +179,7 @@ def test_a_file_that_was_made_is_cited_and_read_in_its_container(client: Any) ->
     assert content.read() == b"1\n"
 
 
-def test_files_and_pictures_of_the_input_lie_in_the_computer(client: Any) -> None:
+def test_input_files_and_images_are_written_to_the_sandbox(client: Any) -> None:
     upload = client.files.create(file=("up.txt", b"uploaded"), purpose="user_data")
     said = Dictation(bash("cd documents; cat up.txt in.csv; wc -c < image-1.gif"), submits("Read."))
     content: Any = [
@@ -200,7 +198,7 @@ def test_files_and_pictures_of_the_input_lie_in_the_computer(client: Any) -> Non
     assert [part["image_url"]["url"] for part in user if part["type"] == "image_url"] == [PIXEL]
 
 
-def test_a_container_is_named_in_place_of_a_new_one(client: Any) -> None:
+def test_referenced_container_is_used(client: Any) -> None:
     box = client.containers.create(name="box")
     client.containers.files.create(box.id, file=("a.txt", b"put in"))
     said = Dictation(bash("cat documents/a.txt"), submits("Read."))
@@ -213,8 +211,8 @@ def test_a_container_is_named_in_place_of_a_new_one(client: Any) -> None:
     assert made.output[0].environment.container_id == box.id
 
 
-def test_what_only_openai_has_a_use_for_reaches_no_backend(client: Any) -> None:
-    """The newest of it; before 3 the SDK does not have it."""
+def test_openai_only_fields_do_not_reach_the_backend(client: Any) -> None:
+    """The newest such fields; SDK versions before 3 do not know them."""
     said = Dictation(says("Hello."))
     given: Any = {
         "background_options": {"completion_window": "soonest"},
@@ -230,7 +228,7 @@ def test_what_only_openai_has_a_use_for_reaches_no_backend(client: Any) -> None:
     assert set(said.asked()[0]) == asked
 
 
-def test_an_answer_cut_short_is_incomplete(client: Any) -> None:
+def test_truncated_answer_is_incomplete(client: Any) -> None:
     said = Dictation(*[says("It is", finish_reason="length")] * 3)
     made = client.responses.create(model=NAME, input=said.words, max_output_tokens=20)
     assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -245,7 +243,7 @@ def test_an_answer_cut_short_is_incomplete(client: Any) -> None:
         ({"conversation": "conv_no"}, openai.NotFoundError, "conversation_id"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_its_name(
+def test_unsupported_field_is_refused_by_name(
     client: Any, asked: Any, kind: type[openai.APIStatusError], param: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -253,7 +251,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     assert caught.value.param == param
 
 
-def test_a_failure_ends_a_stream_in_the_sdk_s_error(client: Any) -> None:
+def test_failure_ends_a_stream_with_an_sdk_error(client: Any) -> None:
     said = Dictation({"error": {"message": "no such grammar", "status": 400}})
     with pytest.raises(openai.APIError, match="no such grammar"):
         list(client.responses.create(model=NAME, input=said.words, stream=True))

@@ -1,4 +1,4 @@
-"""How a run shows its steps, asked for by header and by body, whole and streamed."""
+"""The steps of a run, selected by header and by body, streamed and not."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def works() -> Dictation:
 
 @of_each
 @in_both_ways
-def test_a_whole_answer_shows_them_as_asked_for(client: Any, profile: str, by: str) -> None:
+def test_answer_shows_the_selected_steps(client: Any, profile: str, by: str) -> None:
     done = ask(client, works(), **BY[by](profile))
     thought = done.choices[0].message.model_extra.get("reasoning_content", "")
     beside = told(done)
@@ -48,7 +48,7 @@ def test_a_whole_answer_shows_them_as_asked_for(client: Any, profile: str, by: s
 
 @of_each
 @in_both_ways
-def test_a_stream_shows_them_as_asked_for_and_adds_up(client: Any, profile: str, by: str) -> None:
+def test_stream_shows_the_selected_steps(client: Any, profile: str, by: str) -> None:
     chunks = list(ask(client, works(), stream=True, **BY[by](profile)))
     choices = [choice for chunk in chunks for choice in chunk.choices]
     thought = "".join(each.delta.model_extra.get("reasoning_content", "") for each in choices)

@@ -1,4 +1,4 @@
-"""The SDK's own loop around responses, which came with its third major version."""
+"""The tool runner for responses, which the SDK has since version 3."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def run(client: Any, said: Dictation, saved: list[Any], tools: list[Any], **how:
 
     if isinstance(client, Blocking):
         their_own = AsyncRegisteredFunction(WARMTH, warmth_async, independent=True)
-        loop = client.beside(AsyncResponsesToolRunner(functions=[their_own]))
+        loop = client.wrap(AsyncResponsesToolRunner(functions=[their_own]))
         return loop.run(client.it, asked, ledger=AsyncResponsesToolLedger("run", save), **how)
     own = RegisteredFunction(WARMTH, warmth, independent=True)
     ledger = ResponsesToolLedger("run", saved.append)
@@ -44,7 +44,7 @@ def run(client: Any, said: Dictation, saved: list[Any], tools: list[Any], **how:
 
 @pytest.mark.parametrize("tools", [[], [INTERPRETER]], ids=["alone", "interpreter"])
 @pytest.mark.parametrize("how", [{}, {"stream": True}, {"stream": True, "eager": True}])
-def test_it_runs_its_functions_between_the_steps_of_the_computer(
+def test_tool_runner_calls_functions_between_sandbox_steps(
     client: Any, tools: list[Any], how: Any
 ) -> None:
     said = Dictation(

@@ -1,4 +1,4 @@
-"""What a run has cost and used, as clients and operators are told of it."""
+"""Cost and resource use of a run, in the answer's usage and in the metrics."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from tests.clients.test_metrics import numbers
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import running_proxy
 
-ASK = {"role": "user", "content": "Work."}
+MESSAGE = {"role": "user", "content": "Work."}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [ASK]},
+    "/v1/chat/completions": {"messages": [MESSAGE]},
     "/v1/responses": {"input": "Work."},
-    "/v1/messages": {"messages": [ASK], "max_tokens": 100},
+    "/v1/messages": {"messages": [MESSAGE], "max_tokens": 100},
 }
 
 
@@ -42,7 +42,7 @@ SCRIPT = by_history(
         {**text_reply("42"), "usage": usage(160, 20, 120)},
     ]
 )
-TOLD = {
+EXPECTED = {
     "llm_calls": 2,
     "tool_calls": 2,
     "turns": 2,
@@ -63,23 +63,28 @@ TOLD = {
 TIMES = {"wall_ms", "model_ms", "sandbox_ms", "own_ms", "cpu_ms", "peak_mem_bytes"}
 
 
-def are_whole_numbers(told: dict[str, Any]) -> bool:
-    """LangChain adds up usages, and warns of anything else in them."""
+def are_integers(usage_fields: dict[str, Any]) -> bool:
+    """Return True if every value is an integer: LangChain adds up usages and warns about other
+    types.
+    """
     return all(
-        are_whole_numbers(value) if isinstance(value, dict) else type(value) is int
-        for value in told.values()
+        are_integers(value) if isinstance(value, dict) else type(value) is int
+        for value in usage_fields.values()
     )
 
 
-def check(told: dict[str, Any]) -> None:
-    assert are_whole_numbers(told)
-    assert {name: told.get(name) for name in TOLD} == TOLD
-    assert all(told[name] >= 0 for name in TIMES)
-    assert told["wall_ms"] == told["model_ms"] + told["sandbox_ms"] + told["own_ms"]
+def check_usage(usage_fields: dict[str, Any]) -> None:
+    assert are_integers(usage_fields)
+    assert {name: usage_fields.get(name) for name in EXPECTED} == EXPECTED
+    assert all(usage_fields[name] >= 0 for name in TIMES)
+    assert (
+        usage_fields["wall_ms"]
+        == usage_fields["model_ms"] + usage_fields["sandbox_ms"] + usage_fields["own_ms"]
+    )
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_usage_tells_what_a_run_has_cost_and_used(path: str, tmp_path: Path) -> None:
+async def test_usage_reports_cost_and_resources_of_a_run(path: str, tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with (
             scripted_backend(SCRIPT) as backend,
@@ -87,10 +92,10 @@ async def test_usage_tells_what_a_run_has_cost_and_used(path: str, tmp_path: Pat
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {"model": "fake-model", **BODIES[path]}
-            check((await http.post(path, json=asked)).json()["usage"]["sandbox"])
+            check_usage((await http.post(path, json=asked)).json()["usage"]["sandbox"])
 
 
-async def test_the_runs_record_tells_it_too(tmp_path: Path) -> None:
+async def test_run_record_contains_the_usage(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with (
             scripted_backend(SCRIPT) as backend,
@@ -103,10 +108,10 @@ async def test_the_runs_record_tells_it_too(tmp_path: Path) -> None:
             run = (await http.get(f"/v1/runs/{answer.headers['x-sandbox-run']}")).json()
     assert run["completion"]["usage"] == answer.json()["usage"]
     assert run["completion"]["usage"]["prompt_tokens"] == 160
-    check(run["completion"]["usage"]["sandbox"])
+    check_usage(run["completion"]["usage"]["sandbox"])
 
 
-async def test_what_all_runs_have_cost_is_counted(tmp_path: Path) -> None:
+async def test_metrics_sum_the_usage_of_all_runs(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with (
             scripted_backend(SCRIPT) as backend,
@@ -143,7 +148,7 @@ async def test_what_all_runs_have_cost_is_counted(tmp_path: Path) -> None:
     assert before['llm_sandbox_capability_turns_total{capability="external_resources"}'] == 0
 
 
-async def test_the_models_own_answer_is_one_turn(tmp_path: Path) -> None:
+async def test_answer_without_tools_counts_as_one_turn(tmp_path: Path) -> None:
     reply = {**text_reply("42"), "usage": usage(100, 20, 0)}
     with anyio.fail_after(20):
         async with (
@@ -152,7 +157,7 @@ async def test_the_models_own_answer_is_one_turn(tmp_path: Path) -> None:
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
             asked = {"model": "fake-model", "input": "Hello.", "tool_choice": "none"}
-            told = (await http.post("/v1/responses", json=asked)).json()["usage"]["sandbox"]
+            usage_fields = (await http.post("/v1/responses", json=asked)).json()["usage"]["sandbox"]
     counts = ("turns", "llm_calls", "prompt_tokens", "trajectory_tokens", "env_permille")
-    assert [told[name] for name in counts] == [1, 1, 100, 120, 0]
-    assert told["wall_ms"] == told["model_ms"] + told["own_ms"]
+    assert [usage_fields[name] for name in counts] == [1, 1, 100, 120, 0]
+    assert usage_fields["wall_ms"] == usage_fields["model_ms"] + usage_fields["own_ms"]

@@ -1,4 +1,4 @@
-"""The raw server-sent events of a run, as any client reads them: the wire, field by field."""
+"""The raw server-sent events of a streamed chat completion, field by field."""
 
 import asyncio
 import json
@@ -55,13 +55,15 @@ async def backend() -> AsyncIterator[ScriptedBackend]:
             yield running
 
 
-async def ask(url: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+async def stream_chat(
+    url: str, headers: dict[str, str] | None = None, **body: Any
+) -> httpx.Response:
     async with httpx.AsyncClient(headers=headers) as client:
         return await client.post(f"{url}/v1/chat/completions", json={**BODY, **body})
 
 
-def frames_in(text: str) -> list[Frame]:
-    """Every frame but [DONE], which must be the last."""
+def parse_events(text: str) -> list[Frame]:
+    """Return the data of each event; the last event must be `[DONE]`."""
     events = text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     assert all(event.startswith("data: ") for event in events[:-1])
@@ -72,12 +74,12 @@ def deltas(found: list[Frame]) -> list[dict[str, Any]]:
     return [frame["choices"][0]["delta"] for frame in found]
 
 
-def thought(text: str) -> dict[str, str]:
+def reasoning_delta(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
 def outcome(run_id: str, url: str) -> Frame:
-    """The `sandbox` object of the run, whose one file is to be had at `url`."""
+    """Return the `sandbox` object of a run whose only file has the link `url`."""
     file = {
         "id": url.split("/")[-2],
         "filename": "dot.gif",
@@ -96,13 +98,11 @@ def outcome(run_id: str, url: str) -> Frame:
     return {"v": 1, "run_id": run_id, **ended, "files": [file]}
 
 
-async def test_the_frames_of_a_run_are_those_of_the_wire(
-    backend: ScriptedBackend, tmp_path: Path
-) -> None:
+async def test_run_sends_the_documented_events(backend: ScriptedBackend, tmp_path: Path) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        answer = await ask(url)
-        found = frames_in(answer.text)
-    # What cannot be known beforehand.
+        answer = await stream_chat(url)
+        found = parse_events(answer.text)
+    # Values that differ in each run.
     run_id = answer.headers["x-sandbox-run"]
     created = found[0]["created"]
     ms = found[3]["sandbox"]["ms"]
@@ -124,9 +124,9 @@ async def test_the_frames_of_a_run_are_those_of_the_wire(
     citation = {"url": link, "title": "dot.gif", "start_index": 5, "end_index": 12}
     assert found == [
         frame({"role": "assistant", "content": ""}),
-        frame(thought("A dot.")),
-        frame(thought(f"\n````console\n$ {COMMAND}\n"), sandbox=start),
-        frame(thought(f"[exit 0, {ms / 1000:.1f} s, 0 lines]\n````\n"), sandbox=end),
+        frame(reasoning_delta("A dot.")),
+        frame(reasoning_delta(f"\n````console\n$ {COMMAND}\n"), sandbox=start),
+        frame(reasoning_delta(f"[exit 0, {ms / 1000:.1f} s, 0 lines]\n````\n"), sandbox=end),
         frame({"content": "See "}),
         frame({"content": f"[dot.gif]({link})"}),
         frame({"images": [picture]}),
@@ -138,21 +138,21 @@ async def test_the_frames_of_a_run_are_those_of_the_wire(
     ]
 
 
-async def test_no_thinking_follows_once_the_answer_has_begun(
+async def test_no_reasoning_follows_the_first_content(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    """A chat UI would put it back into the block above the answer."""
+    """A chat UI would show later reasoning above the answer."""
     async with running_proxy(backend, "memory", tmp_path) as url:
-        found = deltas(frames_in((await ask(url)).text))
+        found = deltas(parse_events((await stream_chat(url)).text))
     begun = next(number for number, delta in enumerate(found) if delta.get("content"))
     assert [delta for delta in found[begun:] if "reasoning" in delta] == []
 
 
-async def test_the_headers_say_what_it_is_and_which_run(
+async def test_headers_disable_buffering_and_name_the_run(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        headers = (await ask(url)).headers
+        headers = (await stream_chat(url)).headers
     run_id = headers["x-sandbox-run"]
     assert headers["content-type"].split(";")[0] == "text/event-stream"
     assert headers["cache-control"] == "no-cache"
@@ -160,12 +160,12 @@ async def test_the_headers_say_what_it_is_and_which_run(
     assert headers["x-sandbox-container"] == container_id(owner_of(""), run_id)
 
 
-async def test_every_frame_is_a_chunk_of_the_same_completion(
+async def test_every_event_is_a_chunk_of_the_same_completion(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        answer = await ask(url, stream_options={"include_usage": True})
-    found = frames_in(answer.text)
+        answer = await stream_chat(url, stream_options={"include_usage": True})
+    found = parse_events(answer.text)
     chunks = [ChatCompletionChunk.model_validate(frame) for frame in found]
     assert {chunk.id for chunk in chunks} == {f"chatcmpl-{answer.headers['x-sandbox-run']}"}
     assert len({(chunk.object, chunk.created, chunk.model) for chunk in chunks}) == 1
@@ -173,51 +173,57 @@ async def test_every_frame_is_a_chunk_of_the_same_completion(
     assert roles == ["assistant"] + [None] * (len(roles) - 1)
 
 
-async def test_usage_comes_once_and_last_and_only_when_asked_for(
+async def test_usage_is_the_last_chunk_only_if_requested(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        asked = frames_in((await ask(url, stream_options={"include_usage": True})).text)
-        declined = frames_in((await ask(url, stream_options={"include_usage": False})).text)
-        without_call = frames_in((await ask(url)).text)
-    assert ["usage" in frame for frame in asked] == [False] * (len(asked) - 1) + [True]
-    usage = asked[-1]["usage"]
+        requested = parse_events(
+            (await stream_chat(url, stream_options={"include_usage": True})).text
+        )
+        declined = parse_events(
+            (await stream_chat(url, stream_options={"include_usage": False})).text
+        )
+        default = parse_events((await stream_chat(url)).text)
+    assert ["usage" in frame for frame in requested] == [False] * (len(requested) - 1) + [True]
+    usage = requested[-1]["usage"]
     summed = {key: usage[key] for key in USAGE}
     assert summed == {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
-    assert asked[-1]["choices"] == []
-    assert not any("usage" in frame for frame in [*declined, *without_call])
+    assert requested[-1]["choices"] == []
+    assert not any("usage" in frame for frame in [*declined, *default])
 
 
 @pytest.mark.parametrize(
-    "asking",
+    "request_options",
     [
         {"sandbox": {"steps": "off"}},
         {"headers": {"X-Sandbox-Steps": "off"}},
         {"sandbox": {"steps": "off"}, "headers": {"X-Sandbox-Steps": "reasoning"}},
     ],
 )
-async def test_with_steps_off_only_the_models_own_thinking_shows(
-    asking: dict[str, Any], backend: ScriptedBackend, tmp_path: Path
+async def test_steps_off_leaves_only_the_model_reasoning(
+    request_options: dict[str, Any], backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:
-        found = frames_in((await ask(url, **asking)).text)
+        found = parse_events((await stream_chat(url, **request_options)).text)
     thinking = [delta for delta in deltas(found) if "reasoning" in delta]
-    assert thinking == [thought("A dot.")]
+    assert thinking == [reasoning_delta("A dot.")]
     assert ["sandbox" in frame for frame in found] == [False] * (len(found) - 1) + [True]
     assert all("sandbox" not in request.body for request in backend.requests)
 
 
-async def test_steps_are_off_where_the_server_says_so_and_the_client_says_nothing(
+async def test_server_default_for_steps_is_overridden_by_the_request(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path, steps="off") as url:
-        silent = deltas(frames_in((await ask(url)).text))
-        outspoken = deltas(frames_in((await ask(url, sandbox={"steps": "reasoning"})).text))
-    assert [delta for delta in silent if "reasoning" in delta] == [thought("A dot.")]
-    assert thought(f"\n````console\n$ {COMMAND}\n") in outspoken
+        by_default = deltas(parse_events((await stream_chat(url)).text))
+        by_request = deltas(
+            parse_events((await stream_chat(url, sandbox={"steps": "reasoning"})).text)
+        )
+    assert [delta for delta in by_default if "reasoning" in delta] == [reasoning_delta("A dot.")]
+    assert reasoning_delta(f"\n````console\n$ {COMMAND}\n") in by_request
 
 
-async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:
+async def test_silent_stream_sends_keep_alive_comments(tmp_path: Path) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(text_reply("Done."), speak)]) as backend,
@@ -241,7 +247,7 @@ async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:
     ]
 
 
-async def test_an_error_in_the_midst_is_one_frame_and_then_the_end(tmp_path: Path) -> None:
+async def test_error_during_a_stream_is_one_event_before_done(tmp_path: Path) -> None:
     broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
     script = [Frames(frames(chunk({"reasoning": "Let me see."}), broken, "[DONE]"))]
     async with (
@@ -249,11 +255,11 @@ async def test_an_error_in_the_midst_is_one_frame_and_then_the_end(tmp_path: Pat
         running_proxy(backend, "memory", tmp_path) as url,
     ):
         with anyio.fail_after(10):
-            answer = await ask(url, stream_options={"include_usage": True})
-    role, thinking, error = frames_in(answer.text)
+            answer = await stream_chat(url, stream_options={"include_usage": True})
+    role, thinking, error = parse_events(answer.text)
     assert deltas([role, thinking]) == [
         {"role": "assistant", "content": ""},
-        thought("Let me see."),
+        reasoning_delta("Let me see."),
     ]
     assert error == {
         "error": {
@@ -265,7 +271,7 @@ async def test_an_error_in_the_midst_is_one_frame_and_then_the_end(tmp_path: Pat
     }
 
 
-async def test_calls_of_the_clients_own_tools_come_in_pieces_before_the_end(
+async def test_client_tool_calls_are_sent_in_pieces_before_the_last_chunk(
     tmp_path: Path,
 ) -> None:
     weather = {"name": "weather", "arguments": '{"city": "Bonn"}'}
@@ -277,7 +283,7 @@ async def test_calls_of_the_clients_own_tools_come_in_pieces_before_the_end(
     ):
         with anyio.fail_after(10):
             tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-            found = frames_in((await ask(url, tools=tools)).text)
+            found = parse_events((await stream_chat(url, tools=tools)).text)
     minted = f"call_{found[-1]['sandbox']['run_id']}_1"
     begun = {**own, "index": 0, "id": minted, "function": {"name": "weather", "arguments": ""}}
     pieces = ('{"city":', ' "Bonn"}')

@@ -1,4 +1,4 @@
-"""Calls of the client's own tools arrive while the model writes them, in every dialect."""
+"""Streaming of client tool calls while the model writes them, in each API."""
 
 import asyncio
 import json
@@ -16,20 +16,20 @@ from policies.profile import Profile
 from policies.redaction import Redaction
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.clients.errors import ASKED, client_of
+from tests.clients.openai_errors import MESSAGES, openai_client
 from tests.fakes.backend import Frames, Held, Item, ScriptedBackend, chunk, frames, scripted_backend
 from tests.fakes.server import running_proxy
 
 TEXT = "a line of the file that the client is to write, " * 5
-GIVEN = {"path": "notes.txt", "text": TEXT}
-WRITTEN = json.dumps(GIVEN)
-WRITE = call("write_file", **GIVEN)
+ARGUMENTS = {"path": "notes.txt", "text": TEXT}
+ARGUMENTS_JSON = json.dumps(ARGUMENTS)
+WRITE = call("write_file", **ARGUMENTS)
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 FUNCTION = {"name": "write_file", "parameters": SCHEMA, "strict": True}
 TOOL: Any = {"type": "function", "function": FUNCTION}
 LOOKUP: Any = {"type": "function", "function": {"name": "lookup", "parameters": SCHEMA}}
 MODEL = {"model": "fake-model", "stream": True}
-CHAT = {**MODEL, "messages": ASKED, "tools": [TOOL, LOOKUP]}
+CHAT = {**MODEL, "messages": MESSAGES, "tools": [TOOL, LOOKUP]}
 Frame = dict[str, Any]
 
 
@@ -48,7 +48,7 @@ def messages_piece(frame: Frame) -> str:
     return frame["delta"].get("partial_json", "") if is_piece else ""
 
 
-DIALECTS: Sequence[tuple[str, dict[str, Any], Callable[[Frame], str]]] = [
+APIS: Sequence[tuple[str, dict[str, Any], Callable[[Frame], str]]] = [
     ("/v1/chat/completions", CHAT, chat_piece),
     (
         "/v1/responses",
@@ -60,19 +60,19 @@ DIALECTS: Sequence[tuple[str, dict[str, Any], Callable[[Frame], str]]] = [
         {
             **MODEL,
             "max_tokens": 1000,
-            "messages": ASKED,
+            "messages": MESSAGES,
             "tools": [{"name": "write_file", "input_schema": SCHEMA}],
         },
         messages_piece,
     ),
 ]
-EVERY = pytest.mark.parametrize(
-    ("path", "body", "piece_of"), DIALECTS, ids=["chat", "responses", "messages"]
+every_api = pytest.mark.parametrize(
+    ("path", "body", "arguments_delta"), APIS, ids=["chat", "responses", "messages"]
 )
 
 
 @asynccontextmanager
-async def serving(
+async def serve_script(
     script: Sequence[Item], state_dir: Path, **changes: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedBackend]]:
     with anyio.fail_after(20):
@@ -93,22 +93,22 @@ async def frames_of(
                 yield json.loads(line.removeprefix("data: "))
 
 
-async def chat(http: httpx.AsyncClient, **body: Any) -> list[Frame]:
-    return [frame async for frame in frames_of(http, DIALECTS[0][0], {**CHAT, **body})]
+async def stream_chat(http: httpx.AsyncClient, **body: Any) -> list[Frame]:
+    return [frame async for frame in frames_of(http, APIS[0][0], {**CHAT, **body})]
 
 
 def sent_calls(found: Sequence[Frame], choice: int = 0) -> dict[int, Frame]:
-    """The calls that a client puts together, by index."""
+    """Return the calls assembled from the chunks of a choice, by index."""
     made: dict[int, Frame] = {}
     for frame in found:
         for each in frame.get("choices", ()):
             if each["index"] == choice:
                 for piece in each["delta"].get("tool_calls", ()):
-                    add_piece(made.setdefault(piece["index"], {}), piece)
+                    merge_piece(made.setdefault(piece["index"], {}), piece)
     return made
 
 
-def add_piece(made: Frame, piece: Frame) -> None:
+def merge_piece(made: Frame, piece: Frame) -> None:
     function = made.setdefault("function", {"arguments": ""})
     given = piece.get("function", {})
     function["arguments"] += given.get("arguments", "")
@@ -116,38 +116,38 @@ def add_piece(made: Frame, piece: Frame) -> None:
     made |= {key: value for key, value in piece.items() if key not in ("function", "index")}
 
 
-def pieces_of(found: Sequence[Frame]) -> list[str]:
+def argument_deltas(found: Sequence[Frame]) -> list[str]:
     return [piece for frame in found if (piece := chat_piece(frame))]
 
 
-def ending(found: Sequence[Frame]) -> tuple[str, str]:
-    """The finish reason and the stop reason."""
+def finish_reasons(found: Sequence[Frame]) -> tuple[str, str]:
+    """Return the finish reason and the stop reason."""
     return found[-1]["choices"][0]["finish_reason"], found[-1]["sandbox"]["stop_reason"]
 
 
-@EVERY
-async def test_a_clients_call_arrives_while_the_model_writes_it(
-    path: str, body: dict[str, Any], piece_of: Callable[[Frame], str], tmp_path: Path
+@every_api
+async def test_client_tool_call_arrives_while_the_model_writes_it(
+    path: str, body: dict[str, Any], arguments_delta: Callable[[Frame], str], tmp_path: Path
 ) -> None:
-    go_on = asyncio.Event()
+    release = asyncio.Event()
     pieces: list[str] = []
-    held = Held(tool_reply(WRITE), go_on, after_pieces=6)
-    async with serving([held], tmp_path) as (http, _):
+    held = Held(tool_reply(WRITE), release, after_pieces=6)
+    async with serve_script([held], tmp_path) as (http, _):
         async for frame in frames_of(http, path, body):
-            if piece := piece_of(frame):
+            if piece := arguments_delta(frame):
                 pieces.append(piece)
             if len(pieces) == 4:
-                go_on.set()  # the backend goes on only once these are here
+                release.set()  # the backend sends the rest only after these arrived
     assert len(pieces) >= 20
-    assert "".join(pieces) == WRITTEN
+    assert "".join(pieces) == ARGUMENTS_JSON
 
 
-async def test_a_call_begins_with_its_id_and_name_and_ends_as_the_whole_one_does(
+async def test_streamed_call_has_the_id_name_and_arguments_of_the_unstreamed_one(
     tmp_path: Path,
 ) -> None:
-    async with serving([tool_reply(WRITE)] * 2, tmp_path) as (http, _):
-        found = await chat(http)
-        whole = (await http.post(DIALECTS[0][0], json={**CHAT, "stream": False})).json()
+    async with serve_script([tool_reply(WRITE)] * 2, tmp_path) as (http, _):
+        found = await stream_chat(http)
+        whole = (await http.post(APIS[0][0], json={**CHAT, "stream": False})).json()
     run_id = found[-1]["sandbox"]["run_id"]
     first = next(frame for frame in found if "tool_calls" in frame["choices"][0]["delta"])
     assert first["choices"][0]["delta"]["tool_calls"] == [
@@ -160,37 +160,37 @@ async def test_a_call_begins_with_its_id_and_name_and_ends_as_the_whole_one_does
     ]
     (expected,) = whole["choices"][0]["message"]["tool_calls"]
     assert sent_calls(found) == {0: {**expected, "id": f"call_{run_id}_1"}}
-    assert ending(found) == ("tool_calls", "client_tool_calls")
+    assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
 
 
-async def test_the_sdks_helper_puts_a_chat_call_together(tmp_path: Path) -> None:
+async def test_sdk_stream_helper_assembles_a_chat_call(tmp_path: Path) -> None:
     async with (
-        serving([tool_reply(WRITE), text_reply("Written.")], tmp_path) as (http, backend),
-        client_of(str(http.base_url).rstrip("/")) as client,
+        serve_script([tool_reply(WRITE), text_reply("Written.")], tmp_path) as (http, backend),
+        openai_client(str(http.base_url).rstrip("/")) as client,
     ):
         asked: Any = {"model": "fake-model", "tools": [TOOL]}
-        async with client.chat.completions.stream(messages=ASKED, **asked) as stream:
+        async with client.chat.completions.stream(messages=MESSAGES, **asked) as stream:
             kinds = [event.type async for event in stream]
             completion = await stream.get_final_completion()
         message = completion.choices[0].message
         (made,) = message.tool_calls or ()
         result: Any = {"role": "tool", "tool_call_id": made.id, "content": "ok"}
         back: Any = {"role": "assistant", "tool_calls": [made.model_dump(exclude={"index"})]}
-        second = await client.chat.completions.create(messages=[*ASKED, back, result], **asked)
+        second = await client.chat.completions.create(messages=[*MESSAGES, back, result], **asked)
     assert kinds.count("tool_calls.function.arguments.delta") >= 20
-    assert json.loads(made.function.arguments) == GIVEN
+    assert json.loads(made.function.arguments) == ARGUMENTS
     assert second.choices[0].message.content == "Written."
     told = backend.requests[1].body["messages"]
     assert [message["role"] for message in told[-3:]] == ["user", "assistant", "tool"]
     assert told[-2]["tool_calls"][0]["id"] == told[-1]["tool_call_id"] == "call_0_0"
 
 
-async def test_the_sdks_helper_puts_a_responses_call_together(tmp_path: Path) -> None:
+async def test_sdk_stream_helper_assembles_a_responses_call(tmp_path: Path) -> None:
     async with (
-        serving([tool_reply(WRITE), text_reply("Written.")], tmp_path) as (http, _),
-        client_of(str(http.base_url).rstrip("/")) as client,
+        serve_script([tool_reply(WRITE), text_reply("Written.")], tmp_path) as (http, _),
+        openai_client(str(http.base_url).rstrip("/")) as client,
     ):
-        tools: Any = DIALECTS[1][1]["tools"]
+        tools: Any = APIS[1][1]["tools"]
         asked: Any = {"model": "fake-model", "tools": tools}
         async with client.responses.stream(input="?", **asked) as stream:
             told = [event async for event in stream]
@@ -211,14 +211,14 @@ async def test_the_sdks_helper_puts_a_responses_call_together(tmp_path: Path) ->
         "response.output_item.done",
         "response.completed",
     ]
-    assert (made.status, json.loads(made.arguments)) == ("completed", GIVEN)
+    assert (made.status, json.loads(made.arguments)) == ("completed", ARGUMENTS)
     assert second.output_text == "Written."
 
 
-async def test_a_messages_call_is_a_block_after_what_the_model_said(tmp_path: Path) -> None:
-    path, body, _ = DIALECTS[2]
+async def test_messages_call_is_a_block_after_the_text_block(tmp_path: Path) -> None:
+    path, body, _ = APIS[2]
     script = [tool_reply(WRITE, content="I write it.")]
-    async with serving(script, tmp_path) as (http, _):
+    async with serve_script(script, tmp_path) as (http, _):
         found = [frame async for frame in frames_of(http, path, body)]
     started = [f["content_block"] for f in found if f["type"] == "content_block_start"]
     stopped = [f["index"] for f in found if f["type"] == "content_block_stop"]
@@ -228,29 +228,29 @@ async def test_a_messages_call_is_a_block_after_what_the_model_said(tmp_path: Pa
         {"type": "tool_use", "id": call_id, "name": "write_file", "input": {}},
     ]
     assert stopped == [0, 1]
-    assert json.loads("".join(map(messages_piece, found))) == GIVEN
+    assert json.loads("".join(map(messages_piece, found))) == ARGUMENTS
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-async def test_prose_that_was_shown_is_set_apart_from_the_call_after_it(tmp_path: Path) -> None:
+async def test_streamed_prose_is_followed_by_a_blank_line_before_the_call(tmp_path: Path) -> None:
     prose = "I shall write down what was asked for, line by line, into one file. " * 3
-    async with serving([tool_reply(WRITE, content=prose)], tmp_path) as (http, _):
-        found = await chat(http)
+    async with serve_script([tool_reply(WRITE, content=prose)], tmp_path) as (http, _):
+        found = await stream_chat(http)
     deltas = [frame["choices"][0]["delta"] for frame in found]
     called = next(at for at, delta in enumerate(deltas) if "tool_calls" in delta)
     assert "".join(delta.get("content", "") for delta in deltas[:called]) == f"{prose}\n\n"
     assert not any("content" in delta for delta in deltas[called:])
 
 
-async def test_calls_beside_each_other_are_sent_one_after_the_other(tmp_path: Path) -> None:
+async def test_parallel_calls_are_sent_one_after_the_other(tmp_path: Path) -> None:
     both = tool_reply(WRITE, call("lookup", key="x"))
-    async with serving([both], tmp_path) as (http, _):
-        found = await chat(http)
+    async with serve_script([both], tmp_path) as (http, _):
+        found = await stream_chat(http)
     run_id = found[-1]["sandbox"]["run_id"]
     made = sent_calls(found)
     assert [made[n]["id"] for n in (0, 1)] == [f"call_{run_id}_1", f"call_{run_id}_2"]
-    assert [made[n]["function"]["arguments"] for n in (0, 1)] == [WRITTEN, '{"key": "x"}']
-    assert len(pieces_of(found)) > 20
+    assert [made[n]["function"]["arguments"] for n in (0, 1)] == [ARGUMENTS_JSON, '{"key": "x"}']
+    assert len(argument_deltas(found)) > 20
 
 
 def opening(index: int, name: str, arguments: str = "") -> dict[str, Any]:
@@ -258,122 +258,127 @@ def opening(index: int, name: str, arguments: str = "") -> dict[str, Any]:
     return {"index": index, "id": f"t{index}", "type": "function", "function": function}
 
 
-def more(index: int, arguments: str) -> dict[str, Any]:
+def continuation(index: int, arguments: str) -> dict[str, Any]:
     return {"index": index, "function": {"arguments": arguments}}
 
 
-def streamed(*calls: dict[str, Any]) -> list[bytes]:
-    """A reply with a chunk for each piece of a call."""
+def call_chunks(*calls: dict[str, Any]) -> list[bytes]:
+    """Return a reply with one chunk for each piece of a call."""
     return frames(*(chunk({"tool_calls": [each]}) for each in calls))
 
 
 END = frames(chunk({}, "tool_calls"), "[DONE]")
 
 
-@EVERY
-async def test_calls_written_in_turns_arrive_whole_all_the_same(
-    path: str, body: dict[str, Any], piece_of: Callable[[Frame], str], tmp_path: Path
+@every_api
+async def test_interleaved_calls_arrive_complete(
+    path: str, body: dict[str, Any], arguments_delta: Callable[[Frame], str], tmp_path: Path
 ) -> None:
-    mixed = streamed(
+    mixed = call_chunks(
         opening(0, "write_file", '{"a": '),
         opening(1, "write_file", '{"b": '),
-        more(0, "1}"),
-        more(1, "2}"),
+        continuation(0, "1}"),
+        continuation(1, "2}"),
     )
-    async with serving([Frames([*mixed, *END])], tmp_path) as (http, _):
+    async with serve_script([Frames([*mixed, *END])], tmp_path) as (http, _):
         found = [frame async for frame in frames_of(http, path, body)]
-    assert [piece for frame in found if (piece := piece_of(frame))] == [
+    assert [piece for frame in found if (piece := arguments_delta(frame))] == [
         *('{"a": ', "1}", '{"b": 2}')
     ]
 
 
-async def test_a_call_beside_one_of_ours_is_sent_at_once_and_ours_is_run(tmp_path: Path) -> None:
+async def test_client_call_beside_a_sandbox_call_is_streamed_and_the_sandbox_call_runs(
+    tmp_path: Path,
+) -> None:
     bash = call("execute_bash", command="echo hello")
-    async with serving([tool_reply(WRITE, bash), tool_reply(bash, WRITE)], tmp_path) as (http, _):
-        theirs_first, ours_first = await chat(http), await chat(http)
+    async with serve_script([tool_reply(WRITE, bash), tool_reply(bash, WRITE)], tmp_path) as (
+        http,
+        _,
+    ):
+        theirs_first, ours_first = await stream_chat(http), await stream_chat(http)
     for found in (theirs_first, ours_first):
-        assert sent_calls(found)[0]["function"]["arguments"] == WRITTEN
-        assert len(pieces_of(found)) > 20
+        assert sent_calls(found)[0]["function"]["arguments"] == ARGUMENTS_JSON
+        assert len(argument_deltas(found)) > 20
         assert "hello" in "".join(
             frame["choices"][0]["delta"].get("reasoning", "") for frame in found
         )
-        assert ending(found) == ("tool_calls", "client_tool_calls")
+        assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
 
 
-async def test_a_submit_after_a_call_that_was_sent_waits_for_its_result(tmp_path: Path) -> None:
+async def test_submit_after_a_streamed_client_call_waits_for_the_result(tmp_path: Path) -> None:
     both = tool_reply(WRITE, call("submit", answer="Done."))
-    async with serving([both, text_reply("Now it is done.")], tmp_path) as (http, backend):
-        found = await chat(http)
+    async with serve_script([both, text_reply("Now it is done.")], tmp_path) as (http, backend):
+        found = await stream_chat(http)
         made = sent_calls(found)[0]
         result = {"role": "tool", "tool_call_id": made["id"], "content": "ok"}
         back = {"role": "assistant", "tool_calls": [made]}
-        second = await chat(http, messages=[*ASKED, back, result])
-    assert ending(found) == ("tool_calls", "client_tool_calls")
+        second = await stream_chat(http, messages=[*MESSAGES, back, result])
+    assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
     assert second[-1]["choices"][0]["finish_reason"] == "stop"
     told = {m["tool_call_id"]: m["content"] for m in backend.requests[1].body["messages"][-2:]}
     assert told["call_0_0"] == "ok"
     assert told["call_0_1"].startswith("Not run: other tools were called beside it.")
 
 
-async def test_a_call_after_a_submit_is_not_sent(tmp_path: Path) -> None:
+async def test_client_call_after_submit_is_not_sent(tmp_path: Path) -> None:
     both = tool_reply(call("submit", answer="Done."), WRITE)
-    async with serving([both], tmp_path) as (http, _):
-        found = await chat(http)
+    async with serve_script([both], tmp_path) as (http, _):
+        found = await stream_chat(http)
     assert sent_calls(found) == {}
-    assert ending(found) == ("stop", "submitted")
+    assert finish_reasons(found) == ("stop", "submitted")
 
 
-async def test_fields_beside_a_call_follow_it(tmp_path: Path) -> None:
-    signed = {**opening(0, "write_file", WRITTEN), "extra_content": {"signature": "abc"}}
-    async with serving([Frames([*streamed(signed), *END])], tmp_path) as (http, _):
-        found = await chat(http)
+async def test_extra_fields_of_a_call_are_kept(tmp_path: Path) -> None:
+    signed = {**opening(0, "write_file", ARGUMENTS_JSON), "extra_content": {"signature": "abc"}}
+    async with serve_script([Frames([*call_chunks(signed), *END])], tmp_path) as (http, _):
+        found = await stream_chat(http)
     assert sent_calls(found)[0]["extra_content"] == {"signature": "abc"}
-    assert sent_calls(found)[0]["function"]["arguments"] == WRITTEN
+    assert sent_calls(found)[0]["function"]["arguments"] == ARGUMENTS_JSON
 
 
-async def test_each_choice_has_its_calls_streamed(tmp_path: Path) -> None:
-    async with serving([tool_reply(WRITE)] * 2, tmp_path) as (http, _):
-        found = await chat(http, n=2)
+async def test_calls_of_each_choice_are_streamed(tmp_path: Path) -> None:
+    async with serve_script([tool_reply(WRITE)] * 2, tmp_path) as (http, _):
+        found = await stream_chat(http, n=2)
     for choice in (0, 1):
         (made,) = sent_calls(found, choice).values()
-        assert made["function"]["arguments"] == WRITTEN
+        assert made["function"]["arguments"] == ARGUMENTS_JSON
 
 
-async def test_where_secrets_are_taken_out_a_call_is_sent_whole(tmp_path: Path) -> None:
+async def test_call_is_sent_in_one_piece_when_redaction_is_on(tmp_path: Path) -> None:
     profiles = Profiles.only(Profile(redaction=Redaction(detectors=frozenset({"all"}))))
-    async with serving([tool_reply(WRITE)], tmp_path, profiles=profiles) as (http, _):
-        found = await chat(http)
-    assert pieces_of(found) == [WRITTEN]
+    async with serve_script([tool_reply(WRITE)], tmp_path, profiles=profiles) as (http, _):
+        found = await stream_chat(http)
+    assert argument_deltas(found) == [ARGUMENTS_JSON]
 
 
 # What breaks off
 
 
-@EVERY
-async def test_a_reply_that_breaks_off_in_a_call_fails_and_is_not_asked_for_again(
-    path: str, body: dict[str, Any], piece_of: Callable[[Frame], str], tmp_path: Path
+@every_api
+async def test_reply_truncated_inside_a_call_fails_without_a_retry(
+    path: str, body: dict[str, Any], arguments_delta: Callable[[Frame], str], tmp_path: Path
 ) -> None:
-    begun = streamed(opening(0, "write_file"), more(0, '{"path": "no'))
-    async with serving([Frames(begun, cut=True)], tmp_path) as (http, backend):
+    begun = call_chunks(opening(0, "write_file"), continuation(0, '{"path": "no'))
+    async with serve_script([Frames(begun, cut=True)], tmp_path) as (http, backend):
         found = [frame async for frame in frames_of(http, path, body)]
-    assert "".join(map(piece_of, [f for f in found if "error" not in f])) == '{"path": "no'
+    assert "".join(map(arguments_delta, [f for f in found if "error" not in f])) == '{"path": "no'
     assert len(backend.requests) == 1
     assert any("error" in frame for frame in found[-2:])
 
 
-async def test_a_deadline_in_the_midst_of_a_call_ends_it_as_too_long(tmp_path: Path) -> None:
-    begun = Frames([*streamed(opening(0, "write_file"), more(0, '{"path": "no')), *END])
+async def test_deadline_during_a_call_ends_it_as_truncated(tmp_path: Path) -> None:
+    begun = Frames([*call_chunks(opening(0, "write_file"), continuation(0, '{"path": "no')), *END])
     script = [Held(begun, asyncio.Event(), after_pieces=2)] * 3
 
     async def heard(path: str, body: dict[str, Any]) -> list[Frame]:
         headers = {"X-Sandbox-Deadline": "2"}
         return [frame async for frame in frames_of(http, path, body, **headers)]
 
-    async with serving(script, tmp_path) as (http, backend):
-        found = await asyncio.gather(*(heard(path, body) for path, body, _ in DIALECTS))
+    async with serve_script(script, tmp_path) as (http, backend):
+        found = await asyncio.gather(*(heard(path, body) for path, body, _ in APIS))
     in_chat, in_responses, in_messages = found
-    assert ending(in_chat) == ("length", "deadline")
-    assert pieces_of(in_chat) == ['{"path": "no']
+    assert finish_reasons(in_chat) == ("length", "deadline")
+    assert argument_deltas(in_chat) == ['{"path": "no']
     response = in_responses[-1]["response"]
     assert (response["status"], in_responses[-1]["type"]) == ("incomplete", "response.incomplete")
     (item,) = response["output"]
@@ -383,14 +388,14 @@ async def test_a_deadline_in_the_midst_of_a_call_ends_it_as_too_long(tmp_path: P
     assert len(backend.requests) == 3
 
 
-async def test_the_sdk_raises_what_ended_a_call(tmp_path: Path) -> None:
+async def test_sdk_raises_the_error_that_ended_a_call(tmp_path: Path) -> None:
     broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
-    begun = streamed(opening(0, "write_file"), more(0, '{"path": "no'))
+    begun = call_chunks(opening(0, "write_file"), continuation(0, '{"path": "no'))
     async with (
-        serving([Frames([*begun, *frames(broken, "[DONE]")])], tmp_path) as (http, _),
-        client_of(str(http.base_url).rstrip("/")) as client,
+        serve_script([Frames([*begun, *frames(broken, "[DONE]")])], tmp_path) as (http, _),
+        openai_client(str(http.base_url).rstrip("/")) as client,
     ):
-        asked: Any = {"model": "fake-model", "messages": ASKED, "tools": [TOOL]}
+        asked: Any = {"model": "fake-model", "messages": MESSAGES, "tools": [TOOL]}
         with pytest.raises(openai.APIError, match="engine died"):
             async with client.chat.completions.stream(**asked) as stream:
                 await stream.until_done()

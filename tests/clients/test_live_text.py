@@ -1,4 +1,4 @@
-"""Who watches a stream sees the model typing, in each API: narration, steps, then the answer."""
+"""Streaming as a person sees it, in each API: narration, steps, then the answer."""
 
 import asyncio
 import json
@@ -15,88 +15,90 @@ from policies.profile import Profile
 from policies.redaction import Redaction
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.clients import chat, messages, responses
+from tests.clients import chat_http, messages_http, responses_sdk
 from tests.fakes.backend import Held, Item, by_history, scripted_backend
 from tests.fakes.server import running_proxy
 
 ESSAY = "Sandboxes are older than models, and older than computers. " * 6 + "So it is."
 NARRATION = "I look at the files first, for nothing else can tell what is in them. " * 4 + "Now."
 BASH = tool_reply(call("execute_bash", command="echo one"))
-TOLD = {**BASH, "content": NARRATION}
+NARRATED_BASH = {**BASH, "content": NARRATION}
 SUBMIT = tool_reply(call("submit", answer="There are 42."))
-WORK = by_history([TOLD, SUBMIT])
+NARRATED_RUN = by_history([NARRATED_BASH, SUBMIT])
 BEFORE_160 = 4
-"""Pieces of 8 characters: time must have them shown."""
+"""Number of pieces of 8 characters; so few are shown only after a time limit."""
 AFTER_160 = 24
 
-See = Callable[[str], None]
-"""Is told all that is to be seen by now."""
+OnText = Callable[[str], None]
+"""Called with all text shown so far."""
 Headers = Mapping[str, str] | None
 
 
 def ignore(shown: str) -> None:
-    """See nothing."""
+    """Ignore what is shown."""
 
 
-async def chat_stream(url: str, see: See, headers: Headers = None) -> str:
+async def chat_stream(url: str, on_text: OnText, headers: Headers = None) -> str:
     shown = ""
-    async with responses.at(url, "none") as client:
+    async with responses_sdk.client_with_key(url, "none") as client:
         stream = await client.chat.completions.create(
-            **chat.ASKED, stream=True, extra_headers=headers
+            **chat_http.BODY, stream=True, extra_headers=headers
         )
         async for chunk in stream:
             if chunk.choices and (text := chunk.choices[0].delta.content):
-                see(shown := shown + text)
+                on_text(shown := shown + text)
     return shown
 
 
 async def chat_whole(url: str, headers: Headers = None) -> str:
-    async with responses.at(url, "none") as client:
-        completion = await client.chat.completions.create(**chat.ASKED, extra_headers=headers)
+    async with responses_sdk.client_with_key(url, "none") as client:
+        completion = await client.chat.completions.create(**chat_http.BODY, extra_headers=headers)
     text: str = completion.choices[0].message.content
     return text
 
 
-async def responses_stream(url: str, see: See, headers: Headers = None) -> str:
+async def responses_stream(url: str, on_text: OnText, headers: Headers = None) -> str:
     shown = ""
-    async with responses.at(url, "none") as client:
+    async with responses_sdk.client_with_key(url, "none") as client:
         stream = await client.responses.create(
-            model=responses.MODEL, input="How many?", stream=True, extra_headers=headers
+            model=responses_sdk.MODEL, input="How many?", stream=True, extra_headers=headers
         )
         async for event in stream:
             if event.type == "response.output_text.delta":
-                see(shown := shown + event.delta)
+                on_text(shown := shown + event.delta)
     return shown
 
 
 async def responses_whole(url: str, headers: Headers = None) -> str:
-    async with responses.at(url, "none") as client:
-        return (await responses.ask(client, "How many?", extra_headers=headers)).output_text
+    async with responses_sdk.client_with_key(url, "none") as client:
+        return (
+            await responses_sdk.create_response(client, "How many?", extra_headers=headers)
+        ).output_text
 
 
-async def messages_stream(url: str, see: See, headers: Headers = None) -> str:
+async def messages_stream(url: str, on_text: OnText, headers: Headers = None) -> str:
     shown = ""
-    asked = {**messages.ASKED, "stream": True}
+    body = {**messages_http.BODY, "stream": True}
     async with (
         httpx.AsyncClient(base_url=url, timeout=None) as client,
-        client.stream("POST", messages.PATH, json=asked, headers=headers) as response,
+        client.stream("POST", messages_http.PATH, json=body, headers=headers) as response,
     ):
         async for line in response.aiter_lines():
             event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
             if event.get("type") == "content_block_delta" and "text" in event["delta"]:
-                see(shown := shown + event["delta"]["text"])
+                on_text(shown := shown + event["delta"]["text"])
     return shown
 
 
 async def messages_whole(url: str, headers: Headers = None) -> str:
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
-        response = await client.post(messages.PATH, json=messages.ASKED, headers=headers)
-    return "".join(messages.texts(response.json()))
+        response = await client.post(messages_http.PATH, json=messages_http.BODY, headers=headers)
+    return "".join(messages_http.texts(response.json()))
 
 
 @dataclass(frozen=True)
 class Api:
-    """How one of the APIs is asked, and what a person sees of the answer."""
+    """How to call one API, and the text that a person sees."""
 
     stream: Callable[..., Awaitable[str]]
     whole: Callable[..., Awaitable[str]]
@@ -111,14 +113,16 @@ every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS.keys())
 
 
 @every_api
-@pytest.mark.parametrize("before", [[], [BASH], [TOLD]], ids=["first", "after a tool", "narrated"])
+@pytest.mark.parametrize(
+    "before", [[], [BASH], [NARRATED_BASH]], ids=["first", "after a tool", "narrated"]
+)
 @pytest.mark.parametrize("pieces", [AFTER_160, BEFORE_160], ids=["by length", "by time"])
-async def test_prose_shows_while_the_backend_holds_the_rest(
+async def test_prose_is_shown_while_the_backend_holds_the_rest(
     tmp_path: Path, api: Api, before: Sequence[Item], pieces: int
 ) -> None:
     seen = asyncio.Event()
 
-    def see(shown: str) -> None:
+    def on_text(shown: str) -> None:
         if ESSAY[:9] in shown:
             seen.set()
 
@@ -128,18 +132,18 @@ async def test_prose_shows_while_the_backend_holds_the_rest(
             scripted_backend(script) as backend,
             running_proxy(backend, "memory", tmp_path) as url,
         ):
-            shown = await api.stream(url, see)
-    assert shown == (f"{NARRATION}\n\n{ESSAY}" if TOLD in before else ESSAY)
+            shown = await api.stream(url, on_text)
+    assert shown == (f"{NARRATION}\n\n{ESSAY}" if NARRATED_BASH in before else ESSAY)
 
 
 @every_api
 @pytest.mark.parametrize("last", [SUBMIT, text_reply("There are 42.")], ids=["submit", "prose"])
-async def test_narration_stays_in_a_stream_and_is_no_part_of_a_whole_answer(
+async def test_narration_is_streamed_but_not_part_of_an_unstreamed_answer(
     tmp_path: Path, api: Api, last: dict[str, Any]
 ) -> None:
     with anyio.fail_after(40):
         async with (
-            scripted_backend(by_history([TOLD, last])) as backend,
+            scripted_backend(by_history([NARRATED_BASH, last])) as backend,
             running_proxy(backend, "memory", tmp_path) as url,
         ):
             streamed = await api.stream(url, ignore)
@@ -149,8 +153,8 @@ async def test_narration_stays_in_a_stream_and_is_no_part_of_a_whole_answer(
 
 
 @every_api
-async def test_strict_separation_streams_the_answer_alone(tmp_path: Path, api: Api) -> None:
-    script = by_history([TOLD, {**BASH, "content": NARRATION}, SUBMIT])
+async def test_strict_separation_streams_only_the_answer(tmp_path: Path, api: Api) -> None:
+    script = by_history([NARRATED_BASH, {**BASH, "content": NARRATION}, SUBMIT])
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,
@@ -161,13 +165,11 @@ async def test_strict_separation_streams_the_answer_alone(tmp_path: Path, api: A
 
 
 @every_api
-async def test_answer_handed_in_that_was_streamed_is_not_sent_again(
-    tmp_path: Path, api: Api
-) -> None:
-    handed_in = tool_reply(call("submit", answer=f"{ESSAY}\n"), content=ESSAY)
+async def test_submitted_answer_that_was_streamed_is_not_repeated(tmp_path: Path, api: Api) -> None:
+    submit_essay = tool_reply(call("submit", answer=f"{ESSAY}\n"), content=ESSAY)
     with anyio.fail_after(40):
         async with (
-            scripted_backend(by_history([BASH, handed_in])) as backend,
+            scripted_backend(by_history([BASH, submit_essay])) as backend,
             running_proxy(backend, "memory", tmp_path) as url,
         ):
             streamed = await api.stream(url, ignore)
@@ -178,11 +180,11 @@ async def test_answer_handed_in_that_was_streamed_is_not_sent_again(
 
 
 @every_api
-async def test_who_joins_a_run_late_sees_what_the_first_one_saw(tmp_path: Path, api: Api) -> None:
+async def test_late_subscriber_sees_the_complete_text(tmp_path: Path, api: Api) -> None:
     headers = {"Idempotency-Key": "k"}
     narrated, joined = asyncio.Event(), asyncio.Event()
     shown: list[str] = []
-    script: list[Item] = [TOLD, Held(SUBMIT, joined)]
+    script: list[Item] = [NARRATED_BASH, Held(SUBMIT, joined)]
     async with (
         scripted_backend(script) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -213,11 +215,9 @@ LONG = "All is well here, and nothing is amiss. " * 12
 
 
 @every_api
-async def test_secret_shows_neither_in_live_narration_nor_in_the_answer(
-    tmp_path: Path, api: Api
-) -> None:
-    said = f"{LONG}It is {SECRET}. {LONG}"
-    script = by_history([{**BASH, "content": said}, text_reply(said)])
+async def test_secret_is_redacted_in_narration_and_answer(tmp_path: Path, api: Api) -> None:
+    narration = f"{LONG}It is {SECRET}. {LONG}"
+    script = by_history([{**BASH, "content": narration}, text_reply(narration)])
     with anyio.fail_after(40):
         async with (
             scripted_backend(script) as backend,

@@ -1,4 +1,6 @@
-"""Over several requests: files that stay, and runs that wait for the client's tools."""
+"""Sessions over several chat requests: files that persist, and suspended runs that wait for client
+tools.
+"""
 
 import base64
 import time
@@ -24,14 +26,14 @@ PATH = "/v1/chat/completions"
 KINDS = ("memory", "bubblewrap")
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 FIRST = {"role": "user", "content": "Begin."}
-NEXT = {"role": "user", "content": "Go on."}
+FOLLOW_UP = {"role": "user", "content": "Go on."}
 
 
 @asynccontextmanager
-async def talking(
+async def session_client(
     backend: ScriptedBackend, kind: Kind, state_dir: Path, **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server that has this state."""
+    """Serve `backend` with the given data directory and yield an HTTP client."""
     async with (
         running_proxy(backend, kind, state_dir, **{"keyring": EachKey(), **changes}) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
@@ -39,10 +41,10 @@ async def talking(
         yield client
 
 
-async def ask(
+async def complete(
     client: httpx.AsyncClient, *messages: dict[str, Any], headers: Any = None, **body: Any
 ) -> dict[str, Any]:
-    """One completion."""
+    """Send a request that must succeed and return its completion."""
     sent = {"model": "fake-model", "messages": list(messages), **body}
     response = await client.post(PATH, json=sent, headers=headers)
     assert response.status_code == 200, response.text
@@ -55,8 +57,8 @@ def message(completion: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def told(backend: ScriptedBackend, number: int) -> list[str]:
-    """What the tools said that the backend was told of in a request."""
+def tool_results(backend: ScriptedBackend, number: int) -> list[str]:
+    """Return the tool results in a backend request."""
     messages = backend.requests[number].body["messages"]
     return [each["content"] for each in messages if each["role"] == "tool"]
 
@@ -67,39 +69,42 @@ def bash(command: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_chat_finds_its_files_again(kind: Kind, restart: bool, tmp_path: Path) -> None:
+async def test_chat_id_header_restores_the_files(kind: Kind, restart: bool, tmp_path: Path) -> None:
     script = [bash("echo one > file"), text_reply("Done."), bash("cat file"), text_reply("One.")]
     chat = {"X-OpenWebUI-Chat-Id": "chat 1"}
     async with scripted_backend(script) as backend:
-        async with talking(backend, kind, tmp_path) as client:
-            first = await ask(client, FIRST, headers=chat)
+        async with session_client(backend, kind, tmp_path) as client:
+            first = await complete(client, FIRST, headers=chat)
             if not restart:
-                second = await ask(client, FIRST, message(first), NEXT, headers=chat)
+                second = await complete(client, FIRST, message(first), FOLLOW_UP, headers=chat)
         if restart:
-            async with talking(backend, kind, tmp_path) as client:
-                second = await ask(client, FIRST, message(first), NEXT, headers=chat)
-        assert "one" in told(backend, 3)[0]
+            async with session_client(backend, kind, tmp_path) as client:
+                second = await complete(client, FIRST, message(first), FOLLOW_UP, headers=chat)
+        assert "one" in tool_results(backend, 3)[0]
     assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
     assert ("restored" in second["sandbox"]) == restart
 
 
-async def test_an_edited_question_finds_the_files_as_they_were_before_it(tmp_path: Path) -> None:
+async def test_edited_question_sees_the_files_from_before_it(tmp_path: Path) -> None:
     script = [
         *(bash("echo one > file"), text_reply("Done.")),
         *(bash("echo two > file"), text_reply("Done.")),
         *(bash("cat file"), text_reply("One.")),
     ]
     chat = {"ChatUI-Conversation-ID": "chat 1"}
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        first = message(await ask(client, FIRST, headers=chat))
-        await ask(client, FIRST, first, NEXT, headers=chat)
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = message(await complete(client, FIRST, headers=chat))
+        await complete(client, FIRST, first, FOLLOW_UP, headers=chat)
         edited = {"role": "user", "content": "Go on otherwise."}
-        await ask(client, FIRST, first, edited, headers=chat)
-        assert "one" in told(backend, 5)[0]
+        await complete(client, FIRST, first, edited, headers=chat)
+        assert "one" in tool_results(backend, 5)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_alone_leaves_what_it_hands_back_to_whoever_names_its_container(
+async def test_request_without_a_session_leaves_its_artifacts_in_its_container(
     kind: Kind, tmp_path: Path
 ) -> None:
     script = [
@@ -110,12 +115,15 @@ async def test_a_request_alone_leaves_what_it_hands_back_to_whoever_names_its_co
         *(bash("cat output/a.csv output/b.csv; ls; echo two > output/b.csv"), text_reply("Done.")),
         *(bash("cat output/a.csv output/b.csv"), text_reply("Seen.")),
     ]
-    async with scripted_backend(script) as backend, talking(backend, kind, tmp_path) as client:
-        first = await ask(client, FIRST)
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, kind, tmp_path) as client,
+    ):
+        first = await complete(client, FIRST)
         named = {"container_id": first["sandbox"]["container_id"]}
-        second = await ask(client, NEXT, sandbox=named)
-        third = await ask(client, NEXT, sandbox=named)
-        seen = [told(backend, number)[0] for number in (3, 5)]
+        second = await complete(client, FOLLOW_UP, sandbox=named)
+        third = await complete(client, FOLLOW_UP, sandbox=named)
+        seen = [tool_results(backend, number)[0] for number in (3, 5)]
     handed_back = [
         [file["filename"] for file in each["sandbox"]["files"]] for each in (first, second, third)
     ]
@@ -124,27 +132,30 @@ async def test_a_request_alone_leaves_what_it_hands_back_to_whoever_names_its_co
     assert "one\ntwo" in seen[1]
 
 
-async def test_a_session_is_its_keys_own_and_ends_when_it_is_deleted(tmp_path: Path) -> None:
+async def test_session_belongs_to_its_key_and_ends_when_deleted(tmp_path: Path) -> None:
     script = [bash("echo one > output/file"), text_reply("Done.")]
     script += [bash("ls output"), text_reply("Seen.")] * 3
     named = {"session": "mine"}
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        first = await ask(client, FIRST, sandbox=named)
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = await complete(client, FIRST, sandbox=named)
         container = first["sandbox"]["container_id"]
-        await ask(client, NEXT, sandbox={"container_id": container})
+        await complete(client, FOLLOW_UP, sandbox={"container_id": container})
         other = {"Authorization": "Bearer somebody-else"}
-        await ask(client, NEXT, sandbox={"container_id": container}, headers=other)
+        await complete(client, FOLLOW_UP, sandbox={"container_id": container}, headers=other)
         assert (await client.get(f"/v1/containers/{container}")).json()["id"] == container
         assert (await client.delete(f"/v1/containers/{container}")).json()["deleted"] is True
         assert (await client.delete(f"/v1/containers/{container}")).status_code == 404
-        await ask(client, NEXT, sandbox=named)
-        seen = ["file" in told(backend, number)[0] for number in (3, 5, 7)]
+        await complete(client, FOLLOW_UP, sandbox=named)
+        seen = ["file" in tool_results(backend, number)[0] for number in (3, 5, 7)]
     assert seen == [True, False, False]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_run_goes_on_where_it_was_once_the_client_has_answered(
+async def test_suspended_run_resumes_after_the_client_tool_result(
     kind: Kind, restart: bool, tmp_path: Path
 ) -> None:
     both = tool_reply(
@@ -152,27 +163,27 @@ async def test_a_run_goes_on_where_it_was_once_the_client_has_answered(
     )
     script = [both, bash("cat file"), text_reply("It rains.")]
     async with scripted_backend(script) as backend:
-        async with talking(backend, kind, tmp_path) as client:
-            first = await ask(client, FIRST, tools=[WEATHER])
+        async with session_client(backend, kind, tmp_path) as client:
+            first = await complete(client, FIRST, tools=[WEATHER])
             calls = message(first)["tool_calls"]
             result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "Rain."}
             if not restart:
-                second = await ask(client, FIRST, message(first), result, tools=[WEATHER])
+                second = await complete(client, FIRST, message(first), result, tools=[WEATHER])
         if restart:
-            async with talking(backend, kind, tmp_path) as client:
-                # It has forgotten all else.
-                second = await ask(client, result, tools=[WEATHER])
+            async with session_client(backend, kind, tmp_path) as client:
+                # The client sends only the last messages.
+                second = await complete(client, result, tools=[WEATHER])
         before, after = (request.body["messages"] for request in backend.requests[:2])
         assert after[: len(before)] == before
-        assert told(backend, 1)[1] == "Rain."
-        assert "kept" in told(backend, 2)[2]
+        assert tool_results(backend, 1)[1] == "Rain."
+        assert "kept" in tool_results(backend, 2)[2]
     assert first["choices"][0]["finish_reason"] == "tool_calls"
     assert [each["function"]["name"] for each in calls] == ["weather"]
     assert message(second)["content"] == "It rains."
     assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
 
 
-async def test_a_run_that_waited_too_long_is_made_again_of_messages_and_files(
+async def test_expired_suspended_run_is_rebuilt_from_messages_and_files(
     tmp_path: Path,
 ) -> None:
     both = tool_reply(
@@ -182,33 +193,38 @@ async def test_a_run_that_waited_too_long_is_made_again_of_messages_and_files(
     async with scripted_backend(script) as backend:
         sessions = SessionSettings(retention_hours=1e6)
         now = FileStore(Store(tmp_path, sessions), limits=ArtifactLimits())
-        async with talking(backend, "memory", tmp_path, files=now) as client:
-            first = await ask(client, FIRST, tools=[WEATHER])
+        async with session_client(backend, "memory", tmp_path, files=now) as client:
+            first = await complete(client, FIRST, tools=[WEATHER])
         store = Store(tmp_path, sessions, now=lambda: time.time() + SUSPENDED_KEEP_S + 1)
         later = FileStore(store, limits=ArtifactLimits())
-        async with talking(backend, "memory", tmp_path, files=later) as client:
+        async with session_client(backend, "memory", tmp_path, files=later) as client:
             (made,) = message(first)["tool_calls"]
             result = {"role": "tool", "tool_call_id": made["id"], "content": "Rain."}
-            second = await ask(client, FIRST, message(first), result, tools=[WEATHER])
-        assert told(backend, 1) == ["Rain."]
-        assert "kept" in told(backend, 2)[1]
+            second = await complete(client, FIRST, message(first), result, tools=[WEATHER])
+        assert tool_results(backend, 1) == ["Rain."]
+        assert "kept" in tool_results(backend, 2)[1]
     assert message(second)["content"] == "It rains."
     assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
     assert second["sandbox"]["restored"] is True
 
 
-async def test_a_run_that_waits_is_its_keys_own(tmp_path: Path) -> None:
+async def test_suspended_run_belongs_to_its_key(tmp_path: Path) -> None:
     script = [tool_reply(call("weather", city="Bonn")), text_reply("It rains.")]
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        first = message(await ask(client, FIRST, tools=[WEATHER]))
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = message(await complete(client, FIRST, tools=[WEATHER]))
         result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "Rain."}
         theirs = {"Authorization": "Bearer somebody-else"}
-        await ask(client, NEXT, first, result, tools=[WEATHER], headers=theirs)
+        await complete(client, FOLLOW_UP, first, result, tools=[WEATHER], headers=theirs)
         messages = backend.requests[1].body["messages"]
-    assert [each["content"] for each in messages if each["role"] == "user"] == [NEXT["content"]]
+    assert [each["content"] for each in messages if each["role"] == "user"] == [
+        FOLLOW_UP["content"]
+    ]
 
 
-async def test_two_requests_that_go_on_from_the_same_have_a_copy_each(tmp_path: Path) -> None:
+async def test_two_branches_of_a_chat_have_separate_files(tmp_path: Path) -> None:
     chat = {"X-Chat-Id": "chat 1"}
 
     def reply(body: dict[str, Any]) -> Any:
@@ -218,14 +234,17 @@ async def test_two_requests_that_go_on_from_the_same_have_a_copy_each(tmp_path: 
         command = "echo begun > file" if len(said) == 1 else f"echo {said[-1]} >> file; cat file"
         return bash(command)
 
-    async with scripted_backend(reply) as backend, talking(backend, "memory", tmp_path) as client:
-        first = message(await ask(client, FIRST, headers=chat))
+    async with (
+        scripted_backend(reply) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = message(await complete(client, FIRST, headers=chat))
         async with anyio.create_task_group() as group:
             for word in ("left", "right"):
                 asked = {"role": "user", "content": word}
 
                 async def go_on(asked: dict[str, Any] = asked) -> None:
-                    await ask(client, FIRST, first, asked, headers=chat)
+                    await complete(client, FIRST, first, asked, headers=chat)
 
                 group.start_soon(go_on)
         outputs = [
@@ -237,20 +256,20 @@ async def test_two_requests_that_go_on_from_the_same_have_a_copy_each(tmp_path: 
     assert shown == ["begun\nleft", "begun\nright"]
 
 
-async def test_a_first_question_asked_again_begins_anew(tmp_path: Path) -> None:
+async def test_repeated_first_question_starts_without_files(tmp_path: Path) -> None:
     script = [bash("echo one > output/file"), text_reply("Done.")]
     chat = {"X-Chat-Id": "chat 1"}
     async with (
         scripted_backend(script * 2) as backend,
-        talking(backend, "memory", tmp_path) as client,
+        session_client(backend, "memory", tmp_path) as client,
     ):
-        first = await ask(client, FIRST, headers=chat)
-        again = await ask(client, FIRST, headers=chat)
+        first = await complete(client, FIRST, headers=chat)
+        again = await complete(client, FIRST, headers=chat)
     names = [file["filename"] for each in (first, again) for file in each["sandbox"]["files"]]
     assert names == ["file", "file"]
 
 
-async def test_a_file_of_a_name_that_was_given_before_takes_its_place(tmp_path: Path) -> None:
+async def test_input_file_replaces_an_earlier_one_of_the_same_name(tmp_path: Path) -> None:
     script = [bash("cat documents/data.csv"), text_reply("Done.")]
     script += [bash("cat documents/data.csv; echo mine > documents/data.csv"), text_reply("Done.")]
     script += [bash("cat documents/data.csv"), text_reply("Done.")]
@@ -260,41 +279,55 @@ async def test_a_file_of_a_name_that_was_given_before_takes_its_place(tmp_path: 
         return {"role": "user", "content": [{"type": "file", "file": part}]}
 
     named = {"session": "mine"}
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
         for data in ("old", "new", "new"):
-            await ask(client, given(data), sandbox=named)
-        shown = [told(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3, 5)]
+            await complete(client, given(data), sandbox=named)
+        shown = [
+            tool_results(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3, 5)
+        ]
     assert shown == ["old", "new", "mine"]
 
 
-async def test_an_answer_of_the_turn_before_is_not_that_of_a_run_that_went_on(
+async def test_resumed_run_ignores_an_older_answer_file(
     tmp_path: Path,
 ) -> None:
     script = [bash("echo OLD > output/answer.txt"), text_reply("Done.")]
     script += [tool_reply(call("weather", city="Bonn")), bash("true"), text_reply("It rains.")]
     named = {"session": "mine"}
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        assert message(await ask(client, FIRST, sandbox=named))["content"] == "OLD"
-        calling = message(await ask(client, NEXT, sandbox=named, tools=[WEATHER]))
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        assert message(await complete(client, FIRST, sandbox=named))["content"] == "OLD"
+        calling = message(await complete(client, FOLLOW_UP, sandbox=named, tools=[WEATHER]))
         result = {"role": "tool", "tool_call_id": calling["tool_calls"][0]["id"], "content": "Rain"}
-        last = await ask(client, NEXT, calling, result, sandbox=named, tools=[WEATHER])
+        last = await complete(client, FOLLOW_UP, calling, result, sandbox=named, tools=[WEATHER])
     assert message(last)["content"] == "It rains."
 
 
-async def test_an_id_that_no_call_had_is_no_reason_to_fail(tmp_path: Path) -> None:
+async def test_unknown_tool_call_id_is_accepted(tmp_path: Path) -> None:
     script = [tool_reply(call("weather", city="Bonn")), text_reply("It rains.")]
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        first = message(await ask(client, FIRST, tools=[WEATHER]))
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = message(await complete(client, FIRST, tools=[WEATHER]))
         wrong = first["tool_calls"][0]["id"].removesuffix("1") + "99"
         result = {"role": "tool", "tool_call_id": wrong, "content": "Rain."}
-        await ask(client, FIRST, first, result, tools=[WEATHER])
+        await complete(client, FIRST, first, result, tools=[WEATHER])
 
 
-async def test_a_retry_in_another_conversation_is_no_retry(tmp_path: Path) -> None:
+async def test_idempotency_key_reused_in_another_session_is_refused(tmp_path: Path) -> None:
     script = [text_reply("One."), text_reply("Two.")]
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
         keyed = {"Idempotency-Key": "1"}
-        one = await ask(client, FIRST, headers={**keyed, "X-Sandbox-Session": "alice"})
+        one = await complete(client, FIRST, headers={**keyed, "X-Sandbox-Session": "alice"})
         body = {"model": "fake-model", "messages": [FIRST]}
         headers = {**keyed, "X-Sandbox-Session": "bob"}
         two = await client.post(PATH, json=body, headers=headers)
@@ -302,22 +335,25 @@ async def test_a_retry_in_another_conversation_is_no_retry(tmp_path: Path) -> No
     assert two.status_code == 422
 
 
-async def test_what_a_client_has_put_into_a_container_is_there_for_its_runs(tmp_path: Path) -> None:
+async def test_container_files_of_the_client_are_visible_to_its_runs(tmp_path: Path) -> None:
     script = [bash("cat documents/data.csv; echo more >> documents/data.csv"), text_reply("Done.")]
     script += [bash("cat documents/data.csv"), text_reply("Done.")]
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
         container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
         upload = {"file": ("data.csv", b"one\n")}
         await client.post(f"/v1/containers/{container}/files", files=upload)
         for _ in range(2):
-            made = await ask(client, FIRST, sandbox={"container_id": container})
-        shown = [told(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3)]
+            made = await complete(client, FIRST, sandbox={"container_id": container})
+        shown = [tool_results(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3)]
     assert shown == ["one", "one\nmore"]
     assert made["sandbox"]["container_id"] == container
 
 
 @pytest.mark.parametrize("changed", [False, True])
-async def test_a_function_call_is_known_by_what_it_was_and_by_what_was_said_before(
+async def test_legacy_function_call_resumes_by_its_content_and_history(
     changed: bool, tmp_path: Path
 ) -> None:
     both = tool_reply(
@@ -326,17 +362,20 @@ async def test_a_function_call_is_known_by_what_it_was_and_by_what_was_said_befo
     script = [both, both, bash("cat file"), text_reply("It rains.")]
     functions = [WEATHER["function"]]
     result = {"role": "function", "name": "weather", "content": "Rain."}
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        said: list[dict[str, Any]] = [NEXT if changed else FIRST]
-        first = message(await ask(client, FIRST, functions=functions))
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        said: list[dict[str, Any]] = [FOLLOW_UP if changed else FIRST]
+        first = message(await complete(client, FIRST, functions=functions))
         said += [{"role": "assistant", **_called(first)}, result]
-        second = message(await ask(client, *said, functions=functions))
+        second = message(await complete(client, *said, functions=functions))
         if not changed:
             said += [{"role": "assistant", **_called(second)}, {**result, "content": "Snow."}]
-            last = message(await ask(client, *said, functions=functions))
+            last = message(await complete(client, *said, functions=functions))
             assert last["content"] == "It rains."
-            assert told(backend, 2)[1::2] == ["Rain.", "Snow."]
-            assert "[stdout]\nkept" in told(backend, 3)[-1]
+            assert tool_results(backend, 2)[1::2] == ["Rain.", "Snow."]
+            assert "[stdout]\nkept" in tool_results(backend, 3)[-1]
         before, after = (request.body["messages"] for request in backend.requests[:2])
     assert (after[: len(before)] == before) is not changed
     assert "tool_calls" not in first
@@ -346,28 +385,34 @@ def _called(made: dict[str, Any]) -> dict[str, Any]:
     return {"content": None, "function_call": made["function_call"]}
 
 
-async def test_an_answer_with_files_can_be_sent_back_as_it_came(tmp_path: Path) -> None:
+async def test_answer_with_files_can_be_sent_back_unchanged(tmp_path: Path) -> None:
     drawn = bash("printf '\\x89PNG' > output/plot.png")
     script = [drawn, text_reply("Drawn."), text_reply("A plot.")]
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        first = message(await ask(client, FIRST))
-        await ask(client, FIRST, first, NEXT)
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = message(await complete(client, FIRST))
+        await complete(client, FIRST, first, FOLLOW_UP)
     assert first["images"]
     assert first["annotations"]
     sent = backend.requests[2].body["messages"]
     assert sent[2] == {"role": "assistant", "content": "Drawn.", "refusal": None}
 
 
-async def test_a_large_file_is_given_once_too(tmp_path: Path) -> None:
+async def test_large_input_file_is_written_once(tmp_path: Path) -> None:
     data = base64.b64encode(bytes(2 << 20)).decode()
     part = {"type": "file", "file": {"filename": "big.txt", "file_data": data}}
     asked = {"role": "user", "content": [part]}
     script = [bash("echo changed > documents/big.txt"), text_reply("Done.")]
     script += [bash("cat documents/big.txt documents/.given"), text_reply("Seen.")]
     chat = {"X-Chat-Id": "1"}
-    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
-        first = message(await ask(client, asked, headers=chat))
-        await ask(client, asked, first, NEXT, headers=chat)
-        _, seen = told(backend, 3)[-1].split("[stdout]\n")
+    async with (
+        scripted_backend(script) as backend,
+        session_client(backend, "memory", tmp_path) as client,
+    ):
+        first = message(await complete(client, asked, headers=chat))
+        await complete(client, asked, first, FOLLOW_UP, headers=chat)
+        _, seen = tool_results(backend, 3)[-1].split("[stdout]\n")
     assert seen.startswith("changed\n")
     assert len(seen) < 1000

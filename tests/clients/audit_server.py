@@ -1,4 +1,4 @@
-"""A house whose runs are watched, and one request to it."""
+"""Run a server that applies a profile and writes an audit log for each run."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,54 +15,54 @@ from policies.rules import Rule, RuleSet
 from proxy.audit.audit import AuditLogs
 from proxy.profiles import Profiles
 from proxy.runs.manager import RunManager
-from tests.clients.chat import ask, client
+from tests.clients.chat_http import http_client, post_chat
 from tests.fakes.backend import ScriptedBackend
 from tests.fakes.server import Kind, running_proxy
 
-PATIENCE_S = 30
-AUDITED = AuditSettings(enabled=True)
+TIMEOUT_S = 30
+AUDIT = AuditSettings(enabled=True)
 
 
-def ruled(*rules: Rule) -> Profile:
-    """A profile with those rules."""
+def profile_with_rules(*rules: Rule) -> Profile:
+    """Return a profile with the given rules."""
     return Profile(watch=RuleSet(rules))
 
 
 @asynccontextmanager
-async def watched(
+async def audit_server(
     backend: ScriptedBackend,
     home: Path,
     profile: Profile,
     kind: Kind = "memory",
     key: bytes | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a house with that profile; its logs lie in `home`/audit."""
+    """Serve `backend` under `profile` and yield an HTTP client; audit logs are in `home`/audit."""
     audit_logs = AuditLogs(home / "audit", keep_days=90, key=key)
     make_runs: Any = partial(RunManager, audit_logs=audit_logs)
     async with (
         running_proxy(
             backend, kind, home, profiles=Profiles.only(profile), make_runs=make_runs
         ) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         yield http
 
 
-async def answered(
+async def post_once(
     backend: ScriptedBackend, home: Path, profile: Profile, **body: Any
 ) -> httpx.Response:
-    """The whole response to one request."""
-    with anyio.fail_after(PATIENCE_S):
-        async with watched(backend, home, profile) as http:
-            return await ask(http, **body)
+    """Start a server, send one chat request and return the complete response."""
+    with anyio.fail_after(TIMEOUT_S):
+        async with audit_server(backend, home, profile) as http:
+            return await post_chat(http, **body)
 
 
 def observations(backend: ScriptedBackend) -> Sequence[str]:
-    """What the model was told of its calls."""
+    """Return the observations in the last request that the backend received."""
     messages: list[Mapping[str, Any]] = backend.requests[-1].body["messages"]
     return [str(message["content"]) for message in messages if message["role"] == "tool"]
 
 
-def audited(profile: Profile = Profile(), **changes: Any) -> Profile:
-    """The profile, its runs written down."""
-    return replace(profile, audit=replace(AUDITED, **changes))
+def with_audit(profile: Profile = Profile(), **changes: Any) -> Profile:
+    """Return the profile with audit logging enabled."""
+    return replace(profile, audit=replace(AUDIT, **changes))

@@ -1,4 +1,6 @@
-"""Requests for a response in the background that come again: the same response, or another."""
+"""Retries of background responses: which ones return the first response and which ones start
+another.
+"""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +15,15 @@ from proxy.models.scripted import text_reply
 from proxy.runs.manager import RunManager
 from proxy.runs.run import RequestIdentity, Subscriber
 from proxy.store.runs import RunRepository
-from tests.clients.responses import MODEL, ask, client, over, refused, streamed, told_again
+from tests.clients.responses_sdk import (
+    MODEL,
+    api_error,
+    create_response,
+    replay_events,
+    responses_client,
+    stream_events,
+    wait_until_finished,
+)
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.server import running_proxy
 from tests.fakes.waiting import until
@@ -22,24 +32,24 @@ KEY = {"Idempotency-Key": "order-1"}
 NEVER = "Never said."
 
 
-async def test_a_request_that_comes_again_is_one_response(tmp_path: Path) -> None:
+async def test_retry_with_the_same_key_returns_the_first_response(tmp_path: Path) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("42."), release)]
     async with scripted_backend(script) as backend:
-        async with client(backend, tmp_path) as mine:
-            made = await ask(mine, "How many?", background=True, extra_headers=KEY)
+        async with responses_client(backend, tmp_path) as mine:
+            made = await create_response(mine, "How many?", background=True, extra_headers=KEY)
             await backend.arrived(1)
             async with anyio.create_task_group() as group:
-                group.start_soon(streamed, mine, "How many?", KEY)
-                again = await ask(mine, "How many?", background=True, extra_headers=KEY)
+                group.start_soon(stream_events, mine, "How many?", KEY)
+                again = await create_response(mine, "How many?", background=True, extra_headers=KEY)
                 release.set()
-            await over(mine, made.id)
-            late = await ask(mine, "How many?", background=True, extra_headers=KEY)
-            told = await streamed(mine, "How many?", KEY)
+            await wait_until_finished(mine, made.id)
+            late = await create_response(mine, "How many?", background=True, extra_headers=KEY)
+            told = await stream_events(mine, "How many?", KEY)
             retrieved = await mine.responses.retrieve(made.id)
-        async with client(backend, tmp_path) as mine:
-            restarted = await ask(mine, "How many?", background=True, extra_headers=KEY)
-            assert await streamed(mine, "How many?", KEY) == told
+        async with responses_client(backend, tmp_path) as mine:
+            restarted = await create_response(mine, "How many?", background=True, extra_headers=KEY)
+            assert await stream_events(mine, "How many?", KEY) == told
     assert {made.id, again.id, late.id, restarted.id} == {made.id}
     assert (again.status, late.status) == ("queued", "completed")
     assert late == restarted == retrieved
@@ -49,80 +59,86 @@ async def test_a_request_that_comes_again_is_one_response(tmp_path: Path) -> Non
     assert len(backend.requests) == 1
 
 
-async def test_a_request_that_comes_again_to_another_process_is_one_response(
+async def test_retry_at_another_process_returns_the_first_response(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("42."), release)]
     async with (
         scripted_backend(script) as backend,
-        client(backend, tmp_path) as here,
-        client(backend, tmp_path) as there,
+        responses_client(backend, tmp_path) as here,
+        responses_client(backend, tmp_path) as there,
     ):
-        made = await ask(here, "How many?", background=True, extra_headers=KEY)
+        made = await create_response(here, "How many?", background=True, extra_headers=KEY)
         await backend.arrived(1)
-        again = await ask(there, "How many?", background=True, extra_headers=KEY)
+        again = await create_response(there, "How many?", background=True, extra_headers=KEY)
         assert (again.id, again.status) == (made.id, "queued")
         for refusal in (
-            streamed(there, "How many?", KEY),
+            stream_events(there, "How many?", KEY),
             there.responses.retrieve(made.id, stream=True),
         ):
-            error = await refused(refusal)
+            error = await api_error(refusal)
             assert (error.status_code, error.code) == (409, "run_elsewhere")
         release.set()
-        ended = await over(there, made.id)
-        assert ended == await over(here, made.id)
-        assert await streamed(there, "How many?", KEY) == await told_again(here, made.id)
+        ended = await wait_until_finished(there, made.id)
+        assert ended == await wait_until_finished(here, made.id)
+        assert await stream_events(there, "How many?", KEY) == await replay_events(here, made.id)
     assert ended.output_text == "42."
     assert len(backend.requests) == 1
 
 
-async def test_a_key_of_a_response_that_failed_or_was_cancelled_begins_another(
+async def test_key_of_a_failed_or_cancelled_response_starts_another(
     tmp_path: Path,
 ) -> None:
     script = [Refusal(400, "no"), Held(text_reply(NEVER), asyncio.Event()), text_reply("42.")]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        failed = await ask(mine, "How many?", background=True, extra_headers=KEY)
-        assert (await over(mine, failed.id)).status == "failed"
-        cancelled = await ask(mine, "How many?", background=True, extra_headers=KEY)
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        failed = await create_response(mine, "How many?", background=True, extra_headers=KEY)
+        assert (await wait_until_finished(mine, failed.id)).status == "failed"
+        cancelled = await create_response(mine, "How many?", background=True, extra_headers=KEY)
         await backend.arrived(2)
         assert (await mine.responses.cancel(cancelled.id)).status == "cancelled"
-        told = await streamed(mine, "How many?", KEY)
+        told = await stream_events(mine, "How many?", KEY)
     assert told[-1]["type"] == "response.completed"
     assert len({failed.id, cancelled.id, told[-1]["response"]["id"]}) == 3
 
 
-async def test_a_key_of_a_response_that_was_deleted_begins_another(tmp_path: Path) -> None:
+async def test_key_of_a_deleted_response_starts_another(tmp_path: Path) -> None:
     script = [text_reply("42."), text_reply("43.")]
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        made = await ask(mine, "How many?", background=True, extra_headers=KEY)
-        await over(mine, made.id)
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        made = await create_response(mine, "How many?", background=True, extra_headers=KEY)
+        await wait_until_finished(mine, made.id)
         await mine.responses.delete(made.id)
-        another = await ask(mine, "How many?", background=True, extra_headers=KEY)
+        another = await create_response(mine, "How many?", background=True, extra_headers=KEY)
         assert another.id != made.id
-        assert (await over(mine, another.id)).output_text == "43."
+        assert (await wait_until_finished(mine, another.id)).output_text == "43."
 
 
-async def test_a_response_that_its_client_was_told_of_is_not_somebody_else_s(
+async def test_sdk_retry_does_not_join_a_response_that_was_already_delivered(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()
     script = [Held(text_reply("1."), release), text_reply("2."), text_reply("3.")]
     first, retry = ({"x-stainless-retry-count": count} for count in "01")
-    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
-        one = await ask(mine, "How many?", background=True, extra_headers=first)
+    async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
+        first_response = await create_response(
+            mine, "How many?", background=True, extra_headers=first
+        )
         await backend.arrived(1)
-        two = await ask(mine, "How many?", background=True, extra_headers=retry)
+        second_response = await create_response(
+            mine, "How many?", background=True, extra_headers=retry
+        )
         release.set()
-        for made in (one, two):
-            await over(mine, made.id)
-        three = await ask(mine, "How many?", background=True, extra_headers=retry)
-        await over(mine, three.id)
-    assert len({one.id, two.id, three.id}) == 3
+        for made in (first_response, second_response):
+            await wait_until_finished(mine, made.id)
+        third_response = await create_response(
+            mine, "How many?", background=True, extra_headers=retry
+        )
+        await wait_until_finished(mine, third_response.id)
+    assert len({first_response.id, second_response.id, third_response.id}) == 3
 
 
-class HeldUpRuns(RunManager):
-    """Runs whose requests are answered only when `release` is set."""
+class HeldRunManager(RunManager):
+    """A run manager that holds each join and start until `release` is set."""
 
     def __init__(
         self, agent: Agent, suspended_runs: SuspendedRunStore, repository: RunRepository
@@ -133,27 +149,27 @@ class HeldUpRuns(RunManager):
 
     async def join(self, identity: RequestIdentity) -> Subscriber | None:
         subscriber = await super().join(identity)
-        return await self._held_up(subscriber) if subscriber else None
+        return await self._hold(subscriber) if subscriber else None
 
     async def start(self, identity: RequestIdentity, task: AgentTask) -> Subscriber:
-        return await self._held_up(await super().start(identity, task))
+        return await self._hold(await super().start(identity, task))
 
-    async def _held_up(self, subscriber: Subscriber) -> Subscriber:
+    async def _hold(self, subscriber: Subscriber) -> Subscriber:
         self.entered.append(subscriber.run.id)
         await self.release.wait()
         return subscriber
 
 
-async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_of_it(
+async def test_client_that_disconnected_before_the_id_arrived_gets_the_same_response(
     tmp_path: Path,
 ) -> None:
     body = {"model": MODEL, "input": "How many?", "background": True}
-    made: list[HeldUpRuns] = []
+    made: list[HeldRunManager] = []
 
     def make_runs(
         agent: Agent, suspended_runs: SuspendedRunStore, repository: RunRepository
     ) -> RunManager:
-        made.append(HeldUpRuns(agent, suspended_runs, repository))
+        made.append(HeldRunManager(agent, suspended_runs, repository))
         return made[0]
 
     async with (
@@ -169,7 +185,7 @@ async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_
             await until(lambda: len(made[0].entered) == 1)
             asking.cancel()
             await asyncio.wait([asking])
-            await http.get("/health")  # it is seen that the client has gone
+            await http.get("/health")  # lets the server notice the disconnect
             made[0].release.set()
             again = await http.post("/v1/responses", json=body, headers={count: "1"})
             assert again.json()["id"] == f"resp_{made[0].entered[0]}"

@@ -1,4 +1,4 @@
-"""The house with a budget for each key's day, and a clock that a test sets."""
+"""Run a server that enforces daily budgets, with a clock that the test sets."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,18 +24,18 @@ from tests.fakes.backend import Item, ScriptedBackend, by_history, scripted_back
 from tests.fakes.server import running_proxy
 
 MORNING = 20_000 * DAY_S + 3600.0
-ASK = {"role": "user", "content": "Hello."}
+MESSAGE = {"role": "user", "content": "Hello."}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [ASK]},
+    "/v1/chat/completions": {"messages": [MESSAGE]},
     "/v1/responses": {"input": "Hello."},
-    "/v1/messages": {"messages": [ASK], "max_tokens": 100},
+    "/v1/messages": {"messages": [MESSAGE], "max_tokens": 100},
 }
-COUNTED = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
-STEP = {**tool_reply(call("execute_bash", command="echo a")), "usage": COUNTED}
-SUBMIT = {**tool_reply(call("submit", answer="42")), "usage": COUNTED}
-LAST = {**text_reply("About 42."), "usage": COUNTED}
-RUN = [STEP, SUBMIT]
-"""Costs 2,000 tokens and one command."""
+USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
+STEP = {**tool_reply(call("execute_bash", command="echo a")), "usage": USAGE}
+SUBMIT = {**tool_reply(call("submit", answer="42")), "usage": USAGE}
+FINAL_ANSWER = {**text_reply("About 42."), "usage": USAGE}
+RUN_SCRIPT = [STEP, SUBMIT]
+"""A run that uses 2,000 tokens and one command."""
 PRICES = Prices({"fake-model": Price(1000.0, 1000.0)})
 
 
@@ -43,7 +43,7 @@ KEYRING = Keyring([("mine", Key("mine")), ("yours", Key("yours"))])
 
 
 class Clock:
-    """The time of day, set by hand."""
+    """A callable clock whose time the test sets."""
 
     def __init__(self) -> None:
         self.now = MORNING
@@ -53,8 +53,8 @@ class Clock:
 
 
 @dataclass
-class House:
-    """The house, as a test asks it."""
+class BudgetServer:
+    """A running server with daily budgets, its backend, its store and its clock."""
 
     url: str
     http: httpx.AsyncClient
@@ -62,26 +62,26 @@ class House:
     store: Store
     clock: Clock
 
-    async def ask(
+    async def post(
         self, path: str = "/v1/chat/completions", key: str = "mine", **body: Any
     ) -> httpx.Response:
-        asked = {"model": "fake-model", **BODIES[path], **body}
+        payload = {"model": "fake-model", **BODIES[path], **body}
         headers = {"authorization": f"Bearer {key}"}
-        return await self.http.post(path, json=asked, headers=headers)
+        return await self.http.post(path, json=payload, headers=headers)
 
     async def spent(self, key: str = "mine") -> Expense:
         return await self.store.spending.spent(key)
 
 
 @asynccontextmanager
-async def opened(
+async def budget_server(
     state_dir: Path,
     per_day: DailyBudget,
-    script: list[Item] | Any = RUN,
+    script: list[Item] | Any = RUN_SCRIPT,
     limits: Limits = Limits(),
     elsewhere: Any = None,
     keyring: Keyring = KEYRING,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[BudgetServer]:
     clock = Clock()
     store = Store(state_dir, now=clock)
     play = by_history(script) if isinstance(script, list) else script
@@ -97,4 +97,4 @@ async def opened(
             running_proxy(backend, "memory", state_dir, **changes) as url,
             httpx.AsyncClient(base_url=url, timeout=None) as http,
         ):
-            yield House(url, http, backend, store, clock)
+            yield BudgetServer(url, http, backend, store, clock)

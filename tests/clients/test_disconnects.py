@@ -1,4 +1,4 @@
-"""What becomes of a run when its client leaves: as the client said, or as configured."""
+"""Runs whose client disconnects: ended, detached or cancelled, by request or by configuration."""
 
 import asyncio
 import re
@@ -16,16 +16,16 @@ from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.manager import RunManager
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
-from tests.clients.chat import (
-    ASKED,
+from tests.clients.chat_http import (
+    BODY,
     FIRST,
     PATH,
     SECOND,
-    Asking,
-    answer,
-    ask,
-    client,
-    leave_after,
+    ConcurrentRequests,
+    answer_text,
+    disconnect_after,
+    http_client,
+    post_chat,
 )
 from tests.e2e.leftovers import gone, tasks
 from tests.fakes.backend import Held, scripted_backend
@@ -35,7 +35,7 @@ from tests.fakes.server import AT_ONCE, EachKey, make_services, model_client, ru
 NEVER = "Never said."
 KEY = {"Idempotency-Key": "order-1"}
 DETACH = {"X-Sandbox-On-Disconnect": "detach"}
-NOBODY: dict[str, str] = {}
+NO_HEADERS: dict[str, str] = {}
 
 
 # Cancelled
@@ -44,15 +44,15 @@ NOBODY: dict[str, str] = {}
 @pytest.mark.parametrize(
     ("headers", "stream", "grace_s"),
     [
-        (NOBODY, False, 3600),
-        (NOBODY, True, 3600),
-        (FIRST, True, 3600),  # an SDK does not ask again for a stream that has begun
+        (NO_HEADERS, False, 3600),
+        (NO_HEADERS, True, 3600),
+        (FIRST, True, 3600),  # an SDK does not retry a stream that has started
         (FIRST, False, 0.01),
         (SECOND, False, 0.01),
         (KEY, True, 0.01),
     ],
 )
-async def test_a_run_ends_when_its_client_is_gone_for_good(
+async def test_run_ends_when_its_client_cannot_come_back(
     headers: dict[str, str], stream: bool, grace_s: float, tmp_path: Path
 ) -> None:
     make_runs = partial(RunManager, grace_s=grace_s)
@@ -61,12 +61,12 @@ async def test_a_run_ends_when_its_client_is_gone_for_good(
         running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
     ):
         with anyio.fail_after(20):
-            seen = await leave_after(backend, 1, url, headers, stream=stream)
+            seen = await disconnect_after(backend, 1, url, headers, stream=stream)
             await seen.gone.wait()
 
 
-class SlowToClose(MemorySandboxes):
-    """Takes a sandbox back only when `may_close` is set."""
+class SlowClosingSandboxes(MemorySandboxes):
+    """In-memory sandboxes that close only when `may_close` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,46 +86,46 @@ class SlowToClose(MemorySandboxes):
                 await self.may_close.wait()
 
 
-async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path: Path) -> None:
+async def test_retry_during_cancellation_starts_another_run(tmp_path: Path) -> None:
     script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
     async with scripted_backend(script) as backend:
-        sandboxes, model = SlowToClose(), model_client(backend)
+        sandboxes, model = SlowClosingSandboxes(), model_client(backend)
         services = make_services(
             model, sandboxes, tmp_path, make_runs=partial(RunManager, grace_s=0), profiles=AT_ONCE
         )
         with anyio.fail_after(20):
-            async with serve(services) as url, client(url) as http:
-                seen = await leave_after(backend, 1, url, KEY)
+            async with serve(services) as url, http_client(url) as http:
+                seen = await disconnect_after(backend, 1, url, KEY)
                 await seen.gone.wait()
                 async with anyio.create_task_group() as group:
-                    asking = Asking(http, group)
-                    asking.begin(KEY)
+                    requests = ConcurrentRequests(http, group)
+                    requests.begin(KEY)
                     await backend.arrived(2)
                     sandboxes.may_close.set()
         await model.aclose()
-    assert answer(asking.responses[0]) == "42"
+    assert answer_text(requests.responses[0]) == "42"
     assert (sandboxes.opened, sandboxes.closed) == (2, 2)
 
 
-async def test_a_run_that_two_hear_goes_on_for_the_one_who_stays(tmp_path: Path) -> None:
+async def test_run_continues_for_its_remaining_subscriber(tmp_path: Path) -> None:
     release = asyncio.Event()
     make_runs = partial(RunManager, grace_s=0)
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
         running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
-        client(url) as http,
+        http_client(url) as http,
         anyio.create_task_group() as group,
     ):
         with anyio.fail_after(20):
-            asking = Asking(http, group)
-            async with http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=KEY):
-                asking.begin(KEY)
-                other = {**ASKED, "stream": True}
-                async with http.stream("POST", PATH, json=other, headers=KEY) as stays:
-                    await leave_after(backend, 1, url, KEY)
+            requests = ConcurrentRequests(http, group)
+            async with http.stream("POST", PATH, json={**BODY, "stream": True}, headers=KEY):
+                requests.begin(KEY)
+                other = {**BODY, "stream": True}
+                async with http.stream("POST", PATH, json=other, headers=KEY) as remaining:
+                    await disconnect_after(backend, 1, url, KEY)
                     release.set()
-                    await stays.aread()
-    assert answer(stays) == answer(asking.responses[0]) == "42"
+                    await remaining.aread()
+    assert answer_text(remaining) == answer_text(requests.responses[0]) == "42"
     assert len(backend.requests) == 1
 
 
@@ -134,16 +134,16 @@ async def test_a_run_that_two_hear_goes_on_for_the_one_who_stays(tmp_path: Path)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("headers", "ours", "changes"),
+    ("headers", "sandbox", "changes"),
     [
         (DETACH, {}, {}),
         ({}, {"on_disconnect": "detach"}, {}),
         ({}, {}, {"on_disconnect": "detach"}),
     ],
 )
-async def test_a_detached_run_goes_on_and_its_result_is_kept(
+async def test_detached_run_continues_and_stores_its_result(
     headers: dict[str, str],
-    ours: dict[str, str],
+    sandbox: dict[str, str],
     changes: dict[str, Any],
     stream: bool,
     tmp_path: Path,
@@ -155,10 +155,10 @@ async def test_a_detached_run_goes_on_and_its_result_is_kept(
     async with (
         scripted_backend([step, Held(text_reply("42"), release)]) as backend,
         running_proxy(backend, "memory", tmp_path, **changes) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         with anyio.fail_after(20):
-            await leave_after(backend, 2, url, headers, stream=stream, sandbox=ours)
+            await disconnect_after(backend, 2, url, headers, stream=stream, sandbox=sandbox)
             (run_id,) = re.findall("run (.*) started", caplog.text)
             found = (await http.get(f"/v1/runs/{run_id}")).json()
             assert (found["status"], found["completion"]) == ("running", None)
@@ -173,12 +173,12 @@ async def test_a_detached_run_goes_on_and_its_result_is_kept(
     assert found["completion"]["sandbox"]["run_id"] == run_id
 
 
-async def test_a_detached_run_that_failed_says_how(tmp_path: Path) -> None:
+async def test_detached_run_stores_its_error(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=60.0) as url,
-        client(url) as http,
-        http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=DETACH) as failed,
+        http_client(url) as http,
+        http.stream("POST", PATH, json={**BODY, "stream": True}, headers=DETACH) as failed,
     ):
         run_id = failed.headers["x-sandbox-run"]
         await failed.aread()
@@ -188,22 +188,22 @@ async def test_a_detached_run_that_failed_says_how(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path) -> None:
+async def test_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path) -> None:
     async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
         sandboxes, model = MemorySandboxes(), model_client(backend)
         async with (
             serve(make_services(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
-            client(url) as http,
+            http_client(url) as http,
             anyio.create_task_group() as group,
         ):
             with anyio.fail_after(20):
-                asking = Asking(http, group)
+                requests = ConcurrentRequests(http, group)
                 headers = {**KEY, **DETACH}
-                body = {**ASKED, "stream": True}
+                body = {**BODY, "stream": True}
                 async with http.stream("POST", PATH, json=body, headers=headers) as streamed:
                     path = f"/v1/runs/{streamed.headers['x-sandbox-run']}"
                 await backend.arrived(1)
-                asking.begin(headers, stream=stream)
+                requests.begin(headers, stream=stream)
                 async with http.stream("POST", PATH, json=body, headers=headers) as streamed:
                     found = (await http.delete(path)).json()
                     await streamed.aread()
@@ -215,76 +215,76 @@ async def test_a_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path)
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
-async def test_who_cancels_a_run_that_is_kept_for_nobody_is_told_so(
+async def test_abandoned_run_can_be_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client(url) as http,
+        http_client(url) as http,
         anyio.create_task_group() as group,
     ):
         with anyio.fail_after(20):
-            asking = Asking(http, group)
-            asking.begin()
+            requests = ConcurrentRequests(http, group)
+            requests.begin()
             await backend.arrived(1)
             (run_id,) = re.findall("run (.*) started", caplog.text)
             ended = await http.delete(f"/v1/runs/{run_id}")
     assert ended.json()["status"] == "cancelled"
-    assert asking.responses[0].json()["error"]["code"] == "run_cancelled"
+    assert requests.responses[0].json()["error"]["code"] == "run_cancelled"
 
 
-async def test_whoever_waits_for_a_run_that_is_cancelled_is_told(tmp_path: Path) -> None:
+async def test_request_of_a_cancelled_run_gets_409(tmp_path: Path) -> None:
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
-                asking = Asking(http, group)
-                asking.begin(KEY)
+                requests = ConcurrentRequests(http, group)
+                requests.begin(KEY)
                 await backend.arrived(1)
-                body = {**ASKED, "stream": True}
+                body = {**BODY, "stream": True}
                 async with http.stream("POST", PATH, json=body, headers=KEY) as streamed:
                     await http.delete(f"/v1/runs/{streamed.headers['x-sandbox-run']}")
-    told = asking.responses[0]
-    assert (told.status_code, told.headers["x-should-retry"]) == (409, "false")
-    assert told.json()["error"]["code"] == "run_cancelled"
+    response = requests.responses[0]
+    assert (response.status_code, response.headers["x-should-retry"]) == (409, "false")
+    assert response.json()["error"]["code"] == "run_cancelled"
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_a_run_is_nobody_else_s(method: str, tmp_path: Path) -> None:
+async def test_run_of_another_key_is_not_found(method: str, tmp_path: Path) -> None:
     mine, yours = ({"Authorization": f"Bearer sk-{who}"} for who in ("mine", "yours"))
     async with (
         scripted_backend([text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path, keyring=EachKey()) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
-        path = f"/v1/runs/{(await ask(http, {**mine, **DETACH})).headers['x-sandbox-run']}"
+        path = f"/v1/runs/{(await post_chat(http, {**mine, **DETACH})).headers['x-sandbox-run']}"
         assert (await http.request(method, path, headers=yours)).status_code == 404
         assert (await http.request(method, path, headers=mine)).json()["status"] == "completed"
 
 
-async def test_the_answer_of_a_run_that_was_heard_is_forgotten(tmp_path: Path) -> None:
+async def test_delivered_answer_is_not_stored(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
-        client(url) as http,
+        http_client(url) as http,
     ):
-        run_id = (await ask(http, FIRST)).headers["x-sandbox-run"]
+        run_id = (await post_chat(http, FIRST)).headers["x-sandbox-run"]
         found = (await http.get(f"/v1/runs/{run_id}")).json()
     assert (found["status"], found["completion"]) == ("completed", None)
 
 
-async def test_a_detached_run_ends_with_the_server(tmp_path: Path) -> None:
+async def test_detached_run_ends_when_the_server_stops(tmp_path: Path) -> None:
     async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
         at_first = tasks()
         sandboxes, model = MemorySandboxes(), model_client(backend)
         with anyio.fail_after(20):
             async with serve(make_services(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url:
-                seen = await leave_after(backend, 1, url, DETACH)
+                seen = await disconnect_after(backend, 1, url, DETACH)
             await seen.gone.wait()
             await model.aclose()
             await gone(lambda: tasks() - at_first)

@@ -1,4 +1,4 @@
-"""Requests that must fail, by the openai SDK."""
+"""Send requests that must fail with the openai SDK and return their errors."""
 
 from typing import Any
 
@@ -6,25 +6,25 @@ import anyio
 import openai
 import pytest
 
-ASKED: list[Any] = [{"role": "user", "content": "Hello."}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Hello."}]
 
 
-def client_of(url: str, api_key: str = "none") -> openai.AsyncOpenAI:
+def openai_client(url: str, api_key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
 
 
-async def refused(client: openai.AsyncOpenAI, **body: Any) -> openai.APIStatusError:
-    """The error of one request that must fail before anything is streamed."""
-    asked = {"model": "fake-model", "messages": ASKED, **body}
+async def request_error(client: openai.AsyncOpenAI, **body: Any) -> openai.APIStatusError:
+    """Send a chat request that must fail before any event and return its error."""
+    payload = {"model": "fake-model", "messages": MESSAGES, **body}
     with anyio.fail_after(10), pytest.raises(openai.APIStatusError) as caught:
-        await client.chat.completions.create(**asked)
+        await client.chat.completions.create(**payload)
     return caught.value
 
 
 async def failed_stream(
     client: openai.AsyncOpenAI, body: dict[str, Any]
 ) -> tuple[list[str], openai.APIError]:
-    """The text that came, and the error that ended the stream."""
+    """Return the text received before the stream failed, and the error that ended it."""
     pieces: list[str] = []
 
     async def read() -> None:

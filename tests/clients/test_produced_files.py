@@ -1,4 +1,4 @@
-"""Produced files over HTTP: who may open them, and what a browser may do with them."""
+"""Produced files over HTTP: signed links, keys, download headers, ranges and hostile file names."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -35,14 +35,14 @@ DENIED = {
 }
 
 
-class ProducedFile:
-    """What a run left, and a browser that has no key."""
+class ProducedFiles:
+    """The files of a run, and a browser without a key."""
 
     def __init__(self, url: str, browser: httpx.AsyncClient, told: dict[str, Any]) -> None:
         self.url = url
         self.browser = browser
         self.told = told
-        """The answer's `sandbox`."""
+        """The `sandbox` object of the answer."""
         self.files: list[dict[str, Any]] = told["files"]
 
     def link(self, filename: str) -> httpx.URL:
@@ -51,10 +51,10 @@ class ProducedFile:
 
 
 @asynccontextmanager
-async def run_of(
+async def finished_run(
     calls: list[Mapping[str, Any]], state_dir: Path, kind: Kind = "memory", **changes: Any
-) -> AsyncIterator[ProducedFile]:
-    """A server on which the calls were made."""
+) -> AsyncIterator[ProducedFiles]:
+    """Serve a run that made the given calls."""
     script = by_history([tool_reply(*calls, SUBMIT)])
     with anyio.fail_after(20):
         async with (
@@ -64,24 +64,24 @@ async def run_of(
         ):
             path = f"{url}/v1/chat/completions"
             answer = await browser.post(path, json=BODY, headers=WITH_KEY)
-            yield ProducedFile(url, browser, answer.json()["sandbox"])
+            yield ProducedFiles(url, browser, answer.json()["sandbox"])
 
 
 @asynccontextmanager
 async def produced(
     texts: dict[str, str], state_dir: Path, **changes: Any
-) -> AsyncIterator[ProducedFile]:
-    """A server on which these files were made."""
+) -> AsyncIterator[ProducedFiles]:
+    """Serve a run that produced the given files."""
     calls: list[Mapping[str, Any]] = [
         call("str_replace_editor", command="create", path=f"/testbed/output/{name}", file_text=text)
         for name, text in texts.items()
     ]
-    async with run_of(calls, state_dir, **changes) as made:
+    async with finished_run(calls, state_dir, **changes) as made:
         yield made
 
 
 def disposition(answer: httpx.Response) -> tuple[str, str | None]:
-    """inline or attachment, and the name under which a browser keeps the file."""
+    """Return "inline" or "attachment", and the file name that a browser uses."""
     message = Message()
     message["content-disposition"] = answer.headers["content-disposition"]
     return message.get_content_disposition() or "", message.get_filename()
@@ -90,7 +90,7 @@ def disposition(answer: httpx.Response) -> tuple[str, str | None]:
 # Who may open them
 
 
-async def test_a_link_opens_without_the_key(tmp_path: Path) -> None:
+async def test_signed_link_opens_without_a_key(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         answer = await made.browser.get(made.link("note.txt"))
     assert (answer.status_code, answer.content) == (200, b"hello\n")
@@ -116,7 +116,7 @@ async def test_a_link_opens_without_the_key(tmp_path: Path) -> None:
         {"exp": "0"},
     ],
 )
-async def test_a_link_that_is_not_whole_is_refused(
+async def test_link_with_a_wrong_signature_or_expiry_is_refused(
     change: dict[str, str | None], tmp_path: Path
 ) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
@@ -127,14 +127,14 @@ async def test_a_link_that_is_not_whole_is_refused(
     assert (answer.status_code, answer.json()) == (401, DENIED)
 
 
-async def test_a_signature_opens_its_own_file_alone(tmp_path: Path) -> None:
+async def test_signature_of_another_file_is_refused(tmp_path: Path) -> None:
     async with produced({"a.txt": "a", "b.txt": "b"}, tmp_path) as made:
         a, b = made.link("a.txt"), made.link("b.txt")
         answer = await made.browser.get(b.copy_with(params=a.params))
     assert (answer.status_code, answer.json()) == (401, DENIED)
 
 
-async def test_a_link_expires_also_when_its_file_is_still_there(tmp_path: Path) -> None:
+async def test_link_expires_before_its_file(tmp_path: Path) -> None:
     clock, began = ManualClock(), time.time()
     store = Store(tmp_path, now=lambda: began + clock.time())
     limits = ArtifactLimits(retention_hours=1)
@@ -152,7 +152,7 @@ async def test_a_link_expires_also_when_its_file_is_still_there(tmp_path: Path) 
     assert with_key.content == b"hello\n"
 
 
-async def test_the_key_opens_without_a_link_and_a_wrong_one_does_not(tmp_path: Path) -> None:
+async def test_file_opens_with_the_key_but_not_with_a_wrong_one(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         bare = made.link("note.txt").copy_with(query=None)
         answer = await made.browser.get(bare, headers=WITH_KEY)
@@ -161,7 +161,7 @@ async def test_the_key_opens_without_a_link_and_a_wrong_one_does_not(tmp_path: P
     assert (wrong.status_code, wrong.json()) == (401, DENIED)
 
 
-async def test_links_lead_where_the_server_says_that_it_is_reached(tmp_path: Path) -> None:
+async def test_links_start_with_the_public_url(tmp_path: Path) -> None:
     public = "https://sandbox.example/llm/"
     async with produced({"note.txt": "hello\n"}, tmp_path, public_url=public) as made:
         link = str(made.link("note.txt"))
@@ -171,7 +171,7 @@ async def test_links_lead_where_the_server_says_that_it_is_reached(tmp_path: Pat
     assert answer.content == b"hello\n"
 
 
-async def test_links_hold_after_a_restart(tmp_path: Path) -> None:
+async def test_links_remain_valid_after_a_restart(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         link = made.link("note.txt")
     async with produced({"other.txt": "other\n"}, tmp_path) as made:
@@ -183,7 +183,7 @@ async def test_links_hold_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filename", "way"),
+    ("filename", "expected_disposition"),
     [
         ("page.html", "attachment"),
         ("page.HTM", "attachment"),
@@ -199,18 +199,18 @@ async def test_links_hold_after_a_restart(tmp_path: Path) -> None:
         ("note.txt", "inline"),
     ],
 )
-async def test_what_could_act_on_our_origin_is_a_download(
-    filename: str, way: str, tmp_path: Path
+async def test_active_content_is_served_as_an_attachment(
+    filename: str, expected_disposition: str, tmp_path: Path
 ) -> None:
     async with produced({filename: "<script>alert(1)</script>"}, tmp_path) as made:
         answer = await made.browser.get(made.link(filename))
-    assert disposition(answer) == (way, filename)
+    assert disposition(answer) == (expected_disposition, filename)
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
     assert answer.headers["cache-control"].startswith("private")
 
 
-async def test_head_tells_of_the_file_without_sending_it(tmp_path: Path) -> None:
+async def test_head_returns_the_headers_without_content(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         link = made.link("note.txt")
         head, got = await made.browser.head(link), await made.browser.get(link)
@@ -221,7 +221,7 @@ async def test_head_tells_of_the_file_without_sending_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "content"),
+    ("byte_range", "status", "content"),
     [
         ("bytes=2-4", 206, b"llo"),
         ("bytes=-3", 206, b"lo\n"),
@@ -229,16 +229,16 @@ async def test_head_tells_of_the_file_without_sending_it(tmp_path: Path) -> None
         ("bytes=0-99", 206, b"hello\n"),
     ],
 )
-async def test_a_part_of_a_file_can_be_asked_for(
-    asked: str, status: int, content: bytes, tmp_path: Path
+async def test_byte_range_is_served(
+    byte_range: str, status: int, content: bytes, tmp_path: Path
 ) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
-        answer = await made.browser.get(made.link("note.txt"), headers={"range": asked})
+        answer = await made.browser.get(made.link("note.txt"), headers={"range": byte_range})
     assert (answer.status_code, answer.content) == (status, content)
     assert answer.headers["content-range"].endswith("/6")
 
 
-async def test_a_part_beyond_the_end_cannot_be_had(tmp_path: Path) -> None:
+async def test_byte_range_beyond_the_end_is_refused(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         answer = await made.browser.get(made.link("note.txt"), headers={"range": "bytes=6-"})
     assert answer.status_code == 416
@@ -264,7 +264,7 @@ async def test_a_part_beyond_the_end_cannot_be_had(tmp_path: Path) -> None:
         (f"{'long' * 60}.txt", f"{'long' * 60}.txt"),
     ],
 )
-async def test_an_oddly_named_file_opens_under_its_name_as_far_as_that_is_safe(
+async def test_unusual_file_names_are_sanitized_and_open(
     filename: str, shown: str, tmp_path: Path
 ) -> None:
     async with produced({filename: "hello\n"}, tmp_path) as made:
@@ -274,16 +274,16 @@ async def test_an_oddly_named_file_opens_under_its_name_as_far_as_that_is_safe(
     assert "set-cookie" not in answer.headers
 
 
-async def test_a_name_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+async def test_file_name_that_is_not_utf_8_opens(tmp_path: Path) -> None:
     command = call("execute_bash", command=r"printf 'hello\n' > $'output/\xff\xfe.txt'")
-    async with run_of([command], tmp_path, kind="bubblewrap") as made:
+    async with finished_run([command], tmp_path, kind="bubblewrap") as made:
         (file,) = made.files
         answer = await made.browser.get(file["url"])
     assert answer.content == b"hello\n"
     assert file["filename"].endswith(".txt")
 
 
-async def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+async def test_files_of_the_same_name_in_two_folders_are_both_served(tmp_path: Path) -> None:
     async with produced({"x/same.txt": "one", "y/same.txt": "two"}, tmp_path) as made:
         texts = [(await made.browser.get(file["url"])).text for file in made.files]
     assert [file["path"] for file in made.files] == [
@@ -312,9 +312,7 @@ async def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
         ("{container}", "_"),
     ],
 )
-async def test_no_path_leads_out_of_the_produced_files(
-    container: str, file: str, tmp_path: Path
-) -> None:
+async def test_path_traversal_is_not_found(container: str, file: str, tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         _, _, _, own_container, _, own_file, _ = made.link("note.txt").path.split("/")
         place = f"{container}/files/{file}".format(container=own_container, file=own_file)
@@ -324,7 +322,7 @@ async def test_no_path_leads_out_of_the_produced_files(
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_files_cannot_be_written_over_http(tmp_path: Path) -> None:
+async def test_put_to_a_produced_file_is_refused(tmp_path: Path) -> None:
     async with produced({"note.txt": "hello\n"}, tmp_path) as made:
         answer = await made.browser.put(made.link("note.txt"), content=b"other")
     assert answer.status_code == 405

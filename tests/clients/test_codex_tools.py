@@ -1,4 +1,6 @@
-"""What the Codex command line sends: its tools in all the shapes it has for them."""
+"""The tool shapes that the Codex command line sends: namespaces, free text, tool search, web
+search.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -41,15 +43,19 @@ BODY: dict[str, Any] = {
     "tool_choice": "auto",
     "client_metadata": {"thread_id": "019a"},
 }
-ASKED = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
+USER_MESSAGE = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Hello."}],
+}
 
 
-async def said(
+async def converse(
     script: list[Any], inputs: list[Any], tmp_path: Path, **body: Any
 ) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The responses to inputs, each with all that was said before; and what the model was told."""
+    """Send each input after all earlier items; return the responses and the backend requests."""
     responses: list[Any] = []
-    items: list[Any] = [ASKED]
+    items: list[Any] = [USER_MESSAGE]
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
@@ -65,14 +71,14 @@ async def said(
     return responses, [request.body for request in backend.requests]
 
 
-def told_tools(body: dict[str, Any]) -> dict[str, Any]:
-    """The client's tools as the model is told of them."""
+def client_tools(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the client's tools in a backend request, by name."""
     ours = ("execute_bash", "str_replace_editor", "submit")
     functions = (tool["function"] for tool in body["tools"])
     return {each["name"]: each for each in functions if each["name"] not in ours}
 
 
-async def test_a_tool_of_a_namespace_is_called_by_its_whole_name_and_answered(
+async def test_namespace_tool_is_offered_under_its_qualified_name(
     tmp_path: Path,
 ) -> None:
     script = [tool_reply(call("agents__spawn_agent", message="Hi.")), text_reply("Done.")]
@@ -82,8 +88,8 @@ async def test_a_tool_of_a_namespace_is_called_by_its_whole_name_and_answered(
             {"type": "function_call_output", "call_id": made["call_id"], "output": "It said 42."}
         ],
     ]
-    (first, second), heard = await said(script, answers, tmp_path, tools=[AGENTS])
-    assert told_tools(heard[0]) == {
+    (first, second), backend_requests = await converse(script, answers, tmp_path, tools=[AGENTS])
+    assert client_tools(backend_requests[0]) == {
         "agents__spawn_agent": {
             "name": "agents__spawn_agent",
             "description": "Agents of your own.\n\nStarts.",
@@ -100,10 +106,10 @@ async def test_a_tool_of_a_namespace_is_called_by_its_whole_name_and_answered(
         *("function_call", "agents", "spawn_agent"),
     )
     assert second["output"][-1]["content"][0]["text"] == "Done."
-    assert heard[1]["messages"][-1]["content"] == "It said 42."
+    assert backend_requests[1]["messages"][-1]["content"] == "It said 42."
 
 
-async def test_a_call_of_a_namespace_that_no_run_waits_for_is_told_under_the_same_name(
+async def test_namespace_call_without_a_suspended_run_keeps_its_qualified_name(
     tmp_path: Path,
 ) -> None:
     known = {"call_id": "call_elsewhere", "name": "spawn_agent", "namespace": "agents"}
@@ -111,34 +117,38 @@ async def test_a_call_of_a_namespace_that_no_run_waits_for_is_told_under_the_sam
         {"type": "function_call", **known, "arguments": "{}"},
         {"type": "function_call_output", "call_id": "call_elsewhere", "output": "Started."},
     ]
-    _, heard = await said([text_reply("Done.")], [items], tmp_path, tools=[AGENTS])
-    (made,) = heard[0]["messages"][-2]["tool_calls"]
+    _, backend_requests = await converse([text_reply("Done.")], [items], tmp_path, tools=[AGENTS])
+    (made,) = backend_requests[0]["messages"][-2]["tool_calls"]
     assert made["function"] == {"name": "agents__spawn_agent", "arguments": "{}"}
 
 
-async def test_one_of_a_namespace_can_be_chosen_and_all_of_it_allowed(tmp_path: Path) -> None:
+async def test_tool_choice_accepts_a_namespace_tool_and_a_whole_namespace(tmp_path: Path) -> None:
     chosen = {"type": "function", "namespace": "agents", "name": "close_agent"}
     script = [text_reply("Done.")]
-    _, heard = await said(script, [[]], tmp_path / "1", tools=[AGENTS], tool_choice=chosen)
-    assert heard[0]["tool_choice"]["function"] == {"name": "agents__close_agent"}
+    _, backend_requests = await converse(
+        script, [[]], tmp_path / "1", tools=[AGENTS], tool_choice=chosen
+    )
+    assert backend_requests[0]["tool_choice"]["function"] == {"name": "agents__close_agent"}
     allowed = {"type": "namespace", "name": "agents"}
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [allowed]}
     tools = [AGENTS, {**SPAWN, "name": "other"}]
-    _, heard = await said(script, [[]], tmp_path / "2", tools=tools, tool_choice=choice)
-    assert list(told_tools(heard[0])) == ["agents__spawn_agent", "agents__close_agent"]
+    _, backend_requests = await converse(
+        script, [[]], tmp_path / "2", tools=tools, tool_choice=choice
+    )
+    assert list(client_tools(backend_requests[0])) == ["agents__spawn_agent", "agents__close_agent"]
 
 
-async def test_the_model_is_told_the_grammar_of_a_tool_that_takes_free_text(tmp_path: Path) -> None:
+async def test_grammar_of_a_custom_tool_is_part_of_its_description(tmp_path: Path) -> None:
     script = [tool_reply(call("apply_patch", input="***"))]
-    (response,), heard = await said(script, [[]], tmp_path, tools=[PATCH])
-    assert told_tools(heard[0])["apply_patch"]["description"] == (
+    (response,), backend_requests = await converse(script, [[]], tmp_path, tools=[PATCH])
+    assert client_tools(backend_requests[0])["apply_patch"]["description"] == (
         'Edits files.\n\nIts input must be as this grammar says (lark):\nstart: "***"'
     )
     made = response["output"][-1]
     assert (made["type"], made["name"], made["input"]) == ("custom_tool_call", "apply_patch", "***")
 
 
-async def test_what_the_client_s_search_finds_can_be_called(tmp_path: Path) -> None:
+async def test_tools_found_by_client_search_can_be_called(tmp_path: Path) -> None:
     script = [
         tool_reply(call("tool_search", query="agents")),
         tool_reply(call("agents__spawn_agent", message="Hi.")),
@@ -158,17 +168,17 @@ async def test_what_the_client_s_search_finds_can_be_called(tmp_path: Path) -> N
             {"type": "function_call_output", "call_id": made["call_id"], "output": "Started."}
         ],
     ]
-    (first, second, _), heard = await said(script, answers, tmp_path, tools=[SEARCH])
+    (first, second, _), backend_requests = await converse(script, answers, tmp_path, tools=[SEARCH])
     sought = first["output"][-1]
     assert (sought["type"], sought["execution"], sought["arguments"]) == (
         *("tool_search_call", "client", {"query": "agents"}),
     )
-    assert [list(told_tools(body)) for body in heard] == [
+    assert [list(client_tools(body)) for body in backend_requests] == [
         ["tool_search"],
         ["tool_search", "agents__spawn_agent"],
         ["tool_search", "agents__spawn_agent"],
     ]
-    assert heard[1]["messages"][-1]["content"] == (
+    assert backend_requests[1]["messages"][-1]["content"] == (
         "These tools can be called from now on: agents__spawn_agent"
     )
     assert (second["output"][-1]["namespace"], second["output"][-1]["name"]) == (
@@ -176,7 +186,7 @@ async def test_what_the_client_s_search_finds_can_be_called(tmp_path: Path) -> N
     )
 
 
-async def test_a_server_s_search_is_not_needed_for_the_model_is_told_of_every_tool(
+async def test_server_tool_search_is_dropped_and_deferred_tools_are_offered(
     tmp_path: Path,
 ) -> None:
     sought = [
@@ -184,24 +194,26 @@ async def test_a_server_s_search_is_not_needed_for_the_model_is_told_of_every_to
         {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": [CLOSE]},
     ]
     tools = [{"type": "tool_search"}, {**SPAWN, "defer_loading": True}]
-    _, heard = await said([text_reply("Done.")], [sought], tmp_path, tools=tools)
-    assert list(told_tools(heard[0])) == ["spawn_agent", "close_agent"]
-    assert [message["role"] for message in heard[0]["messages"]] == ["system", "user"]
+    _, backend_requests = await converse([text_reply("Done.")], [sought], tmp_path, tools=tools)
+    assert list(client_tools(backend_requests[0])) == ["spawn_agent", "close_agent"]
+    assert [message["role"] for message in backend_requests[0]["messages"]] == ["system", "user"]
 
 
-async def test_tools_come_with_the_input_too(tmp_path: Path) -> None:
+async def test_additional_tools_in_the_input_are_offered(tmp_path: Path) -> None:
     more = {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": [AGENTS, WEB]}
     script = [tool_reply(call("agents__close_agent", message="Hi."))]
-    (response,), heard = await said(script, [[more]], tmp_path)
-    assert list(told_tools(heard[0])) == ["agents__spawn_agent", "agents__close_agent"]
+    (response,), backend_requests = await converse(script, [[more]], tmp_path)
+    assert list(client_tools(backend_requests[0])) == ["agents__spawn_agent", "agents__close_agent"]
     assert response["output"][-1]["name"] == "close_agent"
 
 
-async def test_no_request_is_refused_for_a_web_search_and_the_answer_tells_there_was_none(
+async def test_unsupported_web_search_is_dropped_with_a_warning(
     tmp_path: Path,
 ) -> None:
-    (response,), heard = await said([text_reply("Done.")], [[]], tmp_path, tools=[WEB])
-    assert not told_tools(heard[0])
+    (response,), backend_requests = await converse(
+        [text_reply("Done.")], [[]], tmp_path, tools=[WEB]
+    )
+    assert not client_tools(backend_requests[0])
     assert response["sandbox"]["warnings"] == [
         {
             "code": "tool_left_out",
@@ -210,12 +222,12 @@ async def test_no_request_is_refused_for_a_web_search_and_the_answer_tells_there
     ]
 
 
-async def test_a_thread_finds_its_files_again(tmp_path: Path) -> None:
+async def test_thread_id_header_names_the_session(tmp_path: Path) -> None:
     script = [
         tool_reply(call("execute_bash", command="echo kept > file")),
         text_reply("Done."),
         tool_reply(call("execute_bash", command="cat file")),
         text_reply("Done."),
     ]
-    _, heard = await said(script, [[], lambda _: [ASKED]], tmp_path)
-    assert "kept" in heard[3]["messages"][-1]["content"]
+    _, backend_requests = await converse(script, [[], lambda _: [USER_MESSAGE]], tmp_path)
+    assert "kept" in backend_requests[3]["messages"][-1]["content"]

@@ -1,4 +1,6 @@
-"""Folders of foreign packages, each made from its lock and kept while the lock stays."""
+"""Install third-party packages from lock files into folders that are reused while the lock is
+unchanged.
+"""
 
 import fcntl
 import hashlib
@@ -12,21 +14,24 @@ from pathlib import Path
 import uv
 
 INSTALL_TIMEOUT_S = 300
-TRUSTED = Path("/etc/ssl/certs/ca-certificates.crt")
-TRUST = {"NODE_EXTRA_CA_CERTS": str(TRUSTED)} if TRUSTED.exists() else {}
-"""What makes npm trust whom this host trusts, as pip and uv do."""
-ENVIRONMENT = {**TRUST, **os.environ}
-"""Of this process at its start: pytest changes its own at each test, under a thread's copying."""
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+NODE_CA_ENVIRONMENT = {"NODE_EXTRA_CA_CERTS": str(CA_BUNDLE)} if CA_BUNDLE.exists() else {}
+"""Make npm trust the certificates of this host, as pip and uv already do."""
+ENVIRONMENT = {**NODE_CA_ENVIRONMENT, **os.environ}
+"""Environment of this process at import. pytest changes os.environ at each test, and copying
+it from another thread meanwhile can fail."""
 
 
 class MissingError(Exception):
-    """A folder cannot be made here."""
+    """The packages cannot be installed on this host."""
 
 
-def python_in(folder: Path, lock: Path, timeout_s: float = INSTALL_TIMEOUT_S) -> Path:
-    """The interpreter of a virtualenv with the packages of a lock. Raises MissingError."""
+def make_virtualenv(folder: Path, lock: Path, timeout_s: float = INSTALL_TIMEOUT_S) -> Path:
+    """Return the interpreter of a virtualenv with the locked packages. Raise MissingError if it
+    cannot be made.
+    """
     tool = uv.find_uv_bin()
-    make(
+    make_folder(
         folder,
         {lock.name: lock.read_bytes(), "made-by": sys.version.encode()},
         [tool, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)],
@@ -39,17 +44,20 @@ def python_in(folder: Path, lock: Path, timeout_s: float = INSTALL_TIMEOUT_S) ->
     return folder / "bin" / "python"
 
 
-def make(
+def make_folder(
     folder: Path,
     files: Mapping[str, bytes],
     *commands: Sequence[str],
     timeout_s: float = INSTALL_TIMEOUT_S,
 ) -> None:
-    """Make it anew, unless it is complete and of these files. Raises MissingError."""
+    """Write `files` and run `commands` in a new folder, unless it is complete for the same files.
+
+    Raise MissingError if a command fails or exceeds `timeout_s` seconds.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two clients at once, or two workers, may want the same.
-    with folder.with_suffix(".lock").open("w") as making:
-        fcntl.flock(making, fcntl.LOCK_EX)
+    # Two tests, or two pytest workers, may need the same folder at once.
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         digest = hashlib.sha256(b"\0".join(files.values())).hexdigest()
         complete = folder / "complete"
         if complete.exists() and complete.read_text() == digest:

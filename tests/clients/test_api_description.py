@@ -1,4 +1,4 @@
-"""The description of the API, and the page that shows it."""
+"""/openapi.json and the /docs page that shows it."""
 
 import json
 import re
@@ -24,14 +24,14 @@ KEY = "sk-right"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 ABOUT_ITSELF = {"GET /openapi.json", "GET /docs", "GET /docs/{asset}"}
 REFUSED_ALWAYS = {"context_management", "prompt"}
-"""Fields of the Responses API that no request may have."""
+"""Fields of the Responses API that are always refused."""
 CHAT = {"model": "fake-model", "messages": [{"role": "user", "content": "Hello."}]}
 Tree = dict[str, Any]
 
 
 @asynccontextmanager
-async def served(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client without a key of a server whose model says only `Hello.`"""
+async def description_client(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a model that always answers `Hello.` and yield a client without a key."""
     changes = {"keyring": single_key(KEY), **changes}
     async with (
         scripted_backend(lambda body: text_reply("Hello.")) as backend,
@@ -41,7 +41,7 @@ async def served(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncCl
         yield client
 
 
-async def described(client: httpx.AsyncClient) -> Tree:
+async def api_description(client: httpx.AsyncClient) -> Tree:
     answer = await client.get("/openapi.json")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     tree: Tree = answer.json()
@@ -57,18 +57,18 @@ def references(tree: Any) -> Iterator[str]:
             yield from references(each)
 
 
-async def test_every_route_is_described(tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
-        tree = await described(client)
+async def test_description_contains_every_route(tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
+        tree = await api_description(client)
         able = (await client.get("/v1/capabilities", headers=WITH_KEY)).json()
     routes = {each.replace(":path}", "}") for each in able["endpoints"]} - ABOUT_ITSELF
     told = {f"{method.upper()} {path}" for path, of in tree["paths"].items() for method in of}
     assert told == routes
 
 
-async def test_the_description_is_whole(tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
-        tree = await described(client)
+async def test_description_has_no_dangling_references_and_unique_operations(tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
+        tree = await api_description(client)
     schemas = tree["components"]["schemas"]
     assert {each.removeprefix("#/components/schemas/") for each in references(tree)} <= set(schemas)
     for schema in schemas.values():
@@ -81,17 +81,19 @@ async def test_the_description_is_whole(tmp_path: Path) -> None:
         assert ("401" in operation["responses"]) == (path != "/health")
 
 
-async def test_it_is_the_same_for_every_operator_and_needs_no_key(tmp_path: Path) -> None:
+async def test_description_needs_no_key_and_ignores_the_configuration(tmp_path: Path) -> None:
     profiles = Profiles.only(Profile(name="night-shift", about="For those who are awake."))
     async with (
-        served(tmp_path / "one") as one,
-        served(tmp_path / "other", profiles=profiles, keyring=single_key("sk-another")) as other,
+        description_client(tmp_path / "one") as one,
+        description_client(
+            tmp_path / "other", profiles=profiles, keyring=single_key("sk-another")
+        ) as other,
     ):
         assert (await one.get("/openapi.json")).text == (await other.get("/openapi.json")).text
 
 
 class _Links(HTMLParser):
-    """What a page loads."""
+    """Collects the links that a page loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,8 +103,8 @@ class _Links(HTMLParser):
         self.links += [value for name, value in attrs if name in ("src", "href") and value]
 
 
-async def test_the_page_loads_nothing_from_another_host(tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
+async def test_docs_page_loads_only_its_own_assets(tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
         page = await client.get("/docs")
         parser = _Links()
         parser.feed(page.text)
@@ -122,28 +124,28 @@ async def test_the_page_loads_nothing_from_another_host(tmp_path: Path) -> None:
     assert "://" not in page.text
 
 
-async def test_the_page_has_no_other_files(tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
+async def test_docs_page_serves_no_other_files(tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
         for name in ("core.py", "..%2f__init__.py", "redoc.standalone.js"):
             assert (await client.get(f"/docs/{name}", headers=WITH_KEY)).status_code == 404
 
 
-async def test_the_fields_that_are_checked_are_described(tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
-        schemas = (await described(client))["components"]["schemas"]
+async def test_validated_request_fields_are_described(tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
+        schemas = (await api_description(client))["components"]["schemas"]
     assert set(OPENAI) <= set(schemas["ChatCompletionRequest"]["properties"])
     assert set(FIELDS) - REFUSED_ALWAYS <= set(schemas["ResponseRequest"]["properties"])
 
 
-class Walk:
-    """One client, each answer to whom is held against the description."""
+class ValidatingClient:
+    """A client that validates each answer against the description."""
 
     def __init__(self, client: httpx.AsyncClient, tree: Tree) -> None:
         self._client = client
         self._tree = tree
 
     async def ask(self, method: str, path: str, *ids: str, status: int = 200, **more: Any) -> Any:
-        """Ask with the key; `ids` fill the path."""
+        """Send a request with the key; `ids` fill the path's parameters."""
         given = iter(ids)
         url = re.sub(r"\{\w+\}", lambda _: next(given), path)
         answer = await self._client.request(method, url, headers=WITH_KEY, **more)
@@ -157,77 +159,79 @@ class Walk:
         return answer.json()
 
 
-async def test_files_and_containers_answer_as_described(tmp_path: Path) -> None:
+async def test_files_and_containers_match_the_description(tmp_path: Path) -> None:
     files, file = "/v1/files", "/v1/files/{file_id}"
     containers, one = "/v1/containers", "/v1/containers/{container_id}"
     inside, each = f"{one}/files", f"{one}/files/{{file_id}}"
     policy = {"type": "allowlist", "allowed_domains": ["example.org"]}
-    async with served(tmp_path) as client:
-        walk = Walk(client, await described(client))
+    async with description_client(tmp_path) as client:
+        validating = ValidatingClient(client, await api_description(client))
         form = {"data": {"purpose": "user_data"}, "files": {"file": ("a.txt", b"one")}}
-        sent = (await walk.ask("POST", files, **form))["id"]
-        await walk.ask("POST", files, data={"purpose": "user_data"}, status=400)
-        assert (await walk.ask("GET", files))["first_id"] == sent
+        sent = (await validating.ask("POST", files, **form))["id"]
+        await validating.ask("POST", files, data={"purpose": "user_data"}, status=400)
+        assert (await validating.ask("GET", files))["first_id"] == sent
         body = {"name": "x", "file_ids": [sent], "network_policy": policy}
-        made = await walk.ask("POST", containers, json=body)
+        made = await validating.ask("POST", containers, json=body)
         assert made["network_policy"] == policy
         assert "memory_limit" not in made
-        await walk.ask("POST", containers, json={}, status=400)
-        put = (await walk.ask("POST", inside, made["id"], json={"file_id": sent}))["id"]
-        assert (await walk.ask("GET", inside, made["id"]))["data"][0]["id"] == put
-        assert await walk.ask("GET", f"{each}/content", made["id"], put) == b"one"
-        assert (await walk.ask("GET", f"{inside}/content", made["id"]))[:2] == b"PK"
+        await validating.ask("POST", containers, json={}, status=400)
+        put = (await validating.ask("POST", inside, made["id"], json={"file_id": sent}))["id"]
+        assert (await validating.ask("GET", inside, made["id"]))["data"][0]["id"] == put
+        assert await validating.ask("GET", f"{each}/content", made["id"], put) == b"one"
+        assert (await validating.ask("GET", f"{inside}/content", made["id"]))[:2] == b"PK"
         for path, ids in ((each, (made["id"], put)), (one, (made["id"],)), (file, (sent,))):
-            assert (await walk.ask("GET", path, *ids))["id"] == ids[-1]
-            assert (await walk.ask("DELETE", path, *ids))["deleted"]
-            await walk.ask("GET", path, *ids, status=404)
+            assert (await validating.ask("GET", path, *ids))["id"] == ids[-1]
+            assert (await validating.ask("DELETE", path, *ids))["deleted"]
+            await validating.ask("GET", path, *ids, status=404)
 
 
-async def test_conversations_and_responses_answer_as_described(tmp_path: Path) -> None:
+async def test_conversations_and_responses_match_the_description(tmp_path: Path) -> None:
     conversations, one = "/v1/conversations", "/v1/conversations/{conversation_id}"
     items, item = f"{one}/items", f"{one}/items/{{item_id}}"
     response = "/v1/responses/{response_id}"
     message = {"type": "message", "role": "user", "content": "Hello."}
-    async with served(tmp_path) as client:
-        walk = Walk(client, await described(client))
-        made = (await walk.ask("POST", conversations, json={"items": [message]}))["id"]
-        await walk.ask("POST", one, made, json={"metadata": {"a": "b"}})
-        added = (await walk.ask("POST", items, made, json={"items": [message]}))["first_id"]
-        assert len((await walk.ask("GET", items, made))["data"]) == 2
-        await walk.ask("GET", items, made, params={"limit": "many"}, status=400)
-        await walk.ask("GET", item, made, added)
-        assert (await walk.ask("DELETE", item, made, added))["metadata"] == {"a": "b"}
+    async with description_client(tmp_path) as client:
+        validating = ValidatingClient(client, await api_description(client))
+        made = (await validating.ask("POST", conversations, json={"items": [message]}))["id"]
+        await validating.ask("POST", one, made, json={"metadata": {"a": "b"}})
+        added = (await validating.ask("POST", items, made, json={"items": [message]}))["first_id"]
+        assert len((await validating.ask("GET", items, made))["data"]) == 2
+        await validating.ask("GET", items, made, params={"limit": "many"}, status=400)
+        await validating.ask("GET", item, made, added)
+        assert (await validating.ask("DELETE", item, made, added))["metadata"] == {"a": "b"}
         body = {"model": "fake-model", "input": "Hello."}
-        answered = (await walk.ask("POST", "/v1/responses", json=body))["id"]
-        await walk.ask("GET", response, answered)
-        await walk.ask("GET", f"{response}/input_items", answered)
-        await walk.ask("POST", f"{response}/cancel", answered, status=400)
-        await walk.ask("DELETE", response, answered)
-        await walk.ask("DELETE", one, made)
-        await walk.ask("GET", one, made, status=404)
+        answered = (await validating.ask("POST", "/v1/responses", json=body))["id"]
+        await validating.ask("GET", response, answered)
+        await validating.ask("GET", f"{response}/input_items", answered)
+        await validating.ask("POST", f"{response}/cancel", answered, status=400)
+        await validating.ask("DELETE", response, answered)
+        await validating.ask("DELETE", one, made)
+        await validating.ask("GET", one, made, status=404)
 
 
-async def test_answers_runs_and_the_server_itself_answer_as_described(tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
-        walk = Walk(client, await described(client))
-        chat = await walk.ask("POST", "/v1/chat/completions", json=CHAT)
+async def test_completions_runs_and_system_routes_match_the_description(tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
+        validating = ValidatingClient(client, await api_description(client))
+        chat = await validating.ask("POST", "/v1/chat/completions", json=CHAT)
         run = "/v1/runs/{run_id}"
-        assert (await walk.ask("GET", run, chat["sandbox"]["run_id"]))["status"] == "completed"
-        assert (await walk.ask("DELETE", run, chat["sandbox"]["run_id"]))["error"] is None
-        await walk.ask("GET", run, "none", status=404)
-        await walk.ask("POST", "/v1/messages", json={**CHAT, "max_tokens": 100})
-        await walk.ask("POST", "/v1/messages", json=CHAT, status=400)
-        await walk.ask("GET", "/v1/models")
-        await walk.ask("GET", "/v1/models/{model}", "fake-model:plain")
-        await walk.ask("GET", "/v1/capabilities")
-        await walk.ask("GET", "/health")
-        assert b"llm_sandbox_runs_total" in await walk.ask("GET", "/metrics")
+        assert (await validating.ask("GET", run, chat["sandbox"]["run_id"]))[
+            "status"
+        ] == "completed"
+        assert (await validating.ask("DELETE", run, chat["sandbox"]["run_id"]))["error"] is None
+        await validating.ask("GET", run, "none", status=404)
+        await validating.ask("POST", "/v1/messages", json={**CHAT, "max_tokens": 100})
+        await validating.ask("POST", "/v1/messages", json=CHAT, status=400)
+        await validating.ask("GET", "/v1/models")
+        await validating.ask("GET", "/v1/models/{model}", "fake-model:plain")
+        await validating.ask("GET", "/v1/capabilities")
+        await validating.ask("GET", "/health")
+        assert b"llm_sandbox_runs_total" in await validating.ask("GET", "/metrics")
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/models", "/v1/capabilities", "/metrics"])
-async def test_a_request_without_the_key_is_refused_as_described(path: str, tmp_path: Path) -> None:
-    async with served(tmp_path) as client:
-        tree = await described(client)
+async def test_refusal_without_a_key_matches_the_description(path: str, tmp_path: Path) -> None:
+    async with description_client(tmp_path) as client:
+        tree = await api_description(client)
         answer = await client.get(path)
     assert answer.status_code == 401
     assert "401" in tree["paths"][path]["get"]["responses"]

@@ -1,4 +1,6 @@
-"""OpenAI's own tools that the client runs, as the Agents SDK offers and answers them."""
+"""OpenAI's client-side tools (shell, local_shell, apply_patch), as the Agents SDK offers and
+answers them.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ OUTPUT = {"stdout": "x.py\n", "stderr": "", "outcome": {"type": "exit", "exit_co
 LIMITS = {"timeout_ms": None, "max_output_length": None}
 
 
-async def exchanged(
+async def exchange(
     script: list[Any], bodies: list[Any], tmp_path: Path
 ) -> tuple[list[Any], list[Any]]:
-    """The responses to bodies, each made of the response before; and what the model was told."""
+    """Send each body, built from the previous response; return the responses and the backend
+    requests.
+    """
     responses: list[Any] = []
     with anyio.fail_after(20):
         async with (
@@ -49,7 +53,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
         {"type": "shell_call_output", "output": [OUTPUT]},
         '[{"stdout": "x.py\\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]',
     ),
-    "shell that is called badly": (
+    "shell with invalid arguments": (
         SHELL,
         call("shell", commands="ls", timeout_ms=True),
         {
@@ -85,7 +89,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
         {"type": "apply_patch_call_output", "status": "completed", "output": "Made."},
         "completed: Made.",
     ),
-    "patch that deletes": (
+    "patch that deletes a file": (
         PATCH,
         call("apply_patch", type="delete_file", path="x.py", diff=""),
         {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "x.py"}},
@@ -95,53 +99,62 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("tool", "made", "shown", "result", "told"), CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("alone", [False, True], ids=["whole", "result alone"])
-async def test_a_call_comes_to_the_client_and_its_result_to_the_model(
+@pytest.mark.parametrize(
+    ("tool", "made", "shown", "result", "expected_result"), CALLS.values(), ids=CALLS
+)
+@pytest.mark.parametrize("result_only", [False, True], ids=["full input", "result only"])
+async def test_client_tool_call_reaches_the_client_and_its_result_the_model(
     tool: Any,
     made: Any,
     shown: dict[str, Any],
     result: dict[str, Any],
-    told: str,
+    expected_result: str,
     *,
-    alone: bool,
+    result_only: bool,
     tmp_path: Path,
 ) -> None:
-    def answered(first: Any) -> dict[str, Any]:
+    def answer_call(first: Any) -> dict[str, Any]:
         item = {**result, "call_id": first["output"][-1]["call_id"]}
-        if alone:
+        if result_only:
             return {"previous_response_id": first["id"], "input": [item], "tools": [tool]}
         before = [{"role": "user", "content": "Look."}, *first["output"]]
         return {"input": [*before, item], "tools": [tool]}
 
-    (first, second), heard = await exchanged(
+    (first, second), backend_requests = await exchange(
         [tool_reply(made), text_reply("Done.")],
-        [{"input": "Look.", "tools": [tool]}, answered],
+        [{"input": "Look.", "tools": [tool]}, answer_call],
         tmp_path,
     )
     item = first["output"][-1]
     assert {**shown, "status": "completed"} == {key: item[key] for key in (*shown, "status")}
     assert second["output"][-1]["content"][0]["text"] == "Done."
-    assert heard[1]["messages"][-1]["content"] == told
-    names = [each["function"]["name"] for each in heard[0]["tools"]]
+    assert backend_requests[1]["messages"][-1]["content"] == expected_result
+    names = [each["function"]["name"] for each in backend_requests[0]["tools"]]
     assert names == ["str_replace_editor", "execute_bash", "submit", made["name"]]
 
 
-async def test_calls_that_no_run_waits_for_are_told_as_they_were(tmp_path: Path) -> None:
+async def test_calls_without_a_suspended_run_are_sent_to_the_model_unchanged(
+    tmp_path: Path,
+) -> None:
     items = [
         {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls"], "timeout_ms": None}},
         {"type": "shell_call_output", "call_id": "a", "output": [OUTPUT]},
         {"type": "local_shell_call", "call_id": "b", "action": {"type": "exec", "command": ["ls"]}},
         {"type": "local_shell_call_output", "id": "b", "output": "x.py"},
     ]
-    _, heard = await exchanged([text_reply("Done.")], [{"input": items}], tmp_path)
-    told = heard[0]["messages"][1:]
-    assert [message["role"] for message in told] == ["assistant", "tool", "assistant", "tool"]
-    assert told[0]["tool_calls"][0]["function"] == {
+    _, backend_requests = await exchange([text_reply("Done.")], [{"input": items}], tmp_path)
+    expected_result = backend_requests[0]["messages"][1:]
+    assert [message["role"] for message in expected_result] == [
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+    ]
+    assert expected_result[0]["tool_calls"][0]["function"] == {
         "name": "shell",
         "arguments": '{"commands": ["ls"]}',
     }
-    assert [told[1]["tool_call_id"], told[3]["tool_call_id"]] == ["a", "b"]
+    assert [expected_result[1]["tool_call_id"], expected_result[3]["tool_call_id"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -151,14 +164,14 @@ async def test_calls_that_no_run_waits_for_are_told_as_they_were(tmp_path: Path)
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]},
     ],
 )
-async def test_a_shell_of_the_client_s_is_no_computer_of_ours(choice: Any, tmp_path: Path) -> None:
+async def test_client_shell_is_not_taken_for_the_sandbox(choice: Any, tmp_path: Path) -> None:
     body = {"input": "Look.", "tools": [SHELL, PATCH], "tool_choice": choice}
     script = [tool_reply(call("shell", commands=["ls"]))]
-    (response,), heard = await exchanged(script, [body], tmp_path)
+    (response,), backend_requests = await exchange(script, [body], tmp_path)
     assert response["output"][-1]["type"] == "shell_call"
     if choice["type"] == "shell":
         named = {"type": "function", "function": {"name": "shell"}}
-        assert heard[0]["tool_choice"] == named
+        assert backend_requests[0]["tool_choice"] == named
     else:
-        assert heard[0]["tool_choice"] == "required"
-        assert heard[0]["tools"][-1]["function"]["name"] == "shell"
+        assert backend_requests[0]["tool_choice"] == "required"
+        assert backend_requests[0]["tools"][-1]["function"]["name"] == "shell"

@@ -1,4 +1,4 @@
-"""Files of what was said before that are kept no more."""
+"""Continued responses whose earlier files were deleted."""
 
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,20 @@ from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.models.scripted import text_reply
 from proxy.store.store import Store
-from tests.clients.responses import MODEL, at, refused, told
+from tests.clients.responses_sdk import MODEL, api_error, client_with_key, sent_messages
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 
 
 @pytest.mark.parametrize("by", ["previous_response_id", "conversation", "item_reference"])
-async def test_who_goes_on_by_a_name_does_so_without_a_file_that_was_deleted(
-    by: str, tmp_path: Path
-) -> None:
+async def test_response_continues_without_a_deleted_file(by: str, tmp_path: Path) -> None:
     files = FileStore(Store(tmp_path), limits=ArtifactLimits())
     inputs = Inputs(uploads=files.store.uploads)
     with anyio.fail_after(30):
         async with (
             scripted_backend([text_reply("A table.")] * 3) as backend,
             running_proxy(backend, "memory", tmp_path, files=files, inputs=inputs) as url,
-            at(url, "mine") as mine,
+            client_with_key(url, "mine") as mine,
         ):
             file = await mine.files.create(file=("a.csv", b"a,b\n"), purpose="user_data")
             part: Any = {"type": "input_file", "file_id": file.id}
@@ -46,6 +44,6 @@ async def test_who_goes_on_by_a_name_does_so_without_a_file_that_was_deleted(
                 go_on["input"] = [{"type": "item_reference", "id": "msg_x"}, more]
             second = await mine.responses.create(model=MODEL, **go_on)
             assert second.output_text == "A table."
-            again = await refused(mine.responses.create(model=MODEL, input=said))
+            again = await api_error(mine.responses.create(model=MODEL, input=said))
             assert again.param == "input[0].content[0].file_id"
-    assert told(backend, 1)[0] == ("user", f"{LOST}\nWhat is it?")
+    assert sent_messages(backend, 1)[0] == ("user", f"{LOST}\nWhat is it?")
