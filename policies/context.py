@@ -9,7 +9,7 @@ EASED_SHARE = 2 / 3
 """Maximum share of the window that is used after compaction. Each compaction loses the backend's
 prefix cache, so that it must free enough for several turns."""
 SUMMARY_SHARE = 1 / 2
-"""The same limit after a compaction by summary."""
+"""Maximum share of the window that is used after a compaction by summary."""
 TOKENS_PER_BYTE = 1 / 3
 """Assumed for text that no backend has counted yet. English has fewer, digits have more."""
 _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5

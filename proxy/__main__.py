@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.http_server import connection_limit
-
 if TYPE_CHECKING:
     from socket import socket
 
@@ -180,7 +178,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     from proxy.app import create_app
     from proxy.bootstrap import build_services
     from proxy.doctor import announce, check_model, require_sound
-    from proxy.http_server import ConnectionRegistry, HTTPServer, is_loopback
+    from proxy.http_server import ConnectionRegistry, HTTPServer, connection_limit, is_loopback
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
 

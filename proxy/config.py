@@ -85,15 +85,15 @@ class ServerConfig(_Section):
     data_dir: Path | None = None
     """Directory for stored data and lock files; null: $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
-    """How steps are shown to clients that do not ask for a form. auto: the form that suits the
+    """Form of the steps for clients that do not ask for one. auto: the form that suits the
     client."""
     narration: NarrationSetting = "content"
-    """Where a stream puts the text that the model writes before a tool call. reasoning: for clients
-    that take all content for the answer; content is then sent only once it is known to be the
-    answer."""
+    """The field of a stream for the text that the model writes before a tool call. reasoning: for
+    clients that take all content for the answer; content is then sent only once it is known to be
+    the answer."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
-    """What happens to a run when its client disconnects, unless the request sets it. detach: the
-    run continues to its end."""
+    """The fate of a run whose client disconnects, unless the request sets it. cancel: the run is
+    cancelled. detach: the run continues to its end."""
     request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
     """Memory for the bodies of all requests in progress, in MiB; at least that of one body of the
     maximum size. A body counts three times: as received, as decoded (up to four bytes a character

@@ -21,7 +21,7 @@ class SpelledTwiceError(ValueError):
         self.old = old
 
 
-class Rule(Protocol):
+class UpgradeRule(Protocol):
     """A change that turns old spellings into new ones."""
 
     @property
@@ -32,7 +32,7 @@ class Rule(Protocol):
         """Return the tree with new spellings. Raises SpelledTwiceError."""
 
 
-def upgrade(tree: Any, rules: Iterable[Rule], warn: Warn) -> Any:
+def upgrade(tree: Any, rules: Iterable[UpgradeRule], warn: Warn) -> Any:
     """Return a tree of settings with new spellings. Raises SpelledTwiceError."""
     if not isinstance(tree, Mapping):
         return tree
@@ -109,7 +109,7 @@ class Removed:
 
     setting: str
     instead: str
-    """What holds instead of it."""
+    """The setting or behaviour that replaces it."""
 
     @property
     def first_key(self) -> str:
@@ -220,23 +220,23 @@ _PROFILE_RULES: tuple[Renamed | RenamedValue | Removed, ...] = (
     *PROFILE_VALUES,
 )
 _PROFILE_PLACES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
-"""Where settings of a profile stand in config.yaml."""
+"""The parts of config.yaml that contain settings of a profile."""
 
 
-def _below(place: str, rule: Renamed | RenamedValue | Removed) -> Rule:
+def _below(place: str, rule: Renamed | RenamedValue | Removed) -> UpgradeRule:
     """Return a profile's rule for one place in config.yaml."""
     if isinstance(rule, Renamed):
         return replace(rule, old=place + rule.old, new=place + rule.new)
     return replace(rule, setting=place + rule.setting)
 
 
-CONFIG_RULES: tuple[Rule, ...] = (
+CONFIG_RULES: tuple[UpgradeRule, ...] = (
     _SingleKey(),
     *CONFIG_REMOVALS,
     *CONFIG_RENAMES,
     *(_below(place, rule) for place in _PROFILE_PLACES for rule in _PROFILE_RULES),
 )
-REQUEST_RULES: tuple[Rule, ...] = (
+REQUEST_RULES: tuple[UpgradeRule, ...] = (
     Renamed("documents", "offload_documents"),
     *_PROFILE_RULES,
 )

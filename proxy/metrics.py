@@ -44,7 +44,7 @@ MAX_AMOUNT = 2**53
 
 RUN_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600)
 TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
-"""Of turns and of model calls."""
+"""Buckets for turns and for model calls."""
 FIRST_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60)
 COMMAND_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 POOL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -247,7 +247,7 @@ class _Durations:
 
 
 class _Counts:
-    """What is counted of the runs, from the start of the process."""
+    """Counters of runs, from the start of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, words: str, *labels: str, unit: str = "") -> Counter:

@@ -27,16 +27,6 @@ BANNED_WORDS = frozenset(
 """Identifiers that have a standard term instead, such as lease, observer or retry."""
 TO_DO = {
     "docstrings": (
-        "policies",
-        "policies/capabilities",
-        "proxy",
-        "proxy/agent",
-        "proxy/api",
-        "proxy/audit",
-        "proxy/models",
-        "proxy/runs",
-        "proxy/schemas",
-        "proxy/store",
         "tests",
         "tests/clients",
         "tests/clients/openwebui",
@@ -69,14 +59,6 @@ TO_DO = {
         "tests/proxy/store",
     ),
     "identifiers": (
-        "policies",
-        "proxy",
-        "proxy/agent",
-        "proxy/api",
-        "proxy/audit",
-        "proxy/models",
-        "proxy/schemas",
-        "proxy/store",
         "tests",
         "tests/clients",
         "tests/clients/openwebui",

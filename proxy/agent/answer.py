@@ -50,7 +50,7 @@ class AnswerWriter:
         self._submit_held = ""
         """The beginning of a submitted answer, held while it repeats the narration before it."""
         self._linked_paths = set[str]()
-        self._narration: _Part | None = None
+        self._narration: _AnswerPart | None = None
         """Text sent as an answer that turned out to be narration, until other text follows."""
         self.source = ""
         """The answer so far, with paths as the model wrote them."""
@@ -63,7 +63,7 @@ class AnswerWriter:
         """Begin a new answer. Text of an earlier one becomes narration."""
         await self._end()
         if self.text:
-            self._narration = _Part(self.source, self.text)
+            self._narration = _AnswerPart(self.source, self.text)
         self._submit, self._submit_held = TextArgument("answer"), ""
         self.source = self.text = ""
 
@@ -152,7 +152,7 @@ class AnswerWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _AnswerPart:
     """Text that was sent as an answer and turned out to be narration."""
 
     source: str

@@ -32,7 +32,7 @@ from proxy.agent.model import Completion, Model, refusal_of
 from proxy.agent.outcome import RunOutcome, client_tool_calls, suspend_run
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
 from proxy.agent.result import (
-    CapabilityUse,
+    CapabilityCounter,
     Result,
     RunStats,
     RunWarning,
@@ -83,7 +83,7 @@ class AgentLoop:
         self._style = style_of(profile)
         self._task, self._input = task, agent_input
         self._emit, self._lease, self._egress_watch = emit, lease, watch
-        self._capabilities, self._outcome = CapabilityUse(), RunOutcome()
+        self._capabilities, self._outcome = CapabilityCounter(), RunOutcome()
         self._times = time_plan(profile.limits.max_run_seconds, clock.deadline_s)
         self._limits = replace(profile.limits, max_run_seconds=self._times.work_s)
         self._artifacts = ArtifactCollector(agent_input.files, profile.artifacts.max_file_mib << 20)
@@ -474,7 +474,7 @@ def run_stats(
     conversation: Conversation,
     budget: RunBudget,
     executor: ToolExecutor,
-    capabilities: CapabilityUse,
+    capabilities: CapabilityCounter,
 ) -> RunStats:
     """Return the statistics of a run."""
     trajectory = conversation.trajectory

@@ -59,7 +59,7 @@ class RunStats:
     documents_tokens: int = 0
     """Estimated tokens that each prompt saves because long texts became files."""
     documents_tokens_saved: int = 0
-    """The same, summed over all model calls."""
+    """`documents_tokens`, summed over all model calls."""
     turns: int = 0
     """Model calls with tools."""
     prompt_tokens: int = 0
@@ -154,7 +154,7 @@ class Result:
     """Signs that the model cannot use tools, each once."""
 
 
-class CapabilityUse:
+class CapabilityCounter:
     """Counts the turns of a run that used each of the paper's meta-capabilities.
 
     As in the paper, a turn counts once for each capability, however many of its calls use it.

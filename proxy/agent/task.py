@@ -196,7 +196,7 @@ class SessionPlan:
     save_as: SessionState | None = None
     """The state to save the workspace as; None to discard it."""
     suspend_as: SessionState | None = None
-    """The same if the run is suspended for client tool results."""
+    """The state to save the workspace as if the run is suspended for client tool results."""
     suspended_run: SuspendedRun | None = None
     """The suspended run to resume, if any."""
 
@@ -238,10 +238,10 @@ class TaskLimits:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the run is presented to the client."""
+    """Presentation of the run to the client."""
 
     narration: NarrationSetting = "content"
-    """How prose before a tool call is streamed. `content`: as content after a short hold;
+    """Form of streamed prose before a tool call. `content`: as content after a short hold;
     `reasoning`: as reasoning, for clients that take all content for the answer."""
     usage_of: UsageScope = "all_calls"
     """The model calls that the reported usage includes."""

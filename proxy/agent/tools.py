@@ -25,7 +25,7 @@ from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutp
 from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Completion, Message
 from proxy.agent.outcome import RunOutcome
-from proxy.agent.result import CapabilityUse, Stopwatch
+from proxy.agent.result import CapabilityCounter, Stopwatch
 from proxy.agent.suspension import NO_RESULT, result_messages
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall, Turn, parse_turn, recover_answer
@@ -215,7 +215,7 @@ class CallRunner:
         conversation: Conversation,
         budget: RunBudget,
         outcome: RunOutcome,
-        capabilities: CapabilityUse,
+        capabilities: CapabilityCounter,
         limits: Limits,
         client_tool_names: Collection[str],
     ) -> None:

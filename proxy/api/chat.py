@@ -11,7 +11,11 @@ from proxy.api.routing import resolve_route
 from proxy.api.run_response import json_response, stream_response
 from proxy.api.upstream_relay import relay_chat
 from proxy.schemas.chat_request import check_messages, includes_usage
-from proxy.schemas.chat_response import CompletionBuilder, CompletionStreamEncoder, completion_head
+from proxy.schemas.chat_response import (
+    ChatCompletionBuilder,
+    CompletionStreamEncoder,
+    completion_head,
+)
 from proxy.schemas.request_options import read_request_options, requested_steps
 
 router = APIRouter()
@@ -38,7 +42,7 @@ async def chat_completions(request: Request) -> Response:
     run = subscriber.run
     names = completion_head(run.id, run.created, body["model"])
     if hold is None:
-        builder = CompletionBuilder(names, run.id, steps)
+        builder = ChatCompletionBuilder(names, run.id, steps)
         return await json_response(request, subscriber, builder, options)
     encoder = CompletionStreamEncoder(names, run.id, steps, include_usage=include_usage)
     return await stream_response(request, subscriber, encoder, options, hold)

@@ -34,7 +34,7 @@ from proxy.schemas.resources import (
 )
 from proxy.schemas.responses_request import input_items
 from proxy.store.conversations import ConversationRepository
-from proxy.store.records import Conversation
+from proxy.store.records import StoredConversation
 
 router = APIRouter(
     tags=["Conversations"],
@@ -56,7 +56,7 @@ RepositoryDep = Annotated[ConversationRepository, Depends(_repository)]
 
 async def _conversation(
     repository: RepositoryDep, owner: Owner, conversation_id: str
-) -> Conversation:
+) -> StoredConversation:
     """Return the client's conversation. Raises NotFoundError."""
     found = await repository.get(owner, conversation_id)
     if found is None:
@@ -64,7 +64,7 @@ async def _conversation(
     return found
 
 
-OwnedConversation = Annotated[Conversation, Depends(_conversation)]
+OwnedConversation = Annotated[StoredConversation, Depends(_conversation)]
 """The client's conversation that the path names."""
 
 

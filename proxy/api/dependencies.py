@@ -107,7 +107,7 @@ class Services:
     public_url: str | None = None
     """Base URL of links to files; None takes it from each request."""
     steps: StepsSetting = "auto"
-    """How steps are shown if the request does not set it."""
+    """Form of the steps if the request does not set it."""
     status_wait_s: float = 1.0
     """Maximum seconds before a stream sends its status 200, if no model call has failed."""
     status_hold_s: float = 10.0
@@ -118,9 +118,9 @@ class Services:
     nonstream_keep_alive_s: float | None = None
     """Seconds after which a JSON response sends whitespace as a keep-alive; None: never."""
     narration: NarrationSetting = "content"
-    """How prose before a tool call is streamed."""
+    """Form of streamed prose before a tool call."""
     on_disconnect: OnDisconnect = "cancel"
-    """What happens to a run when its client disconnects, if the request does not set it."""
+    """The fate of a run whose client disconnects, if the request does not set it."""
 
     @property
     def store(self) -> "Store":

@@ -15,7 +15,7 @@ from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesDep, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import RunMetadata
-from proxy.schemas.chat_response import CompletionBuilder, completion_head
+from proxy.schemas.chat_response import ChatCompletionBuilder, completion_head
 from proxy.schemas.resources import RunObject
 from proxy.schemas.result_objects import usage
 
@@ -88,7 +88,7 @@ def _completion(
     steps: StepsMode, metadata: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
     names = completion_head(metadata.id, metadata.created, metadata.model)
-    builder = CompletionBuilder(names, metadata.id, steps)
+    builder = ChatCompletionBuilder(names, metadata.id, steps)
     for event in events:
         builder.event(event)
     return builder.finish(result)

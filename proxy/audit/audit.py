@@ -240,14 +240,14 @@ def _event_line(event: Event) -> Fields | None:
     """Return the line for an event, or None."""
     match event:
         case ChoiceEvent(index, of):
-            told = _event_line(of)
-            return {**told, "choice": index} if told else None
+            line = _event_line(of)
+            return {**line, "choice": index} if line else None
         case RunStarted(_, prompt) if prompt:
             return {"kind": "prompt", "sha256": prompt}
         case ToolCallStarted(step, call_id, name, arguments):
-            told = {each: _argument(each, value) for each, value in arguments.items()}
+            logged = {key: _argument(key, value) for key, value in arguments.items()}
             call = {"step": step, "call": call_id, "tool": name}
-            return {"kind": "call", **call, "arguments": told}
+            return {"kind": "call", **call, "arguments": logged}
         case ToolCallFinished():
             return _outcome_line(event)
         case EgressDecided(decision):
@@ -268,10 +268,10 @@ def _result_line(result: Result) -> Fields:
 
 def _failure_line(error: BaseException) -> Fields:
     """Return the last line of a run that failed."""
-    told = {"error": type(error).__name__}
+    details = {"error": type(error).__name__}
     if isinstance(error, ProxyError):
-        told |= {"code": error.code or "", "message": error.message}
-    return {"kind": "failure", LAST: True, **told}
+        details |= {"code": error.code or "", "message": error.message}
+    return {"kind": "failure", LAST: True, **details}
 
 
 def _outcome_line(event: ToolCallFinished) -> Fields:

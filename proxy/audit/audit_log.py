@@ -252,8 +252,8 @@ class AuditLogWriter:
             os.fsync(directory)
         finally:
             os.close(directory)
-        told = {"run": self.run_id, "lines": self._chain.lines, "head": self._chain.head}
-        self._index.append(time_of(self._now()), {"kind": "ended", **told})
+        summary = {"run": self.run_id, "lines": self._chain.lines, "head": self._chain.head}
+        self._index.append(time_of(self._now()), {"kind": "ended", **summary})
 
     def close(self) -> None:
         """Close the file, if there is one."""
@@ -313,10 +313,10 @@ class _FoundIndex:
         self._path = log_path(directory, INDEX)
         data = self._path.read_bytes() if self._path.exists() else b""
         self.reading: Reading = read_chain(data, directory.resolve().name, key)
-        self._begun = set(self._told("begun"))
-        self._ended = self._told("ended")
+        self._begun = set(self._entries_by_run("begun"))
+        self._ended = self._entries_by_run("ended")
 
-    def _told(self, kind: str) -> dict[str, Fields]:
+    def _entries_by_run(self, kind: str) -> dict[str, Fields]:
         entries = self.reading.entries
         return {str(entry.get("run")): entry for entry in entries if entry.get("kind") == kind}
 

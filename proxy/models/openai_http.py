@@ -468,7 +468,7 @@ class _KeepAlive:
 
 @dataclass(slots=True)
 class _Tokenizer:
-    """What is known about the server's `/tokenize`."""
+    """The learnt properties of the server's `/tokenize`."""
 
     is_available: bool = True
     text_field: _TextField = "prompt"

@@ -1,8 +1,8 @@
 """The response of POST /v1/chat/completions, as one JSON object or as a stream.
 
 `ChatEncoder` turns the events of a run into chunks. `CompletionStreamEncoder` writes the chunks as
-server-sent events. `CompletionBuilder` takes the reasoning and the steps from the chunks, and the
-rest of the JSON object from the run's result.
+server-sent events. `ChatCompletionBuilder` takes the reasoning and the steps from the chunks, and
+the rest of the JSON object from the run's result.
 """
 
 import json
@@ -240,7 +240,7 @@ class CompletionStreamEncoder:
         return f'{name}data: {self._head}, "choices": [{json.dumps(chunk.choice)}]{extra}}}\n\n'
 
 
-class CompletionBuilder:
+class ChatCompletionBuilder:
     """Builds the completion as one JSON object. The reasoning and the steps come from the chunks,
     the rest from the run's result."""
 

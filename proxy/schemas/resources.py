@@ -38,10 +38,10 @@ from proxy.schemas.validation import (
 from proxy.store.records import (
     Container,
     ContainerFile,
-    Conversation,
     FileSource,
     NewContainer,
     PageRequest,
+    StoredConversation,
     StoredUpload,
 )
 
@@ -467,7 +467,7 @@ class ConversationObject(_Identified):
     metadata: dict[Text, Text]
 
 
-def conversation_object(conversation: Conversation) -> ConversationObject:
+def conversation_object(conversation: StoredConversation) -> ConversationObject:
     """Return OpenAI's conversation object."""
     return ConversationObject.model_validate(conversation, from_attributes=True)
 

@@ -1,4 +1,4 @@
-"""What the translations of other APIs' requests into chat completions share."""
+"""Helpers for translating other APIs' requests into chat completions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

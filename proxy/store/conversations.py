@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from policies.sessions import ResponseSettings
 from proxy.store.database import Database, oldest, sweep_batch
-from proxy.store.records import Conversation, Page, PageRequest
+from proxy.store.records import Page, PageRequest, StoredConversation
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 OWN_BYTES = 10_000
@@ -90,10 +90,10 @@ class ConversationRepository:
 
     async def create(
         self, owner: str, metadata: Mapping[str, str], items: Sequence[Item]
-    ) -> Conversation:
+    ) -> StoredConversation:
         """Create a conversation with its first items."""
         now = int(self._now())
-        conversation = Conversation(f"conv_{uuid.uuid4().hex}", now, metadata)
+        conversation = StoredConversation(f"conv_{uuid.uuid4().hex}", now, metadata)
         row = {
             "id": conversation.id,
             "owner": owner,
@@ -111,14 +111,14 @@ class ConversationRepository:
         await self._database.write(work)
         return conversation
 
-    async def get(self, owner: str, conversation_id: str) -> Conversation | None:
+    async def get(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Return the owner's conversation, or None."""
         query = select(CONVERSATIONS).where(self._is_conversation(owner, conversation_id))
         return await self._database.read_one(query, _conversation)
 
     async def update(
         self, owner: str, conversation_id: str, metadata: Mapping[str, str]
-    ) -> Conversation | None:
+    ) -> StoredConversation | None:
         """Replace the metadata of the owner's conversation and return it, or None if there is no
         such conversation."""
         change = (
@@ -235,8 +235,8 @@ def _is_item(owner: str, conversation_id: str, item_id: str) -> ColumnElement[bo
     return in_conversation & (ITEMS.c.id == item_id) & _NOT_DELETED
 
 
-def _conversation(row: RowMapping) -> Conversation:
-    return Conversation(row["id"], row["created_at"], json.loads(row["metadata"]))
+def _conversation(row: RowMapping) -> StoredConversation:
+    return StoredConversation(row["id"], row["created_at"], json.loads(row["metadata"]))
 
 
 def add_items(

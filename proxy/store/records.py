@@ -59,7 +59,7 @@ class ResponseChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class StoredConversation:
     """A conversation of OpenAI's API. Responses can append their items."""
 
     id: str
@@ -132,7 +132,7 @@ class Container:
 
 
 FileSource = Literal["user", "assistant"]
-"""Who added a file to a container: the client or a run."""
+"""The origin of a file in a container: `user` is the client, `assistant` a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What each key spends a day, for daily budgets."""
+"""The spending of each key per day, for daily budgets."""
 
 import asyncio
 from collections.abc import Callable

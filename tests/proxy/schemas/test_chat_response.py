@@ -22,7 +22,11 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Compaction, Result
 from proxy.errors import BackendError
-from proxy.schemas.chat_response import CompletionBuilder, CompletionStreamEncoder, completion_head
+from proxy.schemas.chat_response import (
+    ChatCompletionBuilder,
+    CompletionStreamEncoder,
+    completion_head,
+)
 from tests.fakes.results import SPENT, SPENT_TOLD
 
 URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
@@ -124,7 +128,7 @@ NOTHING = replace(RESULT, answer="42", artifacts=[], skipped_files=[], response=
 
 
 def whole(result: Result, reasoning: str = "") -> dict[str, Any]:
-    builder = CompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "off")
+    builder = ChatCompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "off")
     builder.event(ReasoningDelta(reasoning))
     made = builder.finish(result)
     json.dumps(made).encode()

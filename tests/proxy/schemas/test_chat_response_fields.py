@@ -7,7 +7,7 @@ import pytest
 from policies.steps import STEPS_MODES, StepsMode
 from proxy.agent.events import AnswerDelta, ChoiceEvent, ReasoningDelta, Refused, ToolOutput
 from proxy.agent.result import RunWarning
-from proxy.schemas.chat_response import CompletionBuilder, completion_head
+from proxy.schemas.chat_response import ChatCompletionBuilder, completion_head
 from proxy.schemas.result_objects import usage
 from tests.proxy.schemas.test_chat_response import (
     CALL,
@@ -61,7 +61,7 @@ def test_sandbox_object_has_the_warnings() -> None:
 
 def test_usage_is_summed_over_choices() -> None:
     other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
-    builder = CompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "reasoning")
+    builder = ChatCompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "reasoning")
     builder.event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
     made = builder.finish(replace(RESULT, others=[other]))
     first, second = made["choices"]
@@ -103,7 +103,7 @@ def test_choices_are_streamed_with_their_index() -> None:
 
 
 def test_each_choice_has_its_own_reasoning() -> None:
-    whole = CompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
+    whole = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
     for event in (ReasoningDelta("a"), ChoiceEvent(1, ReasoningDelta("b")), ReasoningDelta("c")):
         whole.event(event)
     made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
@@ -115,7 +115,7 @@ def test_each_choice_has_its_own_reasoning() -> None:
 def test_completion_has_the_reasoning_of_the_stream(steps: StepsMode) -> None:
     output = ToolOutput(1, "stdout", "a\n")
     events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
-    builder = CompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)
+    builder = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)
     for event in events:
         builder.event(event)
     message = builder.finish(NOTHING)["choices"][0]["message"]

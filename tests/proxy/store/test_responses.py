@@ -10,7 +10,7 @@ import pytest
 from policies.sessions import ResponseSettings
 from proxy.errors import BadRequestError
 from proxy.store.conversations import OWN_BYTES
-from proxy.store.records import Conversation, PageRequest, StoredResponse
+from proxy.store.records import StoredConversation, PageRequest, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
@@ -85,7 +85,7 @@ async def inputs(store: Store, id: str) -> list[str] | None:
     return [item["id"] for item in chain.inputs] if chain else None
 
 
-async def items(store: Store, conversation: Conversation) -> list[str]:
+async def items(store: Store, conversation: StoredConversation) -> list[str]:
     page = await store.conversations.page(
         MINE, conversation.id, PageRequest(100, newest_first=False)
     )
