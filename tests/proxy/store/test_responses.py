@@ -10,7 +10,7 @@ import pytest
 from policies.sessions import ResponseSettings
 from proxy.errors import BadRequestError
 from proxy.store.conversations import OWN_BYTES
-from proxy.store.records import StoredConversation, PageRequest, StoredResponse
+from proxy.store.records import PageRequest, StoredConversation, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
