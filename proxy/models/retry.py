@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from proxy.agent.events import CallFailed, OnDelta
-from proxy.agent.model import Completion, Model, StopRetryingError
+from proxy.agent.model import Completion, Model, ModelWrapper, StopRetryingError
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-from proxy.models.wrapper import ModelWrapper
 
 _LOG = logging.getLogger(__name__)
 _RETRYABLE_STATUSES = frozenset({408, 409, 429, *range(500, 600)})

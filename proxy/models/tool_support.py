@@ -31,13 +31,12 @@ from policies.tool_support import (
     refused_verdict,
 )
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Completion, Model, Upstream, UpstreamRequest
+from proxy.agent.model import Completion, Model, ModelWrapper, Upstream, UpstreamRequest
 from proxy.agent.result import Result, usage_count
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parse_json
 from proxy.models.relay import read_at_most
-from proxy.models.wrapper import ModelWrapper
 from proxy.store.tool_verdicts import ToolVerdictRepository
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from policies.history import UNANSWERED, join_texts
 from proxy.errors import BadRequestError
-from proxy.schemas.translation import ChatMessages
+from proxy.schemas.chat_request import ChatMessages
 from proxy.schemas.validation import array, boolean, mapping, object_with, text
 
 # Messages

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from proxy.errors import LOST_THREAD, BadRequestError, ProxyError
 from proxy.schemas.chat_parameters import params_for
+from proxy.schemas.chat_request import ChatTranslation
 from proxy.schemas.messages_input import (
     CODE_EXECUTION,
     SYSTEM,
@@ -19,7 +20,6 @@ from proxy.schemas.messages_input import (
     read_tools,
     to_chat_messages,
 )
-from proxy.schemas.translation import ChatTranslation
 from proxy.schemas.validation import (
     Check,
     anything,

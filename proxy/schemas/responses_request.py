@@ -9,6 +9,7 @@ from typing import Any
 
 from policies.history import is_step_id, join_texts
 from proxy.errors import NotFoundError
+from proxy.schemas.chat_request import ChatMessages, ChatTranslation
 from proxy.schemas.responses_parameters import IGNORED_ITEM_TYPES, check_fields, item_type
 from proxy.schemas.responses_tools import (
     ITEM_ID_PREFIXES,
@@ -23,7 +24,6 @@ from proxy.schemas.responses_tools import (
     search_result,
     starts_with_tool,
 )
-from proxy.schemas.translation import ChatMessages, ChatTranslation
 
 _TRANSLATED = frozenset(
     {
