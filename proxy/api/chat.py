@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.steps import default_mode
-from proxy.api.dependencies import get_services, read_model_request
+from proxy.api.dependencies import read_model_request
 from proxy.api.prepare import RunRequest, start_or_join
 from proxy.api.routing import resolve_route
 from proxy.api.run_response import json_response, stream_response
@@ -16,7 +16,7 @@ from proxy.schemas.chat_response import (
     CompletionStreamEncoder,
     completion_head,
 )
-from proxy.schemas.request_options import read_request_options, requested_steps
+from proxy.schemas.request_options import read_request_options
 
 router = APIRouter()
 
@@ -24,20 +24,18 @@ router = APIRouter()
 # Not @router.post: FastAPI's handling of parameters takes longer than the relay of a plain request
 # (`bench/relay.py`).
 @router.route("/v1/chat/completions", methods=["POST"])
-async def chat_completions(request: Request) -> Response:
-    raw, body = await read_model_request(request)
+async def chat_completions(http: Request) -> Response:
+    request = await read_model_request(http)
+    body, headers = request.body, request.headers
     check_messages(body)
     decision = resolve_route(request, body)
     if decision.is_passthrough:
-        return await relay_chat(request, body, decision)
-    options = read_request_options(body, request.headers)
-    steps = requested_steps(body, request.headers) or default_mode(
-        get_services(request).steps, request.headers
-    )
+        return await relay_chat(request, decision)
+    options = read_request_options(body, headers)
+    steps = options.steps or default_mode(request.services.steps, headers)
     include_usage = includes_usage(body)
     subscriber, hold = await start_or_join(
-        request,
-        RunRequest(raw=raw, client_body=body, body=body, decision=decision, options=options),
+        RunRequest(client=request, body=body, decision=decision, options=options)
     )
     run = subscriber.run
     names = completion_head(run.id, run.created, body["model"])

@@ -128,6 +128,36 @@ class Services:
         return self.files.store
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """An HTTP request of a client with a valid key."""
+
+    http: Request
+    services: Services
+    key: Key
+    owner: str
+    credentials: Credentials | None
+    """The client's backend credentials, or None if the server uses its own."""
+
+    @property
+    def headers(self) -> Headers:
+        return self.http.headers
+
+    @property
+    def model(self) -> Model:
+        """The model, which is called with the client's backend credentials if it has any."""
+        return get_model(self.http)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest(ClientRequest):
+    """A client's request that names a model."""
+
+    raw: bytes
+    """The body as received."""
+    body: dict[str, Any]
+
+
 def get_services(request: Request) -> Services:
     """Return the services of the application."""
     # Cached in the scope: `app.state` takes longer to look up, and a request needs several.
@@ -221,15 +251,9 @@ def set_client_credentials(request: Request, key: Key, credentials: Credentials)
     request.scope[_CREDENTIALS] = credentials
 
 
-def get_credentials(request: Request) -> Credentials | None:
-    """Return the client's backend credentials, or None if the server uses its own."""
-    found = request.scope.get(_CREDENTIALS)
-    return found if isinstance(found, Credentials) else None
-
-
 def get_model(request: Request) -> Model:
     """Return the model, which is called with the client's backend credentials if it has any."""
-    credentials = get_credentials(request)
+    credentials: Credentials | None = request.scope.get(_CREDENTIALS)
     model = get_services(request).model
     return model if credentials is None else model.for_client(credentials)
 
@@ -320,14 +344,35 @@ def _check(bounds: JSONBounds, piece: bytes) -> None:
         raise BodyTooLargeError(str(error)) from error
 
 
-async def read_model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
-    """Return the raw and the decoded body of a request that names a model.
+def authenticate(request: Request) -> ClientRequest:
+    """Return the request with its key and its owner. Raises UnauthorizedError."""
+    key = authorize(request)
+    return ClientRequest(
+        http=request,
+        services=get_services(request),
+        key=key,
+        owner=get_owner(request),
+        credentials=request.scope.get(_CREDENTIALS),
+    )
+
+
+async def read_model_request(request: Request) -> ModelRequest:
+    """Return a request that names a model, with its body decoded.
 
     Raises UnauthorizedError, BodyTooLargeError, BusyError, BadRequestError.
     """
-    authorize(request)
-    raw = await read_body(request, get_services(request).inputs.max_body_bytes)
-    return raw, request_body(await decode_body(request, raw), model=text)
+    key, services = authorize(request), get_services(request)
+    raw = await read_body(request, services.inputs.max_body_bytes)
+    body = request_body(await decode_body(request, raw), model=text)
+    return ModelRequest(
+        http=request,
+        services=services,
+        key=key,
+        owner=get_owner(request),
+        credentials=request.scope.get(_CREDENTIALS),
+        raw=raw,
+        body=body,
+    )
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:

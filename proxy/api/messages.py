@@ -14,8 +14,7 @@ from policies.steps import default_mode_for_messages
 from proxy.agent.model import Upstream, UpstreamRequest
 from proxy.api.dependencies import (
     JSONResponse,
-    get_model,
-    get_services,
+    ModelRequest,
     read_model_request,
     while_connected,
 )
@@ -38,7 +37,7 @@ from proxy.schemas.messages_request import (
     count_tokens_body,
 )
 from proxy.schemas.messages_response import MessageBuilder, MessageContext, MessageStreamEncoder
-from proxy.schemas.request_options import read_request_options, requested_steps
+from proxy.schemas.request_options import RequestOptions, read_request_options
 
 router = APIRouter()
 
@@ -51,20 +50,19 @@ PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat
-async def create_message(request: Request) -> Response:
-    raw, body = await read_model_request(request)
+async def create_message(http: Request) -> Response:
+    request = await read_model_request(http)
+    body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
         return await forward_json(request, body, decision.profile.budgets.daily.for_model_calls)
     translated = as_chat(body)
     options = read_request_options(translated.chat, request.headers)
     decision = resolve_route(request, translated.chat)
-    message_options = _message_options(request, body, translated, decision)
+    message_options = _message_options(request, translated, decision, options)
     subscriber, hold = await start_or_join(
-        request,
         RunRequest(
-            raw=raw,
-            client_body=translated.chat,
+            client=request,
             body=translated.chat,
             decision=decision,
             options=options,
@@ -89,38 +87,39 @@ async def create_message(request: Request) -> Response:
 
 
 def _message_options(
-    request: Request,
-    body: Mapping[str, Any],
+    request: ModelRequest,
     translated: MessagesAsChat,
     decision: RoutingDecision,
+    options: RequestOptions,
 ) -> MessageContext:
     """Return how the run is shown in Anthropic's message."""
-    steps = requested_steps(body, request.headers) or default_mode_for_messages(
-        get_services(request).steps,
+    steps = options.steps or default_mode_for_messages(
+        request.services.steps,
         code_execution=translated.code_execution,
         thinking=translated.thinking,
     )
     has_container = translated.code_execution and not decision.is_passthrough
     return MessageContext(
-        model=body["model"],
+        model=request.body["model"],
         steps=steps,
         thinking=translated.thinking or steps == "reasoning",
         stop_sequences=translated.stop_sequences,
-        container_expires=get_services(request).files.link_expiry() if has_container else None,
+        container_expires=request.services.files.link_expiry() if has_container else None,
     )
 
 
 @router.route(COUNT_PATH, methods=["POST"])  # see proxy.api.chat
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(http: Request) -> Response:
     """Return the token count of a request, which the backend counts."""
-    _, body = await read_model_request(request)
+    request = await read_model_request(http)
+    body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
         return await forward_json(request, body)
     translated = as_chat_to_count(body)
-    upstream = get_model(request).upstream
+    upstream = request.model.upstream
     if upstream is None:
         raise _no_token_count()
-    return await while_connected(request, _count(upstream, request, body, translated))
+    return await while_connected(http, _count(upstream, http, body, translated))
 
 
 async def _count(

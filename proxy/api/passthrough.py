@@ -19,11 +19,10 @@ from policies.passthrough import PathKind, is_stateless, may_name_responses, pat
 from policies.routing import PLAIN_SUFFIX, backend_model_name
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
 from proxy.api.dependencies import (
+    ClientRequest,
     JSONResponse,
-    authorize,
-    get_credentials,
-    get_owner,
-    get_services,
+    ModelRequest,
+    authenticate,
     wait_for_disconnect,
 )
 from proxy.api.upstream_relay import (
@@ -60,7 +59,7 @@ async def forward_unmatched(scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse(error.body(), status_code=error.status)(scope, receive, send)
         return
     request = Request(scope, receive)
-    response = await _relay(request)
+    response = await _relay(authenticate(request))
     await response(scope, receive, send)
 
 
@@ -68,24 +67,24 @@ def _is_upgrade(scope: Scope) -> bool:
     return Headers(scope=scope).get("upgrade", "").lower() == "websocket"
 
 
-async def _relay(request: Request) -> Response:
-    key = authorize(request)
-    path_class = path_kind(written_path(request))
+async def _relay(request: ClientRequest) -> Response:
+    http, services = request.http, request.services
+    path_class = path_kind(written_path(http))
     upstream = _upstream(request, path_class)
-    stream = RequestBodyStream(request)
+    stream = RequestBodyStream(http)
     body = await _body(request, stream)
     fields = _fields(body)
     plain = _plain_fields(fields)
     if path_class == "plain only" and plain is None:
         raise NotFoundError(
-            f"{request.method} {request.url.path} is not served with a sandbox. Name the model"
+            f"{http.method} {http.url.path} is not served with a sandbox. Name the model"
             " '<model>:plain' to relay the request to the backend.",
             code="unknown_url",
         )
     _require_stateless(request)
     await _require_owned(request, body, fields)
-    calls_model = request.method == "POST"
-    profile = get_services(request).profiles.of(key, _model(plain or fields), None, {})
+    calls_model = http.method == "POST"
+    profile = services.profiles.of(request.key, _model(plain or fields), None, {})
     if calls_model and profile.enabled == "always":
         raise ForbiddenError(
             f"enabled: always holds here (profile {profile.name!r}), and requests that are"
@@ -116,11 +115,11 @@ def _model(fields: Mapping[str, Any]) -> str:
     return backend_model_name(model) if isinstance(model, str) else ""
 
 
-def _upstream(request: Request, path_class: PathKind) -> Upstream:
+def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
     """Return the backend's server if the request may be relayed to it. Raises ProxyError,
     HTTPException."""
-    endpoint = f"{request.method} {request.url.path}"
-    if request.method not in METHODS:
+    endpoint = f"{request.http.method} {request.http.url.path}"
+    if request.http.method not in METHODS:
         raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
     if path_class == "unreadable":
         raise HTTPException(404, "Not Found, and of a path that servers read differently")
@@ -136,14 +135,13 @@ def _upstream(request: Request, path_class: PathKind) -> Upstream:
     return upstream_of(request)
 
 
-def _require_stateless(request: Request) -> None:
+def _require_stateless(request: ClientRequest) -> None:
     """Raise ProxyError if the backend may store state, which all clients would share."""
-    if get_services(request).passthrough == "all" or is_stateless(
-        request.method, written_path(request)
-    ):
+    http = request.http
+    if request.services.passthrough == "all" or is_stateless(http.method, written_path(http)):
         return
     raise ProxyError(
-        f"{request.method} {request.url.path} is not relayed: the backend may store state, which it"
+        f"{http.method} {http.url.path} is not relayed: the backend may store state, which it"
         " would share between all clients of this server. The operator can allow such paths with"
         " backend.passthrough: all.",
         status=403,
@@ -153,11 +151,12 @@ def _require_stateless(request: Request) -> None:
 
 
 async def _require_owned(
-    request: Request, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
+    request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
     """Raise ProxyError if the request continues a response of another client, or if the body is too
     long to check."""
-    if get_services(request).passthrough == "all" or not may_name_responses(written_path(request)):
+    path = written_path(request.http)
+    if request.services.passthrough == "all" or not may_name_responses(path):
         return
     if isinstance(body, RequestBodyStream):
         raise BadRequestError(
@@ -167,7 +166,9 @@ async def _require_owned(
     await require_owned_by_client(request, fields)
 
 
-async def _body(request: Request, stream: RequestBodyStream) -> bytes | RequestBodyStream | None:
+async def _body(
+    request: ClientRequest, stream: RequestBodyStream
+) -> bytes | RequestBodyStream | None:
     """Return the body: bytes if it is JSON and short enough, else a stream; None without a body.
     Raises BadRequestError if URLs in it cannot be checked."""
     headers = request.headers
@@ -176,14 +177,11 @@ async def _body(request: Request, stream: RequestBodyStream) -> bytes | RequestB
         return None
     kind, is_compressed = headers.get("content-type", "").lower(), "content-encoding" in headers
     if kind.startswith("application/json") and not is_compressed:
-        read = await stream.read(get_services(request).inputs.max_body_bytes)
+        read = await stream.read(request.services.inputs.max_body_bytes)
         if read is not None:
             return read
     # The fields of a form are never content parts, so the backend fetches no URL in them.
-    if (
-        not kind.startswith("multipart/form-data")
-        and not get_services(request).inputs.backend_fetches
-    ):
+    if not kind.startswith("multipart/form-data") and not request.services.inputs.backend_fetches:
         if is_compressed:
             raise uncheckable_error("is compressed")
         stream.check_with(URLScanner().check)
@@ -198,32 +196,31 @@ def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     return strip_plain_suffix(fields, backend_model_name(model))
 
 
-async def forward_response(
-    request: Request, body: Mapping[str, Any], budget: DailyBudget
-) -> Response:
+async def forward_response(request: ModelRequest, budget: DailyBudget) -> Response:
     """Relay a request for a response, and store the response's id as the client's. Raises the
     errors of `require_owned_by_client` and `forward_json`."""
-    await require_owned_by_client(request, body)
-    repository, owner = get_services(request).store.responses, get_owner(request)
-    if body.get("store") is False:
-        return await forward_json(request, body, budget)
-    return await forward_json(request, body, budget, partial(_record_id, repository, owner))
+    await require_owned_by_client(request, request.body)
+    if request.body.get("store") is False:
+        return await forward_json(request, request.body, budget)
+    record_id = partial(_record_id, request.services.store.responses, request.owner)
+    return await forward_json(request, request.body, budget, record_id)
 
 
-async def require_owned_by_client(request: Request, body: Mapping[str, Any]) -> None:
+async def require_owned_by_client(request: ClientRequest, body: Mapping[str, Any]) -> None:
     """Raise NotFoundError if the request names state that the backend may store for another
     client."""
-    if get_credentials(request) is not None:
+    if request.credentials is not None:
         return  # the backend tells its clients apart by their keys
     before = body.get("previous_response_id")
-    repository = get_services(request).store.responses
-    if before and not await repository.is_backend_response(get_owner(request), str(before)):
+    services = request.services
+    is_own = services.store.responses.is_backend_response
+    if before and not await is_own(request.owner, str(before)):
         raise NotFoundError(
             f"Previous response with id {str(before)!r} not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if not get_services(request).keyring.has_many or get_services(request).passthrough == "all":
+    if not services.keyring.has_many or services.passthrough == "all":
         return
     if param := _stored_state_reference(body):
         raise NotFoundError(
@@ -243,11 +240,12 @@ def or_upstream(handler: Handler) -> Handler:
         try:
             return await handler(request, response_id)
         except NotFoundError:
-            repository = get_services(request).store.responses
-            if not await repository.is_backend_response(get_owner(request), response_id):
+            client = authenticate(request)
+            repository = client.services.store.responses
+            if not await repository.is_backend_response(client.owner, response_id):
                 raise
         return await forward(
-            request, upstream_of(request), None, partial(wait_for_disconnect, request)
+            client, upstream_of(client), None, partial(wait_for_disconnect, request)
         )
 
     return handler_or_upstream

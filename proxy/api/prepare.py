@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.requests import Request
-
 from policies.artifacts import strip_links
 from policies.budgets import Expense
 from policies.history import strip_steps
@@ -31,7 +29,6 @@ from policies.sessions import (
     session_container_id,
     session_states,
 )
-from policies.steps import UsageScope
 from proxy.agent.suspension import SuspendedRun, answered_run_ids
 from proxy.agent.task import (
     AgentInput,
@@ -46,13 +43,7 @@ from proxy.agent.task import (
     StatusHold,
     TaskLimits,
 )
-from proxy.api.dependencies import (
-    base_url,
-    body_reservation,
-    get_credentials,
-    get_owner,
-    get_services,
-)
+from proxy.api.dependencies import ModelRequest, Services, base_url, body_reservation
 from proxy.api.routing import ENABLED_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
 from proxy.api.upstream_relay import charge, find_tariff, urls_in
 from proxy.errors import BudgetError, ProxyError
@@ -60,12 +51,7 @@ from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
 from proxy.schemas.chat_request import choice_count, parse_chat, with_tool_call_ids
 from proxy.schemas.content_parts import extract_files
-from proxy.schemas.request_options import (
-    OFFLOAD_HEADER,
-    RequestOptions,
-    may_offload_documents,
-    requested_usage,
-)
+from proxy.schemas.request_options import OFFLOAD_HEADER, RequestOptions
 
 IDENTITY_HEADERS = (PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER, OFFLOAD_HEADER)
 """Headers that change the result of a request."""
@@ -83,10 +69,7 @@ session."""
 class RunRequest:
     """A checked request for a run, from any of the APIs."""
 
-    raw: bytes
-    """The body as received."""
-    client_body: Mapping[str, Any]
-    """The decoded body; for the Messages API, its translation."""
+    client: ModelRequest
     body: Mapping[str, Any]
     """The body as a chat-completions body."""
     decision: RoutingDecision
@@ -108,18 +91,16 @@ class RunRequest:
     """Replace the field names of `body` in an error by those of the client's API."""
 
 
-async def start_or_join(
-    request: Request, run_request: RunRequest
-) -> tuple[Subscriber, StatusHold | None]:
+async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
     """Subscribe to the run that the request repeats, or to a new run. The caller must leave the
     subscription. The StatusHold delays the status line of a stream; it is None for JSON.
 
     Raises IdempotencyError, and the errors of `prepare_request`.
     """
-    identity = identify(request, run_request)
-    services, options = get_services(request), run_request.options
+    identity = identify(request)
+    services, options = request.client.services, request.options
     hold = None
-    if identity.stream and not run_request.is_background:
+    if identity.stream and not request.is_background:
         hold_s = services.status_hold_s
         if options.read_timeout_s is not None:
             hold_s = min(hold_s, options.read_timeout_s / 2)
@@ -133,44 +114,44 @@ async def start_or_join(
         if subscriber := await runs.join(identity):
             return subscriber, hold
         try:
-            task = await prepare_request(request, run_request, uuid.uuid4().hex, deadline_s, hold)
+            task = await prepare_request(request, uuid.uuid4().hex, deadline_s, hold)
         except ProxyError as error:
             # Another process may have started a run for the key; to join it costs no budget.
             may_join = isinstance(error, BudgetError) and identity.key is not None
             if may_join and (subscriber := await runs.join(identity)):
                 return subscriber, hold
-            if run_request.translate_error:
-                run_request.translate_error(error)
+            if request.translate_error:
+                request.translate_error(error)
             raise
         return await runs.start(identity, task), hold
 
 
-def identify(request: Request, run_request: RunRequest) -> RequestIdentity:
+def identify(request: RunRequest) -> RequestIdentity:
     """Return the request's identity, by which a retry finds the run of the first attempt.
 
     With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
     Without a key they must be equal byte by byte, as the retries of the SDKs are.
     """
-    body, options, raw = run_request.client_body, run_request.options, run_request.raw
+    client, options = request.client, request.options
+    body, raw = client.body, client.raw
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
         raw = json.dumps(fields, sort_keys=True).encode()
-    headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
-    head = f"{request.url.path}\n{named_session(request.headers, body)}\n{headers}\n"
-    on_disconnect = options.on_disconnect or get_services(request).on_disconnect
+    headers = "\n".join(client.headers.get(name, "") for name in IDENTITY_HEADERS)
+    head = f"{client.http.url.path}\n{named_session(client.headers, request.body)}\n{headers}\n"
+    on_disconnect = options.on_disconnect or client.services.on_disconnect
     return RequestIdentity(
-        owner=get_owner(request),
+        owner=client.owner,
         fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw).hexdigest(),
         key=options.idempotency_key,
         retry_count=options.retry_count,
         stream=bool(body.get("stream")),
-        detach=run_request.is_background or on_disconnect == "detach",
+        detach=request.is_background or on_disconnect == "detach",
     )
 
 
 async def prepare_request(
-    request: Request,
-    run_request: RunRequest,
+    request: RunRequest,
     run_id: str,
     deadline_s: float | None,
     hold: StatusHold | None,
@@ -179,56 +160,53 @@ async def prepare_request(
 
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
     """
-    services, owner, headers = get_services(request), get_owner(request), request.headers
-    decision, profile = run_request.decision, run_request.decision.profile
+    client, decision, options = request.client, request.decision, request.options
+    services, profile = client.services, decision.profile
     is_single_call = decision.is_passthrough
-    body, session = await _body_and_session(request, run_request, run_id)
+    body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
         body,
-        has_client_indexes=not run_request.is_translated
+        has_client_indexes=not request.is_translated
         and [message.get("role") for message in body["messages"]]
-        == [message.get("role") for message in run_request.body["messages"]],
-        forces_tool=run_request.forces_tool,
-        max_tool_calls=run_request.max_tool_calls,
+        == [message.get("role") for message in request.body["messages"]],
+        forces_tool=request.forces_tool,
+        max_tool_calls=request.max_tool_calls,
     )
 
     # The profile, with the settings that the request changes.
-    usage_of: UsageScope = "all_calls"
     if not is_single_call:
-        profile = replace(profile, artifacts=profile.artifacts.for_client(headers))
-        if not may_offload_documents(run_request.body, headers):
-            profile = replace(
-                profile, inputs=replace(profile.inputs, offload_text_over_tokens=None)
-            )
-        usage_of = requested_usage(run_request.body, headers)
+        profile = replace(profile, artifacts=profile.artifacts.for_client(client.headers))
+        if not options.offload_documents:
+            inputs = replace(profile.inputs, offload_text_over_tokens=None)
+            profile = replace(profile, inputs=inputs)
 
     # The messages and the files.
     agent_input: AgentInput | PendingInput = AgentInput(chat.messages)
     count = 1
     if not is_single_call:
         context = InputContext(
-            owner=owner,
+            owner=client.owner,
             model=decision.route.model,
-            credentials=get_credentials(request),
+            credentials=client.credentials,
             limits=profile.inputs,
-            body=body_reservation(request),
-            present=await _files_in_container(request, session),
+            body=body_reservation(client.http),
+            present=await _files_in_container(services, session),
             # The reference style appends the notes on files after the user's last message.
             notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
         )
-        messages = await services.files.replace_links(chat.messages, owner)
+        messages = await services.files.replace_links(chat.messages, client.owner)
         agent_input = await services.inputs.load(messages, body, context)
         count = choice_count(body, profile.limits.max_choices)
 
     # The daily budget: a failure after this point must refund it.
     tariff, reservation = await _reserve_budget(
-        request, decision.route.model, profile, runs=0 if is_single_call else count
+        client, decision.route.model, profile, runs=0 if is_single_call else count
     )
     created = int(time.time())
     observer = None
-    if run_request.start_recording:
+    if request.start_recording:
         try:
-            observer = await run_request.start_recording(run_id, created, session)
+            observer = await request.start_recording(run_id, created, session)
         except BaseException:
             if reservation:
                 await reservation.refund()
@@ -237,7 +215,7 @@ async def prepare_request(
     task = AgentTask(
         run_id=run_id,
         model=decision.route.model,
-        artifact_store=_artifact_store(request, session, profile),
+        artifact_store=_artifact_store(client, session, profile),
         session=session,
         input=agent_input,
         request=chat,
@@ -246,25 +224,25 @@ async def prepare_request(
         route=decision.route.reason,
         is_single_call=is_single_call,
         limits=TaskLimits(deadline_s, tariff, reservation),
-        delivery=Delivery(services.narration, usage_of, hold),
-        credentials=get_credentials(request),
-        body_memory=body_reservation(request),
+        delivery=Delivery(
+            services.narration, "all_calls" if is_single_call else options.usage, hold
+        ),
+        credentials=client.credentials,
+        body_memory=body_reservation(client.http),
         observer=observer,
         created=created,
     )
     if count == 1:
         return task
-    return fan_out(task, count, lambda session: _artifact_store(request, session, profile))
+    return fan_out(task, count, lambda session: _artifact_store(client, session, profile))
 
 
-async def _body_and_session(
-    request: Request, run_request: RunRequest, run_id: str
-) -> tuple[dict[str, Any], SessionPlan]:
+async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str, Any], SessionPlan]:
     """Return the body as the model is to receive it, and the session of the run."""
-    services, owner = get_services(request), get_owner(request)
-    body = dict(run_request.body)
-    if run_request.decision.is_passthrough:
-        await services.inputs.refuse_private(urls_in(body["messages"]), owner)
+    client, owner = request.client, request.client.owner
+    body = dict(request.body)
+    if request.decision.is_passthrough:
+        await client.services.inputs.refuse_private(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)
@@ -274,30 +252,29 @@ async def _body_and_session(
     session = resolve_session(
         owner,
         run_id,
-        request.headers,
+        client.headers,
         body,
-        await _suspended_run(request, owner, body),
-        resume_point=run_request.resume_point,
-        is_stored=run_request.is_stored,
+        await _suspended_run(client, body),
+        resume_point=request.resume_point,
+        is_stored=request.is_stored,
     )
     return body, session
 
 
-def _artifact_store(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
-    url, files = base_url(request), get_services(request).files
+def _artifact_store(client: ModelRequest, session: SessionPlan, profile: Profile) -> ArtifactStore:
+    url, files = base_url(client.http), client.services.files
     return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
 
 
 # The session
 
 
-async def _suspended_run(
-    request: Request, owner: str, body: Mapping[str, Any]
-) -> SuspendedRun | None:
+async def _suspended_run(client: ModelRequest, body: Mapping[str, Any]) -> SuspendedRun | None:
     """Return the suspended run whose tool calls the messages answer, if it is still stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in answered_run_ids(messages):
-        if suspended_run := await get_services(request).store.suspended_runs.find(owner, name):
+        find = client.services.store.suspended_runs.find
+        if suspended_run := await find(client.owner, name):
             return suspended_run
     return None
 
@@ -372,13 +349,13 @@ def _conversation_states(
     )
 
 
-async def _files_in_container(request: Request, session: SessionPlan) -> Sequence[InputFile]:
+async def _files_in_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
     """Return the stored files of the container in which the run resumes, if the workspace snapshot
     does not contain them."""
     resume_from = session.resume_from
     if resume_from is None:
         return ()
-    services, owner, container = get_services(request), session.owner, session.container_id
+    owner, container = session.owner, session.container_id
     await services.files.remember(container, owner)
     client_files = await services.files.client_files(container, owner)
     if resume_from.starts_empty or await services.store.workspaces.newest(session.session):
@@ -390,7 +367,7 @@ async def _files_in_container(request: Request, session: SessionPlan) -> Sequenc
 
 
 async def _reserve_budget(
-    request: Request, model: str, profile: Profile, runs: int
+    client: ModelRequest, model: str, profile: Profile, runs: int
 ) -> tuple[Tariff | None, BudgetReservation | None]:
     """Return the model's prices, and a reservation of `runs` runs in the daily budget of the
     client's key. `runs` is 0 for a single model call without a sandbox.
@@ -399,10 +376,10 @@ async def _reserve_budget(
     """
     per_day = profile.budgets.daily if runs else profile.budgets.daily.for_model_calls
     limits_cost = per_day.cost_usd is not None or profile.limits.max_cost_usd is not None
-    tariff = await find_tariff(request, model, is_required=limits_cost)
+    tariff = await find_tariff(client.services, model, is_required=limits_cost)
     if not per_day.is_set:
         return tariff, None
-    return tariff, BudgetReservation(*await charge(request, per_day, Expense(runs=runs)))
+    return tariff, BudgetReservation(*await charge(client, per_day, Expense(runs=runs)))
 
 
 # Further choices

@@ -12,7 +12,7 @@ from policies.routing import PLAIN_SUFFIX
 from policies.sessions import SessionState
 from policies.steps import default_mode_for_responses
 from proxy.agent.task import RunObserver, SessionPlan
-from proxy.api.dependencies import get_owner, get_services, read_model_request
+from proxy.api.dependencies import ModelRequest, read_model_request
 from proxy.api.passthrough import forward_response
 from proxy.api.prepare import RunRequest, start_or_join
 from proxy.api.response_recorder import ResponseRecorder
@@ -26,7 +26,7 @@ from proxy.api.stored_responses import (
     resolve_references,
 )
 from proxy.errors import BadRequestError, RunCancelledError
-from proxy.schemas.request_options import read_request_options, requested_steps
+from proxy.schemas.request_options import read_request_options
 from proxy.schemas.responses_request import ResponsesAsChat, as_chat, input_items
 from proxy.schemas.responses_response import (
     ResponseBodyBuilder,
@@ -40,34 +40,35 @@ router = APIRouter()
 
 
 @router.route("/v1/responses", methods=["POST"])  # see proxy.api.chat
-async def create_response(request: Request) -> Response:
-    raw, body = await read_model_request(request)
+async def create_response(http: Request) -> Response:
+    request = await read_model_request(http)
+    body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_response(request, body, decision.profile.budgets.daily.for_model_calls)
-    previous = await previous_context(request, body)
+        return await forward_response(request, decision.profile.budgets.daily.for_model_calls)
+    previous = await previous_context(http, body)
     if isinstance(items := body.get("input"), list):
-        body = {**body, "input": await resolve_references(request, items)}
+        body = {**body, "input": await resolve_references(http, items)}
     translated = as_chat(body, previous.items)
     decision = resolve_route(request, translated.chat)
     _check_network(decision.profile, translated)
-    response = await _run(request, raw, body, translated, previous, decision)
+    response = await _run(request, body, translated, previous, decision)
     response.headers.update(decision.headers)
     return response
 
 
 async def _run(
-    request: Request,
-    raw: bytes,
+    request: ModelRequest,
     body: Mapping[str, Any],
     translated: ResponsesAsChat,
     previous: PreviousContext,
     decision: RoutingDecision,
 ) -> Response:
-    """Return the response of a new run, or of the run that the request repeats."""
+    """Return the response of a new run, or of the run that the request repeats. `body` is the
+    request's body with its item references resolved."""
     options = read_request_options(body, request.headers)
-    steps = requested_steps(body, request.headers) or default_mode_for_responses(
-        get_services(request).steps, shows_items=translated.tools.step_item_tool is not None
+    steps = options.steps or default_mode_for_responses(
+        request.services.steps, shows_items=translated.tools.step_item_tool is not None
     )
     is_stored = _is_stored(body)
     is_background = bool(body.get("background"))
@@ -79,10 +80,8 @@ async def _run(
         return await _start_recording(request, context, session, previous)
 
     subscriber, hold = await start_or_join(
-        request,
         RunRequest(
-            raw=raw,
-            client_body=body,
+            client=request,
             body=translated.chat,
             decision=decision,
             options=options,
@@ -97,7 +96,7 @@ async def _run(
         ),
     )
     if is_background:
-        return await in_background(request, subscriber, stream=bool(body.get("stream")))
+        return await in_background(request.http, subscriber, stream=bool(body.get("stream")))
     run = subscriber.run
     context = ResponseContext(body, run.id, run.created, run.container_id, steps, translated.tools)
     if hold is None:
@@ -126,10 +125,10 @@ def _is_stored(body: Mapping[str, Any]) -> bool:
 
 
 async def _start_recording(
-    request: Request, context: ResponseContext, session: SessionPlan, previous: PreviousContext
+    request: ModelRequest, context: ResponseContext, session: SessionPlan, previous: PreviousContext
 ) -> ResponseRecorder:
     """Store a response as in progress, and return its recorder."""
-    store, owner = get_services(request).store, get_owner(request)
+    store, owner = request.services.store, request.owner
     recorder = ResponseRecorder(store.responses, owner, context)
     save_as = session.save_as
     if save_as is None:

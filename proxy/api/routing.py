@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
-
 from policies.profile import Profile
 from policies.routing import Route, backend_model_name, choose_route
 from policies.tool_support import SUPPORTED, ToolVerdict
-from proxy.api.dependencies import authorize, get_owner, get_services
+from proxy.api.dependencies import ModelRequest
 from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
 from proxy.schemas.request_options import header, with_new_spellings
 from proxy.schemas.validation import mapping, text
@@ -59,17 +57,17 @@ class RoutingDecision:
         return self.route.kind == "plain"
 
 
-def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
-    """Return the route and the profile of a request. Raises UnauthorizedError, BadRequestError,
-    ForbiddenError, ToolsRefusedError."""
-    requested = _requested_policy(request, body)
-    profile = get_services(request).profiles.of(
-        authorize(request), backend_model_name(body["model"]), requested.profile, requested.settings
+def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDecision:
+    """Return the route and the profile of a request. `body` is its body as a chat-completions body.
+    Raises BadRequestError, ForbiddenError, ToolsRefusedError."""
+    services, requested = request.services, _requested_policy(request, body)
+    profile = services.profiles.of(
+        request.key, backend_model_name(body["model"]), requested.profile, requested.settings
     )
     decided = choose_route(body, request.headers, profile)
     verdict = SUPPORTED
     if decided.kind == "sandbox":
-        verdict = get_services(request).tool_verdicts.verdict_for(get_owner(request), decided.model)
+        verdict = services.tool_verdicts.verdict_for(request.owner, decided.model)
         if verdict.reason:
             decided = choose_route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":
@@ -94,11 +92,11 @@ class _RequestedPolicy:
 _NONE_REQUESTED = _RequestedPolicy()
 
 
-def _requested_policy(request: Request, body: Mapping[str, Any]) -> _RequestedPolicy:
+def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _RequestedPolicy:
     """Return the policy that a request names in its body or headers. Raises BadRequestError."""
     # Fast path: most requests name no policy.
     if body.get("sandbox") is None and not any(
-        name[:10] == b"x-sandbox-" for name, _ in request.scope["headers"]
+        name[:10] == b"x-sandbox-" for name, _ in request.headers.raw
     ):
         return _NONE_REQUESTED
     sandbox, headers = body.get("sandbox") or {}, request.headers

@@ -15,7 +15,13 @@ from starlette.types import Receive, Scope, Send
 from proxy.agent.events import CallFailed, ChoiceEvent, Event, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.dependencies import JSONResponse, get_services, set_run_id, while_connected
+from proxy.api.dependencies import (
+    ClientRequest,
+    JSONResponse,
+    get_services,
+    set_run_id,
+    while_connected,
+)
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.run import MAX_BEHIND, Run, Subscriber
 from proxy.schemas.request_options import RequestOptions, read_request_options
@@ -69,15 +75,18 @@ class StreamEncoder(Protocol):
 
 
 async def json_response(
-    request: Request, subscriber: Subscriber, builder: ResponseBuilder, options: RequestOptions
+    request: ClientRequest,
+    subscriber: Subscriber,
+    builder: ResponseBuilder,
+    options: RequestOptions,
 ) -> Response:
     """Return the result of a run as JSON. Leaves the subscription. Raises the run's error."""
-    set_run_id(request, subscriber.run.id)
-    interval_s = get_services(request).nonstream_keep_alive_s
+    set_run_id(request.http, subscriber.run.id)
+    interval_s = request.services.nonstream_keep_alive_s
     if interval_s is not None:
         interval_s = _keep_alive_interval(interval_s, options)
     try:
-        if not await while_connected(request, _collect(subscriber, builder, interval_s)):
+        if not await while_connected(request.http, _collect(subscriber, builder, interval_s)):
             return _KeepAliveJSONResponse(subscriber, builder, interval_s)
         content = builder.finish(subscriber.run.result())
     except BaseException:
@@ -90,7 +99,7 @@ async def json_response(
 
 
 async def stream_response(
-    request: Request,
+    request: ClientRequest,
     subscriber: Subscriber,
     encoder: StreamEncoder,
     options: RequestOptions,
@@ -99,11 +108,11 @@ async def stream_response(
 ) -> Response:
     """Return the events of a run as server-sent events, once the status of the response is known.
     Leaves the subscription. Raises the run's error if it fails before the status is known."""
-    set_run_id(request, subscriber.run.id)
-    wait_s = get_services(request).status_wait_s
-    interval_s = _keep_alive_interval(get_services(request).keep_alive_s, options)
+    set_run_id(request.http, subscriber.run.id)
+    wait_s = request.services.status_wait_s
+    interval_s = _keep_alive_interval(request.services.keep_alive_s, options)
     try:
-        received = await while_connected(request, _wait_for_status(subscriber, hold, wait_s))
+        received = await while_connected(request.http, _wait_for_status(subscriber, hold, wait_s))
     except BaseException:
         subscriber.leave()
         raise

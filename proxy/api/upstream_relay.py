@@ -28,13 +28,12 @@ from policies.routing import backend_model_name
 from proxy.agent.model import Upstream, UpstreamBody, UpstreamRequest, UpstreamResponse
 from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
+    ClientRequest,
     Disconnect,
-    authorize,
+    ModelRequest,
+    Services,
     body_reservation,
     cancel_on_disconnect,
-    get_model,
-    get_owner,
-    get_services,
     wait_for_disconnect,
     while_connected,
 )
@@ -63,28 +62,26 @@ ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
 """Wrap a response to read its body while it is relayed."""
 
 
-async def relay_chat(
-    request: Request, body: Mapping[str, Any], decision: RoutingDecision
-) -> Response:
+async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Response:
     """Relay a chat completion to the backend. The headers of `decision` are added to the response.
 
     Raises BadRequestError for a private URL, BudgetError, BackendError if the backend cannot be
     reached, ClientDisconnect.
     """
-    await refuse_private_urls(request, body)
-    fields = strip_plain_suffix(body, decision.route.model)
-    disconnect = partial(wait_for_disconnect, request)
+    await refuse_private_urls(request, request.body)
+    fields = strip_plain_suffix(request.body, decision.route.model)
+    disconnect = partial(wait_for_disconnect, request.http)
     work = _relayed_chat(request, fields, decision, disconnect)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
 async def _relayed_chat(
-    request: Request,
+    request: ModelRequest,
     fields: Mapping[str, Any],
     decision: RoutingDecision,
     disconnect: Disconnect,
 ) -> Response:
-    send = partial(get_model(request).relay, fields, request.headers)
+    send = partial(request.model.relay, fields, request.headers)
     relayed = await metered_relay(
         request, decision.profile.budgets.daily.for_model_calls, fields, send
     )
@@ -97,7 +94,7 @@ async def _relayed_chat(
 
 
 async def forward_json(
-    request: Request,
+    request: ClientRequest,
     body: Mapping[str, Any],
     budget: DailyBudget = DailyBudget(),
     hook: ResponseHook | None = None,
@@ -106,14 +103,14 @@ async def forward_json(
     the errors of `forward`."""
     fields = strip_plain_suffix(body, backend_model_name(body["model"]))
     await refuse_private_urls(request, fields)
-    disconnect = partial(wait_for_disconnect, request)
+    disconnect = partial(wait_for_disconnect, request.http)
     return await forward(
         request, upstream_of(request), encode_json(fields), disconnect, budget, hook
     )
 
 
 async def forward(
-    request: Request,
+    request: ClientRequest,
     upstream: Upstream,
     body: "bytes | RequestBodyStream | None",
     disconnect: Disconnect,
@@ -124,15 +121,15 @@ async def forward(
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """
-    sent = _upstream_request(request, body, is_read=budget.is_set or hook is not None)
+    sent = _upstream_request(request.http, body, is_read=budget.is_set or hook is not None)
     work = _forwarded(request, upstream, sent, disconnect, budget, hook)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
-def upstream_of(request: Request) -> Upstream:
+def upstream_of(request: ClientRequest) -> Upstream:
     """Return the paths of the backend's server. Raises HTTPException if the backend is not a
     server."""
-    upstream = get_model(request).upstream
+    upstream = request.model.upstream
     if upstream is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
     return upstream
@@ -171,7 +168,7 @@ def _without(headers: Headers, name: str) -> Headers:
 
 
 async def _forwarded(
-    request: Request,
+    request: ClientRequest,
     upstream: Upstream,
     sent: UpstreamRequest,
     disconnect: Disconnect,
@@ -318,12 +315,12 @@ class RequestBodyStream:
         await wait_for_disconnect(self._request)
 
 
-async def refuse_private_urls(request: Request, body: Any) -> None:
+async def refuse_private_urls(request: ClientRequest, body: Any) -> None:
     """Raise BadRequestError if the body names a private URL, which the backend would fetch from
     inside the operator's network. Raises ClientDisconnect."""
     if urls := urls_in(body):
-        check = get_services(request).inputs.refuse_private(urls, get_owner(request))
-        await while_connected(request, check)
+        check = request.services.inputs.refuse_private(urls, request.owner)
+        await while_connected(request.http, check)
 
 
 def urls_in(body: Any) -> list[str]:
@@ -361,7 +358,7 @@ def uncheckable_error(what: str) -> BadRequestError:
 
 
 async def metered_relay(
-    request: Request,
+    request: ClientRequest,
     budget: DailyBudget,
     body: Mapping[str, Any] | bytes | None,
     send: Callable[[], Awaitable[UpstreamResponse]],
@@ -375,7 +372,7 @@ async def metered_relay(
         return await send()
     fields = _read_fields(body) if isinstance(body, bytes) else body or {}
     model = str(fields.get("model", ""))
-    tariff = await find_tariff(request, model, is_required=budget.cost_usd is not None)
+    tariff = await find_tariff(request.services, model, is_required=budget.cost_usd is not None)
     prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
     account, receipt = await charge(request, budget, _expense(prompt, tariff))
     try:
@@ -440,24 +437,24 @@ class _MeteredBody:
 
 
 async def charge(
-    request: Request, budget: DailyBudget, expected: Expense
+    request: ClientRequest, budget: DailyBudget, expected: Expense
 ) -> tuple[BudgetAccount, Reservation]:
     """Charge an expected expense to the daily budget of the client's key. Raises BudgetError.
 
     The account belongs to the key's name, so a new secret of the same name has the same budget.
     """
-    spending = get_services(request).store.spending
-    account = spending.account(authorize(request).name, budget)
+    spending = request.services.store.spending
+    account = spending.account(request.key.name, budget)
     receipt = await account.take(expected)
     if receipt.exhausted:
         raise BudgetError(BUDGET_LABELS[receipt.exhausted], spending.seconds_until_midnight())
     return account, receipt
 
 
-async def find_tariff(request: Request, model: str, *, is_required: bool) -> Tariff | None:
+async def find_tariff(services: Services, model: str, *, is_required: bool) -> Tariff | None:
     """Return the prices of a model, or None if they are unknown. Raises BadRequestError if they are
     required: a limit on cost must not be ignored silently."""
-    prices = get_services(request).prices
+    prices = services.prices
     if not is_required:
         return prices.configured(model)
     if tariff := await prices.find(model):

@@ -1,8 +1,7 @@
 """The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
-`RequestOptions` has the deadlines, and what happens to the run when the client disconnects or
-retries. The functions below read how steps and usage are shown, and whether documents in long texts
-may become files.
+They set the deadlines, the fate of the run when the client disconnects or retries, the form of the
+steps and of the usage, and whether documents in long texts may become files.
 """
 
 import math
@@ -38,6 +37,12 @@ class RequestOptions:
     idempotency_key: str | None = None
     retry_count: int | None = None
     """The number of earlier attempts, or None if the client does not send the number."""
+    steps: StepsMode | None = None
+    """Form of the steps; None for the API's default."""
+    usage: UsageScope = "all_calls"
+    """The model calls that the reported usage includes."""
+    offload_documents: bool = True
+    """True if documents in long texts may become files."""
 
     @property
     def client_timeout_s(self) -> float | None:
@@ -63,12 +68,10 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
         on_disconnect=_choice(body, headers, "on_disconnect", _ON_DISCONNECT),
         idempotency_key=headers.get("idempotency-key") or None,
         retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
+        steps=_choice(body, headers, "steps", STEPS_MODES),
+        usage=_choice(body, headers, "usage", USAGE_SCOPES) or default_usage_scope(headers),
+        offload_documents=_may_offload_documents(sandbox, headers),
     )
-
-
-def requested_steps(body: Mapping[str, Any], headers: Mapping[str, str]) -> StepsMode | None:
-    """Return how steps are to be shown, or None. Raises BadRequestError."""
-    return _choice(body, headers, "steps", STEPS_MODES)
 
 
 def with_new_spellings(ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,19 +95,11 @@ def _spelled_twice(error: SpelledTwiceError, param: str) -> BadRequestError:
     return BadRequestError(f"{error}.", param=param, code="invalid_value")
 
 
-def requested_usage(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageScope:
-    """Return which model calls the usage counts. Raises BadRequestError."""
-    return _choice(body, headers, "usage", USAGE_SCOPES) or default_usage_scope(headers)
-
-
-def may_offload_documents(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Return True if documents in long texts may become files. Raises BadRequestError."""
-    sandbox = body.get("sandbox")
-    if isinstance(sandbox, dict):
-        value = with_new_spellings(sandbox).get("offload_documents")
-        if value is not None:
-            boolean(value, "sandbox.offload_documents")
-            return bool(value)
+def _may_offload_documents(sandbox: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    value = with_new_spellings(sandbox).get("offload_documents") if sandbox else None
+    if value is not None:
+        boolean(value, "sandbox.offload_documents")
+        return bool(value)
     switch = (header(headers, OFFLOAD_HEADER) or "on").lower()
     if switch not in ("on", "off"):
         raise _invalid(switch, "X-Sandbox-Offload-Documents", "one of 'on', 'off'")

@@ -14,6 +14,7 @@ from policies.steps import StepsMode
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
+from proxy.api.dependencies import authenticate
 from proxy.api.run_response import StreamEncoder, stream_response
 from proxy.app import build_app
 from proxy.errors import ProxyError, internal_error
@@ -57,7 +58,7 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
 
     async def endpoint(request: Request) -> Response:
         return await stream_response(
-            request, run.subscribe(), encoder, RequestOptions(), StatusHold(60)
+            authenticate(request), run.subscribe(), encoder, RequestOptions(), StatusHold(60)
         )
 
     def end(run: Run) -> None:
