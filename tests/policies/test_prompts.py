@@ -63,7 +63,7 @@ def test_prompt_and_tools_are_short_for_any_sandbox_contents() -> None:
     )
     prompt = system_prompt(Profile(), everything)
     schemas = json.dumps([tool.schema for tool in make_tools()])
-    # At 3.5 characters a token and with 50 tokens of a chat template's own, 800 tokens at most.
+    # At 3.5 characters per token, plus 50 tokens of the chat template, at most 800 tokens.
     assert len(prompt) + len(schemas) <= 2620
 
 

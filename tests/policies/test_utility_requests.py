@@ -133,7 +133,7 @@ def test_template_beside_several_tools_gets_a_sandbox(request_: Recorded) -> Non
 
 @pytest.mark.parametrize("limit", [1, 8])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_few_tokens_alone_do_not_make_a_utility_request(field: str, limit: int) -> None:
+def test_low_token_limit_does_not_make_a_utility_request(field: str, limit: int) -> None:
     assert choose_route(request_with("Is 91 prime? Check.", **{field: limit}), {}).kind == "sandbox"
 
 
