@@ -11,7 +11,7 @@ OWN = ProxyTexts([PROMPT], INSTRUCTIONS)
 
 
 def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
-    """Return the number of characters after which a reply is recognised as an echo, or None."""
+    """Return the number of characters after which a reply is recognized as an echo, or None."""
     check = EchoCheck(OWN, [client])
     for at in range(0, len(text), piece):
         if check.is_echo(text[at : at + piece]):
@@ -32,11 +32,11 @@ def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
         "\n".join(PROMPT.split(". ")[1:4]),
     ],
 )
-def test_own_text_is_recognised(text: str) -> None:
+def test_own_text_is_recognized(text: str) -> None:
     assert echo_at(text) is not None
 
 
-def test_echo_is_recognised_long_before_it_is_over() -> None:
+def test_echo_is_recognized_long_before_it_is_over() -> None:
     found = echo_at(PROMPT)
     assert found is not None
     assert found < 120
@@ -67,7 +67,7 @@ def test_text_without_end_of_word_is_read_once() -> None:
     assert check.is_echo(PROMPT)
 
 
-def test_own_text_after_a_word_of_any_length_is_recognised() -> None:
+def test_own_text_after_a_word_of_any_length_is_recognized() -> None:
     assert echo_at("9" * 1000 + " " + PROMPT) is not None
 
 
