@@ -8,5 +8,5 @@ def test_each_reference_page_is_what_the_code_generates() -> None:
         assert path.read_text(encoding="utf-8") == text, "run `make docs`"
 
 
-def test_the_folder_of_reference_pages_has_no_other_page() -> None:
+def test_folder_of_reference_pages_has_no_other_page() -> None:
     assert set(HERE.glob("*.md")) == set(generate())

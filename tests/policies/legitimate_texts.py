@@ -1,4 +1,4 @@
-"""Texts that people ask models for and that repeat themselves: none of them is a runaway."""
+"""Repetitive texts that users ask models for. The repetition check must not stop any of them."""
 
 import base64
 import random
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def legitimate_texts() -> Iterator[tuple[str, str]]:
-    """Their names and themselves, more than two hundred."""
+    """Yield the name and the text of more than 200 texts."""
     for make in (_tables, _numbers, _hex, _songs, _logs, _code, _drawings, _data, _prose):
         yield from make()
 
@@ -146,7 +146,7 @@ def _data() -> Iterator[tuple[str, str]]:
 def _prose() -> Iterator[tuple[str, str]]:
     steps = "".join(f"{n}. Mix well and let it rest for ten minutes.\n" for n in range(1, 80))
     yield "a recipe of equal steps", steps
-    yield "a conjugation", "".join(f"{who} would have been\n" for who in ("I", "you", "we") * 40)
+    yield "a conjugation", "".join(f"{word} would have been\n" for word in ("I", "you", "we") * 40)
     yield "a counting rhyme", "One, two, three, four, " * 60
     yield "a speech", "I have a plan. " * 12 + "And the plan is good. " * 6
     greek = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu"

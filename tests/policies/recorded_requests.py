@@ -1,4 +1,4 @@
-"""Reads the requests that clients make for themselves, and the prompts of people."""
+"""Readers of the recorded utility requests of clients and of the natural prompts."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ _HERE = Path(__file__).parent
 
 
 class Recorded(NamedTuple):
-    """A request that a client makes for itself."""
+    """A utility request that a client sends without its user, such as one for a chat title."""
 
     client: str
     body: dict[str, Any]
-    """As the route sees it: a chat completion."""
+    """Body of the chat completion request, after translation from another API."""
     headers: dict[str, str]
 
 

@@ -1,4 +1,4 @@
-"""Which addresses count as public."""
+"""Classification of IP addresses as public or not, and parsing of networks."""
 
 import ipaddress
 
@@ -55,7 +55,7 @@ from policies.hosts import is_public, parse_network
         "ff02::1",
     ],
 )
-def test_an_address_that_is_not_of_the_public_internet(address: str) -> None:
+def test_reserved_address_is_not_public(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
 
 
@@ -63,7 +63,7 @@ def test_an_address_that_is_not_of_the_public_internet(address: str) -> None:
     "address",
     ["1.1.1.1", "93.184.215.14", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"],
 )
-def test_an_address_of_the_public_internet(address: str) -> None:
+def test_public_address_is_public(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
 
 

@@ -1,4 +1,4 @@
-"""What is right and wrong of an answer of a given form."""
+"""Validation of answers against the form that the client requires, and of the form's schema."""
 
 import json
 from typing import Any
@@ -35,12 +35,12 @@ PERSON = AnswerForm(
         (AnswerForm({"pattern": "^(a+)+$"}), json.dumps("a" * 40)),
     ],
 )
-def test_an_answer_in_its_form_lacks_nothing(form: AnswerForm, answer: str) -> None:
+def test_valid_answer_has_no_error(form: AnswerForm, answer: str) -> None:
     assert answer_error(form, answer) is None
 
 
 @pytest.mark.parametrize(
-    ("form", "answer", "fault"),
+    ("form", "answer", "error"),
     [
         (ANY_OBJECT, "[]", '[] is not of type "object"'),
         (PERSON, "{}", '"name" is a required property'),
@@ -54,18 +54,18 @@ def test_an_answer_in_its_form_lacks_nothing(form: AnswerForm, answer: str) -> N
         (AnswerForm({"pattern": "^(a+)+$"}), json.dumps("a" * 40 + "!"), "does not match"),
     ],
 )
-def test_answer_error_names_the_violation(form: AnswerForm, answer: str, fault: str) -> None:
-    assert fault in (answer_error(form, answer) or "")
+def test_answer_error_names_the_violation(form: AnswerForm, answer: str, error: str) -> None:
+    assert error in (answer_error(form, answer) or "")
 
 
 def test_answer_error_is_truncated() -> None:
-    fault = answer_error(AnswerForm({"enum": ["a"]}), json.dumps("b" * 100_000))
-    assert fault is not None
-    assert len(fault) < MAX_ERROR_CHARS + 10
+    error = answer_error(AnswerForm({"enum": ["a"]}), json.dumps("b" * 100_000))
+    assert error is not None
+    assert len(error) < MAX_ERROR_CHARS + 10
 
 
 @pytest.mark.parametrize(
-    ("schema", "fault"),
+    ("schema", "error"),
     [
         ({}, None),
         ({"type": "object", "$defs": {"a": {}}, "properties": {"b": {"$ref": "#/$defs/a"}}}, None),
@@ -76,11 +76,11 @@ def test_answer_error_is_truncated() -> None:
         ({"$ref": "file:///etc/passwd"}, "are not followed"),
     ],
 )
-def test_a_schema_is_judged_without_looking_elsewhere(
-    schema: dict[str, Any], fault: str | None
+def test_schema_is_checked_without_following_references(
+    schema: dict[str, Any], error: str | None
 ) -> None:
-    found = schema_error(schema)
-    assert found is None if fault is None else fault in (found or "")
+    message = schema_error(schema)
+    assert message is None if error is None else error in (message or "")
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_a_schema_is_judged_without_looking_elsewhere(
         ('Here:\n```json\n{"a": 1}\n```', 'Here:\n```json\n{"a": 1}\n```'),
     ],
 )
-def test_a_fence_around_the_whole_answer_is_taken_off(answer: str, inside: str) -> None:
+def test_code_fence_around_the_complete_answer_is_stripped(answer: str, inside: str) -> None:
     assert strip_code_fence(answer) == inside

@@ -1,4 +1,4 @@
-"""Which produced files go back."""
+"""Selection of the produced files that become artifacts."""
 
 from typing import Any
 
@@ -21,45 +21,45 @@ def file(name: str, size: int = 1) -> ProducedFile:
     return ProducedFile(f"/testbed/output/{name}", size)
 
 
-def outcome(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[str]]:
-    """The names of those that go back, and of the others with the reason."""
+def selected(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the chosen files, and those of the skipped files with the reason."""
     selection = select_files(files, ArtifactLimits(**limits))
-    names = [each.path.removeprefix("/testbed/output/") for each in selection.chosen]
-    sizes = {each.path: each.bytes for each in files}
-    assert all(each.bytes == sizes[each.path] for each in selection.skipped)
-    left = [f"{each.path.rpartition('/')[2]}: {each.why}" for each in selection.skipped]
-    return names, left
+    names = [file_.path.removeprefix("/testbed/output/") for file_ in selection.chosen]
+    sizes = {file_.path: file_.bytes for file_ in files}
+    assert all(file_.bytes == sizes[file_.path] for file_ in selection.skipped)
+    skipped = [f"{file_.path.rpartition('/')[2]}: {file_.why}" for file_ in selection.skipped]
+    return names, skipped
 
 
-def test_files_within_the_limits_all_go_back_in_their_order() -> None:
-    assert outcome([file("b"), file("a", 0), file("c", MIB)]) == (["b", "a", "c"], [])
+def test_files_within_the_limits_are_chosen_in_order() -> None:
+    assert selected([file("b"), file("a", 0), file("c", MIB)]) == (["b", "a", "c"], [])
 
 
-def test_the_answer_file_is_no_file() -> None:
+def test_answer_file_is_not_an_artifact() -> None:
     files = [file("answer.txt"), ProducedFile("/testbed/answer.txt", 1), file("sub/answer.txt")]
-    assert outcome(files) == (["sub/answer.txt"], [])
+    assert selected(files) == (["sub/answer.txt"], [])
 
 
 def test_too_large_file_is_skipped_and_others_are_returned() -> None:
     files = [file("a", MIB), file("b", MIB + 1), file("c", 1)]
-    assert outcome(files, max_file_mib=1) == (["a", "c"], ["b: too_large"])
+    assert selected(files, max_file_mib=1) == (["a", "c"], ["b: too_large"])
 
 
-def test_together_they_stay_within_the_total() -> None:
+def test_total_size_of_artifacts_is_limited() -> None:
     files = [file("a", 2 * MIB), file("b", 2 * MIB), file("c", MIB), file("d", 1), file("e", 0)]
-    left = ["b: no_room", "d: no_room"]
-    assert outcome(files, max_file_mib=2, max_total_mib=3) == (["a", "c", "e"], left)
+    skipped = ["b: no_room", "d: no_room"]
+    assert selected(files, max_file_mib=2, max_total_mib=3) == (["a", "c", "e"], skipped)
 
 
-def test_beyond_their_number_they_are_left_out() -> None:
+def test_number_of_artifacts_is_limited() -> None:
     files = [file("a"), file("b"), file("c")]
-    assert outcome(files, max_files=2) == (["a", "b"], ["c: too_many"])
-    assert outcome(files[:1], max_files=0) == ([], ["a: too_many"])
+    assert selected(files, max_files=2) == (["a", "b"], ["c: too_many"])
+    assert selected(files[:1], max_files=0) == ([], ["a: too_many"])
 
 
-def test_the_answer_file_takes_no_room() -> None:
+def test_answer_file_uses_no_quota() -> None:
     files = [file("answer.txt", MIB), file("b", MIB)]
-    assert outcome(files, max_files=1, max_total_mib=1) == (["b"], [])
+    assert selected(files, max_files=1, max_total_mib=1) == (["b"], [])
 
 
 @pytest.mark.parametrize(
@@ -75,41 +75,41 @@ def test_the_answer_file_takes_no_room() -> None:
         ({"allow_types": ("text/*",), "deny_types": ("text/html",)}, "b.csv"),
     ],
 )
-def test_only_those_of_a_type_that_is_allowed_go_back(limits: Any, chosen: str) -> None:
+def test_only_files_of_allowed_types_are_chosen(limits: Any, chosen: str) -> None:
     files = [file(name) for name in ["page.html", "a.PNG", "b.csv", "run.sh", "c"]]
-    names, left = outcome(files, **limits)
+    names, skipped = selected(files, **limits)
     assert names == chosen.split()
-    assert {each.partition(": ")[2] for each in left} <= {"type_not_allowed"}
-    assert len(names) + len(left) == len(files)
+    assert {entry.partition(": ")[2] for entry in skipped} <= {"type_not_allowed"}
+    assert len(names) + len(skipped) == len(files)
 
 
 @pytest.mark.parametrize("end", [" ", ".", "...", ". .", "\t", "\n", "\N{NO-BREAK SPACE}"])
 @pytest.mark.parametrize("pattern", [".html", "text/html", "text/*"])
 def test_type_ignores_characters_that_saving_strips(end: str, pattern: str) -> None:
     page = file(f"page.HTML{end}")
-    assert outcome([page], deny_types=(pattern,))[0] == []
-    assert len(outcome([page], allow_types=(pattern,))[0]) == 1
+    assert selected([page], deny_types=(pattern,))[0] == []
+    assert len(selected([page], allow_types=(pattern,))[0]) == 1
 
 
 def test_file_of_a_denied_type_uses_no_quota() -> None:
     files = [file("a.html", MIB), file("b.csv", MIB)]
-    assert outcome(files, max_total_mib=1, max_files=1, deny_types=(".html",))[0] == ["b.csv"]
+    assert selected(files, max_total_mib=1, max_files=1, deny_types=(".html",))[0] == ["b.csv"]
 
 
 @pytest.mark.parametrize("pattern", ["html", "*", "*/*", ".", "text/", "T/HTML", ".a b", "text/h*"])
 @pytest.mark.parametrize("name", ["allow_types", "deny_types"])
-def test_a_type_that_means_nothing_is_refused(name: str, pattern: str) -> None:
+def test_invalid_type_pattern_is_refused(name: str, pattern: str) -> None:
     with pytest.raises(ValueError, match="neither an extension"):
         ArtifactLimits(**{name: (pattern,)})
 
 
-def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
+def test_denied_type_is_reported_before_size_and_number() -> None:
     large = SkippedFile("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
     limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
     assert select_files([file("a.html", 9 * MIB)], limits).skipped == (large,)
 
 
-def test_a_listed_name_lies_in_the_output_directory() -> None:
+def test_output_path_is_in_the_output_directory() -> None:
     assert output_path("sub/a b.csv") == "/testbed/output/sub/a b.csv"
 
 
@@ -128,7 +128,7 @@ def test_a_listed_name_lies_in_the_output_directory() -> None:
         (SavedFile(1, "a"), SavedFile(2, ""), True),
     ],
 )
-def test_a_file_has_changed_if_its_hash_or_else_its_size_has(
+def test_file_is_changed_if_its_hash_or_its_size_differs(
     before: SavedFile | None, now: SavedFile, expected: bool | None
 ) -> None:
     assert is_changed(before, now) is expected

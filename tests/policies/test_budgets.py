@@ -1,4 +1,4 @@
-"""What a key may spend in a day."""
+"""Daily budgets of keys."""
 
 from dataclasses import fields, replace
 
@@ -25,19 +25,19 @@ JUST_LESS = Expense(2, 99, 0.49, 2, 1.4, (2 << 20) - 1, 49)
 RUN = Expense(runs=1)
 
 
-def test_a_budget_that_bounds_nothing_is_never_used_up() -> None:
+def test_budget_without_limits_is_never_exhausted() -> None:
     assert not DailyBudget().is_set
     assert exhausted(DailyBudget(), Expense(9, 9, 9, 9, 9, 9, 9), RUN) is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXPENSE_KINDS if kind != "runs"])
-def test_each_kind_is_used_up_when_its_bound_is_reached(kind: str) -> None:
+def test_budget_is_exhausted_when_the_limit_of_a_kind_is_reached(kind: str) -> None:
     assert exhausted(BUDGET, JUST_LESS, Expense(commands=1)) is None
-    most = limits_by_kind(BUDGET)[kind]
-    assert exhausted(BUDGET, replace(JUST_LESS, **{kind: most}), Expense()) == kind
+    limit = limits_by_kind(BUDGET)[kind]
+    assert exhausted(BUDGET, replace(JUST_LESS, **{kind: limit}), Expense()) == kind
 
 
-def test_runs_bound_beginnings_alone() -> None:
+def test_limit_of_runs_applies_only_to_new_runs() -> None:
     assert exhausted(BUDGET, Expense(runs=1), RUN) is None
     assert exhausted(BUDGET, Expense(runs=1), Expense(runs=2)) == "runs"
     assert exhausted(BUDGET, Expense(runs=2), RUN) == "runs"
@@ -48,12 +48,12 @@ def test_egress_limit_of_zero_does_not_end_a_run() -> None:
     assert exhausted(DailyBudget(egress_mib=0), Expense(), RUN) is None
 
 
-def test_requests_without_a_sandbox_are_bound_by_what_models_spend() -> None:
+def test_requests_without_a_sandbox_have_only_token_and_cost_limits() -> None:
     assert BUDGET.for_model_calls == DailyBudget(tokens=100, cost_usd=0.5)
     assert not DailyBudget(commands=1).for_model_calls.is_set
 
 
-def test_every_kind_has_a_bound_a_name_and_a_way_to_end() -> None:
+def test_every_kind_has_a_limit_a_label_and_a_stop_reason() -> None:
     assert len(EXPENSE_KINDS) == len(fields(DailyBudget))
     assert set(BUDGET_LABELS) == set(EXPENSE_KINDS) == {*STOP_REASONS, "runs"}
     assert set(STOP_REASONS.values()) <= set(WHY_NO_MORE_TOOLS)
@@ -64,6 +64,6 @@ def test_expenses_add_up() -> None:
     assert Expense(tokens=5) - Expense(tokens=7) == Expense(tokens=-2)
 
 
-def test_a_day_ends_at_midnight() -> None:
+def test_budget_day_ends_at_midnight() -> None:
     assert (day_number(DAY_S - 0.5), seconds_until_midnight(DAY_S - 0.5)) == (0, 0.5)
     assert (day_number(DAY_S), seconds_until_midnight(DAY_S)) == (1, DAY_S)

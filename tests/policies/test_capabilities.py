@@ -1,7 +1,7 @@
-"""Which of the paper's three meta-capabilities a tool call uses.
+"""Classification of tool calls by the paper's three meta-capabilities.
 
-`labelled_commands.txt` has commands as models write them, each below a line with what it uses:
-E(xternal resources), F(ile management), C(omputation), or nothing (-).
+`labelled_commands.txt` contains commands as models write them. The line above each command is its
+label: E(xternal resources), F(ile management), C(omputation), or - for none.
 """
 
 import random
@@ -21,8 +21,8 @@ LETTERS = {
 }
 
 
-def labelled() -> dict[str, list[tuple[str, str]]]:
-    """Groups of labels and commands."""
+def read_labelled_commands() -> dict[str, list[tuple[str, str]]]:
+    """Return the labels and commands of each group."""
     text = Path(__file__).with_name("labelled_commands.txt").read_text(encoding="utf-8")
     groups: dict[str, list[tuple[str, str]]] = {}
     for group in re.split("^== ", text, flags=re.MULTILINE)[1:]:
@@ -33,11 +33,11 @@ def labelled() -> dict[str, list[tuple[str, str]]]:
     return groups
 
 
-GROUPS = labelled()
+GROUPS = read_labelled_commands()
 LABELLED = [pair for group in GROUPS.values() for pair in group]
-WHOLE = [(label, text) for label, text in LABELLED if "unterminated" not in text]
-WHOLE = [(label, text) for label, text in WHOLE if not text.startswith("cat <<EOF\ncurl")]
-"""Those after which another command can stand."""
+COMPLETE = [(label, text) for label, text in LABELLED if "unterminated" not in text]
+COMPLETE = [(label, text) for label, text in COMPLETE if not text.startswith("cat <<EOF\ncurl")]
+"""Commands that another command can follow."""
 
 
 def letters(tool: str, arguments: object) -> str:
@@ -45,7 +45,7 @@ def letters(tool: str, arguments: object) -> str:
     return "".join(letter for kind, letter in LETTERS.items() if kind in used)
 
 
-def of_command(text: str) -> str:
+def command_letters(text: str) -> str:
     return letters("execute_bash", {"command": text})
 
 
@@ -55,39 +55,42 @@ def test_labelled_commands_are_numerous_and_distinct() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_each_labelled_command_uses_what_its_label_says(group: str) -> None:
-    assert [(of_command(text), text) for _, text in GROUPS[group]] == GROUPS[group]
+def test_labelled_command_uses_the_capabilities_of_its_label(group: str) -> None:
+    assert [(command_letters(text), text) for _, text in GROUPS[group]] == GROUPS[group]
 
 
-# What holds for every command
+# Properties of every command
 
 
-def test_commands_after_each_other_use_what_each_uses() -> None:
-    chosen = random.Random(5)
+def test_consecutive_commands_use_the_capabilities_of_both() -> None:
+    rng = random.Random(5)
     for _ in range(300):
-        (one, first), (two, second) = chosen.sample(WHOLE, 2)
-        assert set(of_command(f"{first}\n{second}")) == {*one, *two}, (first, second)
+        (first_label, first), (second_label, second) = rng.sample(COMPLETE, 2)
+        assert set(command_letters(f"{first}\n{second}")) == {*first_label, *second_label}, (
+            first,
+            second,
+        )
 
 
 @pytest.mark.parametrize(("label", "text"), [LABELLED[at] for at in range(0, len(LABELLED), 3)])
-def test_a_command_that_is_only_mentioned_uses_nothing(label: str, text: str) -> None:
+def test_quoted_command_uses_no_capability(label: str, text: str) -> None:
     commented = "\n".join(f"# {line}" for line in text.splitlines())
     heredoc = f"cat <<'END OF IT'\n{text}\nEND OF IT"
-    for mentioned in (f"echo {shlex.quote(text)}", commented, heredoc):
-        assert of_command(mentioned) == ""
+    for quoted in (f"echo {shlex.quote(text)}", commented, heredoc):
+        assert command_letters(quoted) == ""
 
 
 @pytest.mark.parametrize("shell", ["bash -c {}", "sudo -u x sh -ec {}", "echo $(eval {})"])
-def test_a_command_that_another_shell_runs_uses_the_same(shell: str) -> None:
-    for label, text in WHOLE:
-        assert of_command(shell.format(shlex.quote(text))) == label, text
+def test_command_of_a_nested_shell_uses_its_own_capabilities(shell: str) -> None:
+    for label, text in COMPLETE:
+        assert command_letters(shell.format(shlex.quote(text))) == label, text
 
 
 def test_truncated_command_is_parsed_without_errors() -> None:
-    chosen = random.Random(7)
+    rng = random.Random(7)
     for _, text in LABELLED:
-        of_command(text[: chosen.randrange(len(text))])
-        of_command(text[chosen.randrange(len(text)) :])
+        command_letters(text[: rng.randrange(len(text))])
+        command_letters(text[rng.randrange(len(text)) :])
 
 
 HOSTILE = [
@@ -121,14 +124,14 @@ HOSTILE_PYTHON = [
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_a_megabyte_of_anything_is_read_in_time(piece: str) -> None:
-    of_command(piece * (1_000_000 // len(piece)))
+def test_megabyte_of_hostile_shell_is_parsed(piece: str) -> None:
+    command_letters(piece * (1_000_000 // len(piece)))
 
 
 @pytest.mark.parametrize("piece", HOSTILE_PYTHON)
-def test_a_megabyte_of_any_python_is_too(piece: str) -> None:
+def test_megabyte_of_hostile_python_is_parsed(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
-    of_command(f"python3 - <<'EOF'\n{text}")
+    command_letters(f"python3 - <<'EOF'\n{text}")
     letters("str_replace_editor", {"command": "create", "path": "a.py", "file_text": text})
 
 
@@ -138,20 +141,20 @@ def test_command_before_unclosed_brackets_counts() -> None:
         assert capabilities_of("execute_bash", {"command": text}) == {Capability.EXTERNAL_RESOURCES}
 
 
-def test_the_beginning_of_a_very_long_command_is_what_counts() -> None:
+def test_only_the_beginning_of_a_very_long_command_is_parsed() -> None:
     data = "cat > data.csv <<'EOF'\n" + "1,2\n" * (MAX_CHARS // 8) + "EOF\n"
-    assert of_command(data + "curl https://example.org") == "EF"
-    assert of_command(data * 3 + "curl https://example.org") == "F"
+    assert command_letters(data + "curl https://example.org") == "EF"
+    assert command_letters(data * 3 + "curl https://example.org") == "F"
 
 
-def test_code_is_looked_for_in_code_a_few_times_over() -> None:
+def test_nested_shells_are_parsed_up_to_a_limit() -> None:
     text = "curl https://example.org"
     for _ in range(3):
         text = f"bash -c {shlex.quote(text)}"
-    assert of_command(text) == "E"
+    assert command_letters(text) == "E"
     for _ in range(9):
         text = f"bash -c {shlex.quote(text)}"
-    assert of_command(text) == ""
+    assert command_letters(text) == ""
 
 
 # Other calls
@@ -184,7 +187,9 @@ def test_code_is_looked_for_in_code_a_few_times_over() -> None:
         ([], ""),
     ],
 )
-def test_the_editor_manages_files_and_writes_code(arguments: Any, expected: str) -> None:
+def test_editor_calls_use_file_management_and_the_capabilities_of_their_code(
+    arguments: Any, expected: str
+) -> None:
     assert letters("str_replace_editor", arguments) == expected
 
 
@@ -204,5 +209,5 @@ def test_other_calls_use_no_capability(tool: str, arguments: object) -> None:
     assert letters(tool, arguments) == ""
 
 
-def test_a_call_that_names_no_job_is_a_command() -> None:
+def test_call_with_a_null_job_id_is_a_command() -> None:
     assert letters("execute_bash", {"command": "ls", "job_id": None}) == "F"

@@ -1,4 +1,4 @@
-"""Where files that clients put into a container lie."""
+"""Paths of uploaded files in a container, and names of files in a ZIP archive."""
 
 import pytest
 
@@ -20,11 +20,11 @@ from policies.workspace import MAX_NAME_BYTES, ArchiveNames, input_path
         ("gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n.txt", "/testbed/documents/gr\xfcn.txt"),
     ],
 )
-def test_a_file_lies_among_the_documents_under_its_own_name(filename: str, path: str) -> None:
+def test_uploaded_file_keeps_its_name_in_the_input_directory(filename: str, path: str) -> None:
     assert input_path(filename, ()) == path
 
 
-def test_a_name_that_is_taken_gets_a_number() -> None:
+def test_taken_name_gets_a_number() -> None:
     taken: list[str] = []
     for _ in range(3):
         taken.append(input_path("a.tar.gz", taken))
@@ -33,7 +33,7 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
 
 
 @pytest.mark.parametrize("filename", ["\N{SNOWMAN}" * 500, "a." + "x" * 500, "x" * 500 + ".csv"])
-def test_a_long_name_is_cut_to_what_a_disk_takes(filename: str) -> None:
+def test_long_name_is_truncated_to_the_limit_of_file_systems(filename: str) -> None:
     name = input_path(filename, ()).rpartition("/")[2]
     assert 0 < len(name.encode()) <= MAX_NAME_BYTES
     assert name.endswith(".csv") == filename.endswith(".csv")
@@ -53,11 +53,11 @@ def test_a_long_name_is_cut_to_what_a_disk_takes(filename: str) -> None:
         ("/testbed/output/a\N{RIGHT-TO-LEFT OVERRIDE}vsc.exe", "output/a_vsc.exe"),
     ],
 )
-def test_a_name_in_a_zip_leads_nowhere_else_and_hides_nothing(path: str, name: str) -> None:
+def test_archive_name_is_relative_and_has_no_control_characters(path: str, name: str) -> None:
     assert ArchiveNames().assign(path) == name
 
 
-def test_each_name_in_a_zip_is_given_once() -> None:
+def test_archive_names_are_unique() -> None:
     names = ArchiveNames()
     paths = ["output/a.csv", "output/a\n.csv", "output/a\t.csv", "output/A.csv", "other/a.csv"]
     assert [names.assign(f"/testbed/{path}") for path in paths] == [

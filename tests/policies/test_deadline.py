@@ -1,4 +1,4 @@
-"""A deadline leaves time for the answer and for the way back."""
+"""Division of the time before a deadline among turns, final answer and artifact collection."""
 
 import math
 
@@ -22,12 +22,14 @@ WALL_TIME, DEADLINE = StopReason.WALL_TIME, StopReason.DEADLINE
         (75, 100, TimePlan(75, 95, 100, WALL_TIME)),
     ],
 )
-def test_the_nearer_end_holds(wall_time_s: float, deadline_s: float | None, plan: TimePlan) -> None:
+def test_earlier_of_time_limit_and_deadline_applies(
+    wall_time_s: float, deadline_s: float | None, plan: TimePlan
+) -> None:
     assert time_plan(wall_time_s, deadline_s) == plan
 
 
 @pytest.mark.parametrize("deadline_s", [0.001, 1, 30, 599, 86_400])
-def test_work_ends_before_the_answer_and_that_before_the_deadline(deadline_s: float) -> None:
+def test_turns_end_before_the_answer_and_the_answer_before_the_deadline(deadline_s: float) -> None:
     plan = time_plan(math.inf, deadline_s)
     assert 0 < plan.work_s < plan.answer_s < deadline_s
 
@@ -46,7 +48,7 @@ def test_work_ends_before_the_answer_and_that_before_the_deadline(deadline_s: fl
         (1, 1, 0.05),
     ],
 )
-def test_handing_files_back_has_what_is_left_and_never_less_than_is_kept_for_it(
+def test_collection_has_the_remaining_time_and_at_least_the_reserved_time(
     deadline_s: float | None, spent_s: float, seconds: float
 ) -> None:
     assert time_plan(1800, deadline_s).collection_time_s(spent_s) == pytest.approx(seconds)

@@ -1,4 +1,4 @@
-"""Where a text shows documents of its own, each way in which people write them."""
+"""Detection of documents in a prompt, in each notation that users write."""
 
 import random
 from collections.abc import Iterator
@@ -39,9 +39,9 @@ OPEN = {
 }
 
 
-@pytest.mark.parametrize("way", CLOSED)
-def test_text_between_marks_is_a_document(way: str) -> None:
-    pieces = split_documents("Read these.\n" + CLOSED[way].format(ONE, TWO) + ASK)
+@pytest.mark.parametrize("notation", CLOSED)
+def test_text_between_markers_is_a_document(notation: str) -> None:
+    pieces = split_documents("Read these.\n" + CLOSED[notation].format(ONE, TWO) + ASK)
     found = [(piece.title.rpartition("/")[2], piece.text) for piece in pieces if piece.is_document]
     assert found == [("a.txt", ONE), ("b.txt", TWO)]
     assert not any(piece.is_open_ended for piece in pieces)
@@ -49,9 +49,9 @@ def test_text_between_marks_is_a_document(way: str) -> None:
     assert pieces[-1].text.endswith(ASK)
 
 
-@pytest.mark.parametrize("way", OPEN)
-def test_the_last_of_those_without_an_end_goes_on_to_the_end_of_the_text(way: str) -> None:
-    pieces = split_documents("Read these.\n" + OPEN[way].format(ONE, TWO) + ASK)
+@pytest.mark.parametrize("notation", OPEN)
+def test_last_document_without_an_end_marker_extends_to_the_end_of_the_text(notation: str) -> None:
+    pieces = split_documents("Read these.\n" + OPEN[notation].format(ONE, TWO) + ASK)
     found = [(piece.title, piece.text.lstrip("\n")) for piece in pieces if piece.is_document]
     assert [(title, text.rstrip("\n") + "\n") for title, text in found] == [
         ("a.txt", ONE),
@@ -82,33 +82,33 @@ def test_the_last_of_those_without_an_end_goes_on_to_the_end_of_the_text(way: st
         ("| a | b |\n| --- | --- |\n{}{}", []),
     ],
 )
-def test_other_ways_and_what_is_none(text: str, titles: list[str]) -> None:
+def test_headings_of_other_notations_separate_documents(text: str, titles: list[str]) -> None:
     pieces = split_documents(text.format(ONE, TWO))
     assert [piece.title for piece in pieces if piece.is_document] == titles
 
 
-def test_remarks_in_a_fenced_program_are_no_headings() -> None:
+def test_comments_in_a_fenced_program_are_no_headings() -> None:
     program = f"```\n# one\n\n{ONE[:2000]}\n# two\n\n{TWO[:1500]}\n```\n"
     pieces = split_documents(f"# A\n\n{program}{ONE * 2}\n\n# B\n\n{TWO * 2}")
     assert [piece.title for piece in pieces if piece.is_document] == ["A", "B"]
 
 
-def test_sections_that_are_small_are_put_together() -> None:
+def test_small_sections_are_merged() -> None:
     text = "".join(f"# Topic {n}\n\n{'word ' * 300}\n\n" for n in range(20))
     pieces = [piece for piece in split_documents(text) if piece.is_document]
     assert [piece.merged_count for piece in pieces] == [3, 3, 3, 3, 3, 5]
     assert pieces[1].title == "Topic 3"
 
 
-MARKS = ["<doc>", "</doc>", "<title>x</title>", "```", "```a.py\n", "\n", "\n\n", "# H\n\n", "\f"]
-MARKS += [
+MARKERS = ["<doc>", "</doc>", "<title>x</title>", "```", "```a.py\n", "\n", "\n\n", "# H\n\n", "\f"]
+MARKERS += [
     "=== a ===\n",
     "=== END ===\n",
     "Document 1:\n",
     "BEGIN FILE x\n",
     "=====\nFile: x\n=====\n",
 ]
-MARKS += [
+MARKERS += [
     "word ",
     "word " * 300,
     "Page 3\n",
@@ -121,54 +121,54 @@ MARKS += [
 ]
 
 
-def mixtures() -> Iterator[str]:
-    """Texts of marks in any order."""
-    chance = random.Random(7)
+def random_texts() -> Iterator[str]:
+    """Yield texts that consist of markers in random order."""
+    rng = random.Random(7)
     for _ in range(500):
-        yield "".join(chance.choices(MARKS, k=chance.randrange(60)))
+        yield "".join(rng.choices(MARKERS, k=rng.randrange(60)))
 
 
-def test_the_pieces_put_together_are_the_text() -> None:
-    for text in mixtures():
+def test_joined_pieces_equal_the_text() -> None:
+    for text in random_texts():
         assert "".join(piece.text for piece in split_documents(text)) == text
 
 
-def test_nothing_is_lost_between_the_prompt_and_the_files() -> None:
-    seen_divided = 0
-    for mixture in mixtures():
-        text, files = mixture + "end " * 1000, list[str]()
+def test_prompt_and_files_together_contain_the_complete_text() -> None:
+    divided_count = 0
+    for random_text in random_texts():
+        text, files = random_text + "end " * 1000, list[str]()
 
         def place(content: str, title: str, files: list[str] = files) -> str:
             files.append(content)
             return f"/f/{len(files)}"
 
-        told = offload_documents(text, place)
+        prompt = offload_documents(text, place)
         if files == [text]:
             continue
-        seen_divided += 1
+        divided_count += 1
         at = 0
-        for content in files:  # in the order of the text; what lies between them is in the prompt
+        for content in files:  # in the order of the text; the text between files is in the prompt
             start = text.index(content, at)
-            assert text[at:start] in told
+            assert text[at:start] in prompt
             at = start + len(content)
-        assert text[at:] in told
-    assert seen_divided > 50
+        assert text[at:] in prompt
+    assert divided_count > 50
 
 
 @pytest.mark.parametrize(
-    "mark",
+    "marker",
     ["<document>", "<document>x</document>", "<document a=\"", "```\n", "=== a ===\n", "\f", "\n",
      "Document 1:\n", "# a\n\n", "=====\nFile: x\n=====\n", "<", "[[[[[[[[\n", "-- " * 60,
      "<doc " + "a" * 990 + "></doc>\n"],
 )  # fmt: skip
-def test_a_hostile_text_is_divided_into_few(mark: str) -> None:
-    text = mark * (1_000_000 // len(mark))  # in quadratic time it would take hours
+def test_number_of_documents_in_a_hostile_text_is_limited(marker: str) -> None:
+    text = marker * (1_000_000 // len(marker))  # in quadratic time it would take hours
     pieces = split_documents(text)
     assert sum(piece.is_document for piece in pieces) <= MAX_DOCUMENTS
     assert "".join(piece.text for piece in pieces) == text
 
 
-def test_many_documents_are_put_together_with_their_neighbours() -> None:
+def test_many_documents_are_merged_with_their_neighbours() -> None:
     text = "".join(f"<doc title='{n}'>\n{n} {'word ' * 100}</doc>\n" for n in range(1000))
     documents = [piece for piece in split_documents(text) if piece.is_document]
     assert 100 < len(documents) <= MAX_DOCUMENTS

@@ -1,4 +1,4 @@
-"""The proxy's own words are recognised when a model says them again."""
+"""Detection of the proxy's own texts in the reply of a model."""
 
 import pytest
 
@@ -11,7 +11,7 @@ OWN = ProxyTexts([PROMPT], INSTRUCTIONS)
 
 
 def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
-    """After how many characters a reply is recognised as an echo; None: it is not."""
+    """Return the number of characters after which a reply is recognized as an echo, or None."""
     check = EchoCheck(OWN, [client])
     for at in range(0, len(text), piece):
         if check.is_echo(text[at : at + piece]):
@@ -32,11 +32,11 @@ def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
         "\n".join(PROMPT.split(". ")[1:4]),
     ],
 )
-def test_own_text_is_recognised(text: str) -> None:
+def test_own_text_is_recognized(text: str) -> None:
     assert echo_at(text) is not None
 
 
-def test_echo_is_recognised_long_before_it_is_over() -> None:
+def test_echo_is_recognized_long_before_it_is_over() -> None:
     found = echo_at(PROMPT)
     assert found is not None
     assert found < 120
@@ -62,12 +62,12 @@ def test_ordinary_answer_is_no_echo(text: str) -> None:
 
 def test_text_without_end_of_word_is_read_once() -> None:
     check = EchoCheck(OWN, [])
-    for _ in range(3):  # seconds, and an hour where each letter is begun with anew
+    for _ in range(3):  # takes seconds; an hour if the search restarts at each letter
         assert not check.is_echo("3" * 300_000 + "\n")
     assert check.is_echo(PROMPT)
 
 
-def test_own_text_after_a_word_of_any_length_is_recognised() -> None:
+def test_own_text_after_a_word_of_any_length_is_recognized() -> None:
     assert echo_at("9" * 1000 + " " + PROMPT) is not None
 
 
@@ -92,7 +92,7 @@ def test_text_is_suspect_while_it_may_become_an_echo() -> None:
     assert not check.is_suspect
 
 
-def test_a_word_counts_once_it_is_whole() -> None:
+def test_incomplete_word_is_not_compared() -> None:
     own = ProxyTexts([], ["Write the final answer now."])
     check = EchoCheck(own, [])
     assert not check.is_echo("Write the final answer no")

@@ -1,4 +1,4 @@
-"""Which hosts a sandbox may reach, by its rules."""
+"""Rules for the hosts that a sandbox may reach."""
 
 import ipaddress
 from typing import Any
@@ -14,7 +14,7 @@ def refusal(egress: Egress, host: str, port: int = 443) -> str | None:
     return EgressRules(egress).refusal(Target(parse_host(host), port))
 
 
-def allowing(*allow: str) -> Egress:
+def allowlist(*allow: str) -> Egress:
     return Egress(mode="allowlist", allowed_hosts=allow)
 
 
@@ -50,8 +50,8 @@ def test_open_allows_every_host_and_port() -> None:
         ("github", "raw.githubusercontent.com", 443),
     ],
 )
-def test_a_rule_allows(rule: str, host: str, port: int) -> None:
-    assert refusal(allowing("unrelated.example", rule), host, port) is None
+def test_rule_allows_its_hosts_and_ports(rule: str, host: str, port: int) -> None:
+    assert refusal(allowlist("unrelated.example", rule), host, port) is None
 
 
 @pytest.mark.parametrize(
@@ -70,25 +70,25 @@ def test_a_rule_allows(rule: str, host: str, port: int) -> None:
         ("pypi", "pypi.python.org", 443),
     ],
 )
-def test_a_rule_allows_nothing_else(rule: str, host: str, port: int) -> None:
-    assert refusal(allowing(rule), host, port) is not None
+def test_rule_allows_no_other_hosts_and_ports(rule: str, host: str, port: int) -> None:
+    assert refusal(allowlist(rule), host, port) is not None
 
 
-def test_a_refusal_says_what_is_allowed() -> None:
-    assert refusal(allowing("pypi"), "example.com") == (
+def test_refusal_lists_the_allowed_hosts() -> None:
+    assert refusal(allowlist("pypi"), "example.com") == (
         "host example.com is not in this sandbox's allowlist"
         " (allowed: pypi.org, files.pythonhosted.org)"
     )
-    assert refusal(allowing("pypi.org"), "pypi.org", 22) == (
+    assert refusal(allowlist("pypi.org"), "pypi.org", 22) == (
         "port 22 of host pypi.org is not in this sandbox's allowlist (allowed: pypi.org)"
     )
-    assert refusal(allowing(), "pypi.org") == (
+    assert refusal(allowlist(), "pypi.org") == (
         "host pypi.org is not in this sandbox's allowlist (allowed: nothing)"
     )
 
 
-def test_a_refusal_stays_short() -> None:
-    text = refusal(allowing(*(f"{n}.example" for n in range(30))), "example.com")
+def test_long_list_in_a_refusal_is_truncated() -> None:
+    text = refusal(allowlist(*(f"{n}.example" for n in range(30))), "example.com")
     assert text is not None
     assert text.endswith("6.example, 7.example and 22 more)")
 
@@ -115,30 +115,30 @@ def test_a_refusal_stays_short() -> None:
         (" pypi.org", "is not a valid rule"),
     ],
 )
-def test_a_bad_rule_is_a_clear_error(allow: str, complaint: str) -> None:
+def test_invalid_rule_is_an_error(allow: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        allowing(allow)
+        allowlist(allow)
 
 
 @pytest.mark.parametrize("mode", ["none", "open"])
-def test_an_allowlist_that_would_be_ignored_is_an_error(mode: Any) -> None:
+def test_allowlist_without_effect_is_an_error(mode: Any) -> None:
     with pytest.raises(ValueError, match=f"allowed_hosts has no effect in mode {mode}"):
         Egress(mode=mode, allowed_hosts=("pypi",))
 
 
 @pytest.mark.parametrize("caps", [{"max_connections": 0}, {"max_mib_per_s": 0.0}], ids=str)
-def test_a_cap_that_lets_nothing_pass_is_an_error(caps: dict[str, Any]) -> None:
+def test_cap_of_zero_is_an_error(caps: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least"):
         Egress(**caps)
 
 
-def test_every_preset_is_made_of_good_rules() -> None:
+def test_every_preset_consists_of_valid_rules() -> None:
     for name, hosts in PRESETS.items():
         for host in hosts:
-            assert refusal(allowing(name), host.replace("*", "any")) is None
+            assert refusal(allowlist(name), host.replace("*", "any")) is None
 
 
-def test_an_address_that_is_not_public_needs_its_network_named() -> None:
+def test_private_address_is_reachable_only_in_an_allowed_network() -> None:
     private, loopback = ipaddress.ip_address("10.1.2.3"), ipaddress.ip_address("127.0.0.1")
     rules = EgressRules(Egress(mode="open", allowed_cidrs=("10.1.0.0/16", "fd00::/8")))
     assert rules.is_reachable(private)
@@ -149,20 +149,20 @@ def test_an_address_that_is_not_public_needs_its_network_named() -> None:
     assert rules.is_reachable(ipaddress.ip_address("93.184.215.14"))
 
 
-def test_a_network_alone_names_no_host() -> None:
+def test_allowed_network_does_not_allow_its_addresses_as_hosts() -> None:
     egress = Egress(mode="allowlist", allowed_hosts=("pypi.org",), allowed_cidrs=("10.0.0.0/8",))
     assert refusal(egress, "10.0.0.1") is not None
 
 
-def bound(*headers: BoundHeader, **others: Any) -> Egress:
+def egress_with_headers(*headers: BoundHeader, **settings: Any) -> Egress:
     return Egress(
-        **{"mode": "allowlist", "allowed_hosts": ("api.example:8080",), **others}, headers=headers
+        **{"mode": "allowlist", "allowed_hosts": ("api.example:8080",), **settings}, headers=headers
     )
 
 
-def test_a_header_is_bound_to_a_host_and_a_port() -> None:
+def test_header_is_bound_to_a_host_and_a_port() -> None:
     header = BoundHeader("API.example:8080", "X-Key", "KEY")
-    rules = EgressRules(bound(header))
+    rules = EgressRules(egress_with_headers(header))
     assert rules.headers_for(Target("api.example", 8080)) == (header,)
     assert rules.headers_for(Target("api.example", 80)) == ()
     assert rules.headers_for(Target("a.api.example", 8080)) == ()
@@ -172,9 +172,9 @@ def test_a_header_is_bound_to_a_host_and_a_port() -> None:
     ("host", "allow"),
     [("api.example:443", "api.example"), ("api.example", "api.example:443")],
 )
-def test_a_header_for_a_host_that_only_speaks_tls_is_refused(host: str, allow: str) -> None:
+def test_header_for_a_host_with_tls_only_is_refused(host: str, allow: str) -> None:
     with pytest.raises(ValueError, match="requests to port 443 leave the sandbox encrypted"):
-        bound(BoundHeader(host, "X-Key", "KEY"), allowed_hosts=(allow,))
+        egress_with_headers(BoundHeader(host, "X-Key", "KEY"), allowed_hosts=(allow,))
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_a_header_for_a_host_that_only_speaks_tls_is_refused(host: str, allow: s
     ],
     ids=str,
 )
-def test_a_header_that_cannot_be_bound_is_refused(header: BoundHeader, complaint: str) -> None:
+def test_invalid_bound_header_is_refused(header: BoundHeader, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        bound(header)
+        egress_with_headers(header)
 
 
 def test_egress_is_hashable_and_parsed_from_configuration() -> None:
@@ -202,13 +202,13 @@ def test_egress_is_hashable_and_parsed_from_configuration() -> None:
             "headers": [{"host": "api.example:8080", "name": "X-Key", "env": "KEY"}],
         }
     )
-    written = bound(
+    written = egress_with_headers(
         BoundHeader("api.example:8080", "X-Key", "KEY"), allowed_hosts=("pypi", "api.example:8080")
     )
     assert read == written
     assert {read: 1}[written] == 1
 
 
-def test_a_bad_rule_in_configuration_is_told_with_its_reason() -> None:
+def test_error_for_an_invalid_rule_in_configuration_has_the_reason() -> None:
     with pytest.raises(ValidationError, match="'pipy' is no preset"):
         TypeAdapter(Egress).validate_python({"mode": "allowlist", "allowed_hosts": ["pipy"]})

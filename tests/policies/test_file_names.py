@@ -1,4 +1,4 @@
-"""Names that are safe wherever they are written."""
+"""Safe and unique names of files, and MIME types."""
 
 import pytest
 
@@ -41,15 +41,15 @@ PDF = "application/pdf"
         ("ü" * 300 + ".csv", "ü" * 58 + ".csv"),
     ],
 )
-def test_a_name_is_one_safe_word(wanted: str, name: str) -> None:
+def test_safe_name_has_no_paths_spaces_and_control_characters(wanted: str, name: str) -> None:
     assert safe_name(wanted, PDF) == name
 
 
-def test_each_file_has_a_name_of_its_own() -> None:
+def test_names_are_unique() -> None:
     names = UniqueNames()
-    asked = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
-    given = [names.assign(name, kind="image", mime_type="image/png") for name in asked]
-    assert given == [
+    wanted = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
+    assigned = [names.assign(name, kind="image", mime_type="image/png") for name in wanted]
+    assert assigned == [
         "a.csv",
         "a-2.csv",
         "a-2-2.csv",
@@ -69,11 +69,11 @@ def test_each_file_has_a_name_of_its_own() -> None:
         ("", "application/octet-stream"),
     ],
 )
-def test_a_type_is_shown_without_what_does_not_belong_to_it(written: str, clean: str) -> None:
+def test_mime_type_is_normalized(written: str, clean: str) -> None:
     assert normalize_mime_type(written) == clean
 
 
-def test_a_name_tells_the_type() -> None:
+def test_mime_type_is_guessed_from_the_name() -> None:
     assert guess_mime_type("b.PDF") == PDF
     assert guess_mime_type("b.pdf. .") == guess_mime_type("b.pdf\N{NO-BREAK SPACE}") == PDF
     assert guess_mime_type("b.unheard-of") == guess_mime_type("b") == "application/octet-stream"
@@ -92,11 +92,11 @@ def test_a_name_tells_the_type() -> None:
         ("/testbed/output/. .", "file"),
     ],
 )
-def test_a_produced_file_is_shown_under_its_own_name_without_tricks(path: str, name: str) -> None:
+def test_display_name_has_no_control_characters(path: str, name: str) -> None:
     assert display_name(path) == name
 
 
-def test_files_that_are_shown_side_by_side_have_names_of_their_own() -> None:
+def test_display_names_are_unique() -> None:
     names = UniqueDisplayNames()
     paths = ["x/same.csv", "y/same.csv", "z/SAME.csv", "same-2.csv", "README", "a/README"]
     assert [names.assign(path) for path in paths] == [

@@ -1,4 +1,4 @@
-"""Histories as clients send them back, with what they were shown of our steps."""
+"""Removal of the proxy's steps from histories that clients send back."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from policies.history import UNANSWERED, step_id, strip_steps
 
 Message = dict[str, Any]
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
-ASKED: Message = {"role": "user", "content": "How many files?"}
-THANKS: Message = {"role": "user", "content": "And now?"}
+QUESTION: Message = {"role": "user", "content": "How many files?"}
+FOLLOW_UP: Message = {"role": "user", "content": "And now?"}
 ANSWER: Message = {"role": "assistant", "content": "Three."}
 DIGEST = "Hm.\n````console\n$ ls | wc -l\n3\n[exit 0, 0.1 s, 1 line]\n````\nThat is it."
 BARE = "Hm.\n$ ls | wc -l\n3\n[exit 0, 0.1 s, 1 line]\nThat is it."
-"""As steps were shown once: chats are kept for years."""
+"""Old text format of steps. Stored chats still contain it."""
 DIGESTS = [
     DIGEST,
     BARE,
@@ -27,57 +27,80 @@ def call(call_id: str, name: str = "execute_bash") -> Message:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
 
 
-def calling(*calls: Message, content: Any = "", **fields: Any) -> Message:
+def assistant_message(*calls: Message, content: Any = "", **fields: Any) -> Message:
     return {"role": "assistant", "content": content, "tool_calls": list(calls), **fields}
 
 
-def told(call_id: str) -> Message:
+def tool_result(call_id: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": "Exit code: 0"}
 
 
 ONE, TWO = step_id("0f3a", 1), step_id("0f3a", 2)
 
 
-def test_a_history_without_steps_stays_as_it_is() -> None:
-    said = [
+def test_history_without_steps_is_unchanged() -> None:
+    messages = [
         SYSTEM,
-        ASKED,
-        calling(call("call_7"), call("call_8", "lookup"), reasoning_content="Hm."),
-        told("call_7"),
-        told("call_8"),
+        QUESTION,
+        assistant_message(call("call_7"), call("call_8", "lookup"), reasoning_content="Hm."),
+        tool_result("call_7"),
+        tool_result("call_8"),
         {**ANSWER, "reasoning": "I think.", "content": "<think>So.</think>Three."},
         {"role": "assistant", "content": [{"type": "text", "text": "Or four."}]},
         {"role": "user", "content": DIGEST},
-        THANKS,
+        FOLLOW_UP,
         {"role": "tool", "content": None},
         {"role": "assistant", "tool_calls": "none", "reasoning": 7},
         {"role": "assistant", "tool_calls": [None, "x", {"id": 7}]},
     ]
-    assert strip_steps(said) == said
+    assert strip_steps(messages) == messages
 
 
-def test_the_cards_of_a_turn_leave_its_answer() -> None:
-    """As Open WebUI sends them: one message a call, then the answer."""
-    cards = [calling(call(ONE)), told(ONE), calling(call(TWO, "unknown")), told(TWO)]
-    assert strip_steps([ASKED, *cards, ANSWER, THANKS]) == [ASKED, ANSWER, THANKS]
+def test_steps_before_an_answer_are_removed() -> None:
+    """Open WebUI sends one message for each call, then the answer."""
+    cards = [
+        assistant_message(call(ONE)),
+        tool_result(ONE),
+        assistant_message(call(TWO, "unknown")),
+        tool_result(TWO),
+    ]
+    assert strip_steps([QUESTION, *cards, ANSWER, FOLLOW_UP]) == [QUESTION, ANSWER, FOLLOW_UP]
 
 
-def test_several_calls_in_one_message_leave_it_too() -> None:
-    cards = [calling(call(ONE), call(TWO), reasoning_content="Hm."), told(ONE), told(TWO)]
-    assert strip_steps([ASKED, *cards, ANSWER]) == [ASKED, ANSWER]
+def test_several_steps_in_one_message_are_removed() -> None:
+    cards = [
+        assistant_message(call(ONE), call(TWO), reasoning_content="Hm."),
+        tool_result(ONE),
+        tool_result(TWO),
+    ]
+    assert strip_steps([QUESTION, *cards, ANSWER]) == [QUESTION, ANSWER]
 
 
-def test_a_clients_own_calls_stay_with_their_results() -> None:
+def test_client_calls_and_their_results_are_kept() -> None:
     own = call("call_w", "weather")
-    mixed = [calling(call(ONE), own), told(ONE), told("call_w"), ANSWER]
-    assert strip_steps([ASKED, *mixed]) == [ASKED, calling(own), told("call_w"), ANSWER]
-    apart = [calling(call(ONE)), told(ONE), calling(own), told("call_w")]
-    assert strip_steps([ASKED, *apart]) == [ASKED, calling(own), told("call_w")]
+    mixed = [assistant_message(call(ONE), own), tool_result(ONE), tool_result("call_w"), ANSWER]
+    assert strip_steps([QUESTION, *mixed]) == [
+        QUESTION,
+        assistant_message(own),
+        tool_result("call_w"),
+        ANSWER,
+    ]
+    apart = [
+        assistant_message(call(ONE)),
+        tool_result(ONE),
+        assistant_message(own),
+        tool_result("call_w"),
+    ]
+    assert strip_steps([QUESTION, *apart]) == [
+        QUESTION,
+        assistant_message(own),
+        tool_result("call_w"),
+    ]
 
 
-def test_a_call_or_a_result_that_lost_the_other_goes() -> None:
-    assert strip_steps([ASKED, told(ONE), ANSWER]) == [ASKED, ANSWER]
-    assert strip_steps([ASKED, calling(call(ONE)), ANSWER]) == [ASKED, ANSWER]
+def test_step_without_its_call_or_result_is_removed() -> None:
+    assert strip_steps([QUESTION, tool_result(ONE), ANSWER]) == [QUESTION, ANSWER]
+    assert strip_steps([QUESTION, assistant_message(call(ONE)), ANSWER]) == [QUESTION, ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -92,76 +115,94 @@ def test_a_call_or_a_result_that_lost_the_other_goes() -> None:
         ),
     ],
 )
-def test_words_around_a_card_become_one_message(first: str, second: Any, both: Any) -> None:
-    around = [calling(call(ONE), content=first), told(ONE), {**ANSWER, "content": second}]
-    assert strip_steps([ASKED, *around]) == [ASKED, {"role": "assistant", "content": both}]
-    del around[1]
-    assert strip_steps([ASKED, *around]) == [ASKED, {"role": "assistant", "content": both}]
+def test_texts_around_a_step_are_joined(first: str, second: Any, both: Any) -> None:
+    messages = [
+        assistant_message(call(ONE), content=first),
+        tool_result(ONE),
+        {**ANSWER, "content": second},
+    ]
+    assert strip_steps([QUESTION, *messages]) == [QUESTION, {"role": "assistant", "content": both}]
+    del messages[1]
+    assert strip_steps([QUESTION, *messages]) == [QUESTION, {"role": "assistant", "content": both}]
 
 
-def test_words_before_a_clients_call_join_it() -> None:
-    own = calling(call("call_w", "weather"), content=None)
-    around = [calling(call(ONE), content="I look."), told(ONE), own, told("call_w")]
-    assert strip_steps([ASKED, *around]) == [
-        ASKED,
+def test_text_before_a_client_call_becomes_its_content() -> None:
+    own = assistant_message(call("call_w", "weather"), content=None)
+    messages = [
+        assistant_message(call(ONE), content="I look."),
+        tool_result(ONE),
+        own,
+        tool_result("call_w"),
+    ]
+    assert strip_steps([QUESTION, *messages]) == [
+        QUESTION,
         {**own, "content": "I look."},
-        told("call_w"),
+        tool_result("call_w"),
     ]
 
 
-def test_a_turn_of_nothing_but_steps_is_said_to_have_no_answer() -> None:
-    stopped = [calling(call(ONE)), told(ONE)]
+def test_turn_of_only_steps_becomes_an_unanswered_message() -> None:
+    stopped = [assistant_message(call(ONE)), tool_result(ONE)]
     unanswered = {"role": "assistant", "content": UNANSWERED}
-    assert strip_steps([ASKED, *stopped, THANKS]) == [ASKED, unanswered, THANKS]
-    assert strip_steps([ASKED, *stopped]) == [ASKED]
-    assert strip_steps([*stopped, ASKED]) == [ASKED]
+    assert strip_steps([QUESTION, *stopped, FOLLOW_UP]) == [QUESTION, unanswered, FOLLOW_UP]
+    assert strip_steps([QUESTION, *stopped]) == [QUESTION]
+    assert strip_steps([*stopped, QUESTION]) == [QUESTION]
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "reasoning_text", "thinking"])
-def test_thinking_that_tells_of_steps_goes_whole(field: str, digest: str) -> None:
-    assert strip_steps([ASKED, {**ANSWER, field: digest}, THANKS]) == [ASKED, ANSWER, THANKS]
+def test_reasoning_with_steps_is_removed(field: str, digest: str) -> None:
+    assert strip_steps([QUESTION, {**ANSWER, field: digest}, FOLLOW_UP]) == [
+        QUESTION,
+        ANSWER,
+        FOLLOW_UP,
+    ]
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_thoughts_inside_the_answer_that_tell_of_steps_go(digest: str) -> None:
+def test_think_tags_with_steps_are_removed_from_the_answer(digest: str) -> None:
     thought = f"<think>{digest}</think>\n\n"
-    said = {**ANSWER, "content": f"{thought}{thought}Three.<think>So.</think> {thought}"}
-    assert strip_steps([said]) == [{**ANSWER, "content": "Three.<think>So.</think> "}]
+    message = {**ANSWER, "content": f"{thought}{thought}Three.<think>So.</think> {thought}"}
+    assert strip_steps([message]) == [{**ANSWER, "content": "Three.<think>So.</think> "}]
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_thoughts_among_the_parts_of_the_answer_that_tell_of_steps_go(digest: str) -> None:
-    """As pydantic-ai, LibreChat and Mistral's clients write thoughts."""
-    told = {"type": "text", "text": f"<think>{digest}</think>Three."}
-    apart = {"type": "text", "text": f"<think>{digest}</think>"}
-    thoughts = [{"type": "think", "think": digest}, {"type": "thinking", "thinking": digest}]
+def test_reasoning_parts_with_steps_are_removed_from_the_answer(digest: str) -> None:
+    """pydantic-ai, LibreChat and Mistral's clients send reasoning as content parts."""
+    with_answer = {"type": "text", "text": f"<think>{digest}</think>Three."}
+    only_steps = {"type": "text", "text": f"<think>{digest}</think>"}
+    reasoning = [{"type": "think", "think": digest}, {"type": "thinking", "thinking": digest}]
     own = {"type": "thinking", "thinking": "So."}
-    said = {**ANSWER, "content": [*thoughts, apart, told, own]}
-    left = {**ANSWER, "content": [{"type": "text", "text": "Three."}, own]}
-    assert strip_steps([ASKED, said, THANKS]) == [ASKED, left, THANKS]
-    assert strip_steps([{**ANSWER, "content": [apart]}]) == [{**ANSWER, "content": ""}]
+    message = {**ANSWER, "content": [*reasoning, only_steps, with_answer, own]}
+    expected = {**ANSWER, "content": [{"type": "text", "text": "Three."}, own]}
+    assert strip_steps([QUESTION, message, FOLLOW_UP]) == [QUESTION, expected, FOLLOW_UP]
+    assert strip_steps([{**ANSWER, "content": [only_steps]}]) == [{**ANSWER, "content": ""}]
 
 
-def test_thinking_that_is_an_object_is_read_too() -> None:
-    """As LobeChat keeps it."""
-    said = {**ANSWER, "reasoning": {"content": DIGEST, "duration": 7}}
-    assert strip_steps([said]) == [ANSWER]
-    said = {**ANSWER, "reasoning": {"content": "So.", "duration": 7}}
-    assert strip_steps([said]) == [said]
+def test_reasoning_object_with_steps_is_removed() -> None:
+    """LobeChat stores reasoning as an object."""
+    message = {**ANSWER, "reasoning": {"content": DIGEST, "duration": 7}}
+    assert strip_steps([message]) == [ANSWER]
+    message = {**ANSWER, "reasoning": {"content": "So.", "duration": 7}}
+    assert strip_steps([message]) == [message]
 
 
 def test_file_fields_of_an_answer_are_removed() -> None:
-    beside = {"annotations": [{"type": "url_citation"}], "images": [{"type": "image_url"}]}
-    again = [ASKED, {**ANSWER, **beside}, {**ANSWER, "annotations": []}, {**THANKS, "images": 7}]
-    assert strip_steps(again) == [ASKED, ANSWER, ANSWER, {**THANKS, "images": 7}]
+    files = {"annotations": [{"type": "url_citation"}], "images": [{"type": "image_url"}]}
+    again = [
+        QUESTION,
+        {**ANSWER, **files},
+        {**ANSWER, "annotations": []},
+        {**FOLLOW_UP, "images": 7},
+    ]
+    assert strip_steps(again) == [QUESTION, ANSWER, ANSWER, {**FOLLOW_UP, "images": 7}]
 
 
-def test_very_many_words_around_cards_become_one_message() -> None:
-    # Put together one after the other, these would take minutes.
-    words = "I look." * 200
-    (joined,) = strip_steps([calling(call(ONE), content=words)] * 20_000)
-    assert joined["content"].count(words) == 20_000
+def test_many_texts_around_steps_are_joined_in_linear_time() -> None:
+    # Joining one text after the other would take minutes.
+    text = "I look." * 200
+    (joined,) = strip_steps([assistant_message(call(ONE), content=text)] * 20_000)
+    assert joined["content"].count(text) == 20_000
 
 
 @pytest.mark.parametrize(
@@ -177,12 +218,17 @@ def test_very_many_words_around_cards_become_one_message() -> None:
     ],
 )
 def test_reasoning_without_steps_is_unchanged(content: str) -> None:
-    said = [{**ANSWER, "content": content}]
-    assert strip_steps(said) == said
+    messages = [{**ANSWER, "content": content}]
+    assert strip_steps(messages) == messages
 
 
 def test_strip_steps_does_not_mutate_its_argument() -> None:
-    said = [ASKED, calling(call(ONE), reasoning=DIGEST), told(ONE), {**ANSWER, "reasoning": DIGEST}]
-    before = [dict(message) for message in said]
-    strip_steps(said)
-    assert said == before
+    messages = [
+        QUESTION,
+        assistant_message(call(ONE), reasoning=DIGEST),
+        tool_result(ONE),
+        {**ANSWER, "reasoning": DIGEST},
+    ]
+    before = [dict(message) for message in messages]
+    strip_steps(messages)
+    assert messages == before

@@ -1,4 +1,4 @@
-"""One spelling for each host; what has no single meaning is refused."""
+"""Canonical spelling of hosts, and refusal of ambiguous spellings."""
 
 import pytest
 
@@ -25,7 +25,7 @@ from policies.hosts import Target, parse_authority, parse_host
         ("[::ffff:127.0.0.1]", "::ffff:7f00:1"),
     ],
 )
-def test_a_host_has_one_spelling(written: str, host: str) -> None:
+def test_host_is_normalized(written: str, host: str) -> None:
     assert parse_host(written) == host
 
 
@@ -92,7 +92,7 @@ def test_malformed_host_name_is_refused(written: str) -> None:
         "::g",
     ],
 )
-def test_an_address_in_another_spelling_is_refused(written: str) -> None:
+def test_unusual_spelling_of_an_address_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"address|host name"):
         parse_host(written)
 
@@ -108,7 +108,7 @@ def test_an_address_in_another_spelling_is_refused(written: str) -> None:
         ("10.0.0.1:65535", Target("10.0.0.1", 65535)),
     ],
 )
-def test_an_authority_is_a_host_and_a_port(written: str, target: Target) -> None:
+def test_authority_is_parsed_as_host_and_port(written: str, target: Target) -> None:
     assert parse_authority(written, default_port=80) == target
 
 
@@ -133,16 +133,16 @@ def test_an_authority_is_a_host_and_a_port(written: str, target: Target) -> None
         "pypi.org:443\n",
     ],
 )
-def test_a_malformed_authority_is_refused(written: str) -> None:
+def test_malformed_authority_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"host|port|user name"):
         parse_authority(written, default_port=80)
 
 
-def test_a_port_is_needed_where_none_is_the_default() -> None:
+def test_authority_without_a_port_is_refused_without_a_default() -> None:
     with pytest.raises(ValueError, match="has no port"):
         parse_authority("pypi.org")
 
 
-def test_a_target_is_written_as_it_is_read() -> None:
+def test_target_as_text_is_parsed_as_the_same_target() -> None:
     for target in (Target("pypi.org", 443), Target("2001:db8::1", 80)):
         assert parse_authority(str(target)) == target

@@ -1,4 +1,4 @@
-"""How much JSON a request may have, however its bytes are cut and dressed."""
+"""Limits on the values and the nesting of JSON, for any encoding and any piece size."""
 
 import json
 
@@ -22,7 +22,7 @@ TREES = st.recursive(
 )
 
 
-def checked(text: bytes, size: int) -> JSONBounds:
+def check_in_pieces(text: bytes, size: int) -> JSONBounds:
     bounds = JSONBounds()
     for start in range(0, len(text), size):
         bounds.check(text[start : start + size])
@@ -30,7 +30,7 @@ def checked(text: bytes, size: int) -> JSONBounds:
 
 
 def values(tree: object) -> int:
-    """Commas and brackets that open."""
+    """Return the number of commas and opening brackets."""
     if not isinstance(tree, dict | list):
         return 0
     inner = list(tree.values()) if isinstance(tree, dict) else tree
@@ -45,22 +45,24 @@ def depth(tree: object) -> int:
 
 
 @given(TREES, st.integers(1, 9), st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-32"]))
-def test_values_are_counted_however_the_bytes_are_cut(
+def test_values_are_counted_for_any_piece_size(
     tree: object, size: int, is_ascii: bool, encoding: str
 ) -> None:
     text = "    " + json.dumps(tree, ensure_ascii=is_ascii)
-    bounds = checked(text.encode(encoding), size)
+    bounds = check_in_pieces(text.encode(encoding), size)
     assert bounds.values == values(tree)
 
 
 @given(TREES, st.integers(1, 9))
 def test_nesting_above_the_limit_is_refused_for_any_piece_size(tree: object, size: int) -> None:
-    around = MAX_DEPTH - depth(tree)
+    wrapper_depth = MAX_DEPTH - depth(tree)
     text = json.dumps(tree).encode()
-    checked(b"[" * around + text + b"]" * around + b"    ", size)
+    check_in_pieces(b"[" * wrapper_depth + text + b"]" * wrapper_depth + b"    ", size)
     if depth(tree):
         with pytest.raises(TooMuchJSONError, match="64 levels"):
-            checked(b"[" * (around + 1) + text + b"]" * (around + 1) + b"    ", size)
+            check_in_pieces(
+                b"[" * (wrapper_depth + 1) + text + b"]" * (wrapper_depth + 1) + b"    ", size
+            )
 
 
 @pytest.mark.parametrize("size", [7, 1 << 16])
@@ -76,21 +78,21 @@ def test_nesting_above_the_limit_is_refused_for_any_piece_size(tree: object, siz
     ],
     ids=["objects", "numbers", "strings", "in UTF-16", "blanks", "digits"],
 )
-def test_too_much_is_refused_before_it_is_all_there(text: bytes, size: int) -> None:
+def test_too_large_json_is_refused_before_its_end(text: bytes, size: int) -> None:
     with pytest.raises(TooMuchJSONError):
-        checked(text, size)
+        check_in_pieces(text, size)
 
 
-def test_strings_have_no_bound_here() -> None:
+def test_length_of_strings_is_not_limited() -> None:
     text = json.dumps({"file": "QUJD" * (MAX_STRUCTURE_BYTES // 2), "text": "{,[" * MAX_VALUES})
-    assert checked(text.encode(), 1 << 16).values == 2
+    assert check_in_pieces(text.encode(), 1 << 16).values == 2
 
 
-def test_a_signs_second_byte_is_no_quotation_mark() -> None:
-    """In UTF-16, half of U+2222 looks like one: behind it, nothing would be counted."""
+def test_second_byte_of_a_utf_16_character_is_no_quotation_mark() -> None:
+    """Each byte of U+2222 in UTF-16 equals a quotation mark in ASCII."""
     text = '["\u2222",' + "{}," * MAX_VALUES
     with pytest.raises(TooMuchJSONError):
-        checked(text.encode("utf-16-le"), 1000)
+        check_in_pieces(text.encode("utf-16-le"), 1000)
 
 
 WIDE = ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
@@ -102,27 +104,27 @@ def test_values_are_counted_despite_lone_surrogates(
     tree: object, surrogates: list[str], encoding: str
 ) -> None:
     text = f'["{"".join(surrogates)}", {json.dumps(tree)}]'.encode(encoding, "surrogatepass")
-    assert checked(text, 3).values == values(json.loads(text))
+    assert check_in_pieces(text, 3).values == values(json.loads(text))
 
 
 @pytest.mark.parametrize("inner", [b"{}", b"[]", b"{},[]", b"[{}],{}", b"1"])
 @pytest.mark.parametrize("count", [1, 5000])
-def test_the_deepest_level_counts_beside_any_number_of_flat_ones(inner: bytes, count: int) -> None:
+def test_nesting_is_limited_after_any_number_of_flat_values(inner: bytes, count: int) -> None:
     height = 2 if b"[{" in inner else 0 if inner == b"1" else 1
     flat = b",".join([inner] * count)
-    most = MAX_DEPTH - height
-    JSONBounds().check(b"[" * most + flat + b"]" * most)
+    max_brackets = MAX_DEPTH - height
+    JSONBounds().check(b"[" * max_brackets + flat + b"]" * max_brackets)
     bounds = JSONBounds()
-    bounds.check(b"[" * most)
+    bounds.check(b"[" * max_brackets)
     bounds.check(flat)
     with pytest.raises(TooMuchJSONError, match="levels"):
-        JSONBounds().check(b"[" * (most + 1) + flat + b"]" * (most + 1))
+        JSONBounds().check(b"[" * (max_brackets + 1) + flat + b"]" * (max_brackets + 1))
 
 
 @pytest.mark.parametrize("ends", ["", "\\", '"', '\\"', '"]', '", {'])
 @pytest.mark.parametrize("size", [1 << 16, 1 << 20])
-def test_a_string_full_of_quotes_is_passed_over_at_once(ends: str, size: int) -> None:
-    """JSON as a text in JSON: each quote in it looked like the beginning of another string."""
+def test_string_with_many_escaped_quotes_is_skipped(ends: str, size: int) -> None:
+    """A string that contains JSON has many escaped quotes."""
     written = '["' + '\\"' * (1 << 20) + ends
-    bounds = checked(written.encode(), size)
+    bounds = check_in_pieces(written.encode(), size)
     assert bounds.values == 1 + written.endswith("{") + written.endswith("{")

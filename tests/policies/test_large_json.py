@@ -1,4 +1,4 @@
-"""Large JSON is decoded and encoded as `json` does it."""
+"""Decoding and encoding of large JSON, with the same results as the `json` module."""
 
 import json
 from math import inf, nan
@@ -22,7 +22,9 @@ TREES = st.recursive(
 
 
 @given(TREES, st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-8-sig"]))
-def test_a_large_text_reads_as_a_small_one(tree: object, is_ascii: bool, encoding: str) -> None:
+def test_large_text_is_decoded_to_the_same_value(
+    tree: object, is_ascii: bool, encoding: str
+) -> None:
     text = json.dumps(tree, ensure_ascii=is_ascii)
     text = f"{text}{BLANKS.decode()}"
     assert decode_json(text.encode(encoding)) == tree
@@ -53,5 +55,5 @@ def test_values_beyond_orjson_are_encoded_by_the_json_module(value: object) -> N
     ("value", "expected"),
     [(inf, True), ([1, {"a": [-inf]}], True), ({"a": nan}, True), ({"a": [1.5, "inf"]}, False)],
 )
-def test_numbers_that_json_does_not_have_are_found(value: object, expected: bool) -> None:
+def test_non_finite_numbers_are_found(value: object, expected: bool) -> None:
     assert has_non_finite(value) is expected

@@ -1,4 +1,4 @@
-"""When a run must end."""
+"""Limits at which a run ends."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ JUST_LESS = Spent(
 )
 
 
-def test_below_every_limit_a_run_goes_on() -> None:
+def test_run_below_every_limit_continues() -> None:
     assert exceeded(LIMITS, Spent()) is None
     assert exceeded(LIMITS, JUST_LESS) is None
 
@@ -50,22 +50,22 @@ def test_below_every_limit_a_run_goes_on() -> None:
         (Spent(99, 99.0, 999, 9999), StopReason.MAX_TURNS),
     ],
 )
-def test_a_limit_that_is_reached_says_which(spent: Spent, stop: StopReason) -> None:
+def test_stop_reason_names_the_reached_limit(spent: Spent, stop: StopReason) -> None:
     assert exceeded(LIMITS, spent) is stop
 
 
-def test_a_limit_of_nothing_ends_a_run_before_it_begins() -> None:
+def test_limit_of_zero_turns_is_reached_at_the_start() -> None:
     assert exceeded(Limits(max_turns=0), Spent()) is StopReason.MAX_TURNS
 
 
-def test_a_prompt_that_would_go_beyond_a_limit_is_not_sent() -> None:
+def test_next_prompt_counts_toward_the_token_and_cost_limits() -> None:
     spent = Spent(tokens=50, next_tokens=50, cost_usd=0.3, next_cost_usd=0.2)
     assert exceeded(LIMITS, spent) is None
     assert exceeded(LIMITS, replace(spent, next_tokens=51)) is StopReason.TOKEN_BUDGET
     assert exceeded(LIMITS, replace(spent, next_cost_usd=0.21)) is StopReason.COST_BUDGET
 
 
-def test_turns_and_tokens_are_no_reason_to_leave_a_turns_commands_undone() -> None:
+def test_turn_and_token_limits_do_not_skip_commands_of_a_turn() -> None:
     assert exceeded_command_limit(LIMITS, Spent(99, 99.0, 999, 0, 9.9)) is None
     assert exceeded_command_limit(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
 

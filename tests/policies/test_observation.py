@@ -1,4 +1,4 @@
-"""What the model sees of output: the outcome first, terminal noise gone, never too much."""
+"""Observations of commands: outcome first, without terminal control sequences, of limited size."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from policies.observation import (
 )
 
 
-def _observed(
+def _observation(
     *,
     exit_code: int = 0,
     stdout: str = "",
@@ -36,39 +36,39 @@ def _observed(
     return bash_observation(outcome, limits)
 
 
-def test_a_success_shows_its_exit_code_and_its_output() -> None:
-    assert _observed(stdout="one\ntwo\n") == "Exit code: 0\n[stdout]\none\ntwo"
+def test_success_shows_exit_code_and_output() -> None:
+    assert _observation(stdout="one\ntwo\n") == "Exit code: 0\n[stdout]\none\ntwo"
 
 
-def test_a_failure_shows_its_exit_code_and_both_streams() -> None:
-    text = _observed(exit_code=2, stdout="partly\n", stderr="no such thing\n")
+def test_failure_shows_exit_code_and_both_streams() -> None:
+    text = _observation(exit_code=2, stdout="partly\n", stderr="no such thing\n")
     assert text == "Exit code: 2\n[stdout]\npartly\n[stderr]\nno such thing"
 
 
-def test_a_blank_stream_has_no_section() -> None:
-    assert _observed(stdout=" \n\t\n", stderr="warning") == "Exit code: 0\n[stderr]\nwarning"
+def test_blank_stream_has_no_section() -> None:
+    assert _observation(stdout=" \n\t\n", stderr="warning") == "Exit code: 0\n[stderr]\nwarning"
 
 
-def test_no_output_at_all_is_said() -> None:
-    assert _observed(stdout="\n") == "Exit code: 0\n(no output)"
+def test_missing_output_is_stated() -> None:
+    assert _observation(stdout="\n") == "Exit code: 0\n(no output)"
 
 
-def test_blank_lines_inside_and_indentation_stay() -> None:
-    assert _observed(stdout="  a\n\n\n\tb  \n\n") == "Exit code: 0\n[stdout]\n  a\n\n\n\tb  \n"
+def test_inner_blank_lines_and_indentation_are_kept() -> None:
+    assert _observation(stdout="  a\n\n\n\tb  \n\n") == "Exit code: 0\n[stdout]\n  a\n\n\n\tb  \n"
 
 
-def test_a_timeout_shows_what_was_printed_and_what_to_do() -> None:
-    text = _observed(exit_code=137, stdout="half\n", timed_out=True)
+def test_timeout_shows_partial_output_and_advice() -> None:
+    text = _observation(exit_code=137, stdout="half\n", timed_out=True)
     assert text.startswith("Exit code: 137 (timed out)\n[stdout]\nhalf\n[timed out after 120 s:")
     assert "the command was stopped; partial output above" in text
 
 
-def test_a_program_that_exits_with_124_has_not_timed_out() -> None:
-    assert _observed(exit_code=124, stdout="x") == "Exit code: 124\n[stdout]\nx"
+def test_exit_code_124_is_no_timeout() -> None:
+    assert _observation(exit_code=124, stdout="x") == "Exit code: 124\n[stdout]\nx"
 
 
-def test_a_killed_program_is_not_called_a_timeout() -> None:
-    assert _observed(exit_code=137) == (
+def test_killed_program_is_no_timeout() -> None:
+    assert _observation(exit_code=137) == (
         "Exit code: 137 (killed; often for want of memory)\n(no output)"
     )
 
@@ -87,11 +87,11 @@ def test_a_killed_program_is_not_called_a_timeout() -> None:
         ("tab\tü 数 🎉\n", "tab\tü 数 🎉\n"),
     ],
 )
-def test_output_is_shown_as_a_terminal_would_leave_it(raw: str, shown: str) -> None:
+def test_terminal_control_sequences_are_applied(raw: str, shown: str) -> None:
     assert terminal_text(raw) == shown
 
 
-def test_an_unfinished_escape_sequence_eats_nothing_else() -> None:
+def test_unfinished_escape_sequence_removes_no_other_text() -> None:
     assert terminal_text("before \x1b]0;never closed\nafter") == "before \nafter"
     assert terminal_text("cut \x1b") == "cut \ufffd"
 
@@ -100,7 +100,7 @@ def test_printable_text_can_be_encoded() -> None:
     assert printable("caf\udce9\r\x1b").encode() == "caf\ufffd\ufffd\ufffd".encode()
 
 
-def test_text_within_the_limits_is_not_touched() -> None:
+def test_text_within_the_limits_is_unchanged() -> None:
     limits = ObservationLimits(max_chars=20, max_lines=4)
     for text in ("", "a\nb\nc\nd", "x" * 20, "\n\n\n"):
         assert truncate_middle(text, limits) == text
@@ -111,16 +111,16 @@ def test_long_line_is_truncated_in_its_middle() -> None:
     assert clipped == "a" * 50 + "\n[... 900 characters left out ...]\n" + "b" * 50
 
 
-def test_too_many_lines_are_cut_in_the_middle() -> None:
+def test_middle_of_too_many_lines_is_left_out() -> None:
     text = "\n".join(str(number) for number in range(1, 101))
     clipped = truncate_middle(text, ObservationLimits(max_lines=4))
-    left_out = len(text) - len("1\n2") - len("99\n100")
-    assert clipped == f"1\n2\n[... {left_out} characters left out ...]\n99\n100"
+    left_out_count = len(text) - len("1\n2") - len("99\n100")
+    assert clipped == f"1\n2\n[... {left_out_count} characters left out ...]\n99\n100"
 
 
 def test_each_stream_is_bounded() -> None:
     limits = ObservationLimits(max_chars=1000, max_lines=50)
-    text = _observed(stdout="out\n" * 1000, stderr="e" * 100_000, limits=limits)
+    text = _observation(stdout="out\n" * 1000, stderr="e" * 100_000, limits=limits)
     assert len(text) < 1600
     assert text.count("characters left out") == 2
 
@@ -137,20 +137,20 @@ def test_output_within_the_cap_is_not_truncated_again() -> None:
     assert truncate_middle(text, limits) == text
 
 
-def test_a_limit_of_the_sandbox_that_was_hit_is_named() -> None:
-    assert "out of memory: a process was killed" in _observed(exit_code=137, oom_kills=1)
-    assert "out of memory: several processes were killed" in _observed(oom_kills=3)
-    assert "too many processes" in _observed(exit_code=1, pids_refused=12)
+def test_reached_limit_of_the_sandbox_is_named() -> None:
+    assert "out of memory: a process was killed" in _observation(exit_code=137, oom_kills=1)
+    assert "out of memory: several processes were killed" in _observation(oom_kills=3)
+    assert "too many processes" in _observation(exit_code=1, pids_refused=12)
 
 
-def test_a_job_says_how_it_can_be_gone_on_with() -> None:
+def test_running_job_names_its_job_id() -> None:
     outcome = CommandOutcome(0, "so far\n", "", timeout_s=600, duration_s=60.2, job_id="c7")
     lines = bash_observation(outcome).splitlines()
     assert lines[:3] == ["Still running after 60 s, as job c7", "[stdout]", "so far"]
     assert "job_id 'c7'" in lines[3]
 
 
-def test_a_job_that_waits_for_input_says_so() -> None:
+def test_job_that_waits_for_input_is_reported() -> None:
     outcome = CommandOutcome(0, "name? ", "", timeout_s=600, job_id="c7", waiting=True)
     text = bash_observation(outcome)
     assert text.startswith("Waiting for input after 0 s, as job c7")

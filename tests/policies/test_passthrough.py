@@ -1,4 +1,5 @@
-"""Which paths of a backend can be reached. The routes are those of vLLM 0.33 and SGLang 0.5.23."""
+"""Paths of a backend that clients can reach. The routes are those of vLLM 0.33 and SGLang
+0.5.23."""
 
 import pytest
 
@@ -38,7 +39,7 @@ CLOSED = """
 /jwt/key/mapping/new /policies /router_settings /settings /spend/logs /sso/key/generate /tag/new
 /teams/team_1/members/bulk_delete /users/bulk_delete /v1/backend/shutdown /v2/login
 """
-KEEPS = """
+STORING = """
 /v1/assistants /v1/batches /v1/batches/batch_1/cancel /v1/evals /v1/fine_tuning/jobs /v1/prompts
 /v1/realtime/client_secrets /v1/skills /v1/threads/thread_1/runs /v1/uploads /v1/vector_stores
 /v1/videos /v1beta/cachedContents /v1/images/image_1 /v1/embeddings/anything
@@ -70,7 +71,7 @@ def test_inference_path_is_open_and_stateless(path: str) -> None:
     assert not is_stateless("DELETE", path)
 
 
-@pytest.mark.parametrize("path", KEEPS.split())
+@pytest.mark.parametrize("path", STORING.split())
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_storing_path_is_not_stateless(method: str, path: str) -> None:
     assert not is_stateless(method, path)
@@ -85,7 +86,7 @@ def test_models_are_only_read(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/beta/completions", "/v1/fim/completions", "/v1/ocr"])
-def test_calls_of_deepseek_and_mistral_are_open(path: str) -> None:
+def test_paths_of_deepseek_and_mistral_are_stateless(path: str) -> None:
     assert is_stateless("POST", path)
 
 
@@ -103,7 +104,7 @@ def test_stored_completions_are_not_listed(path: str) -> None:
         *("/v9/sleep", "/api/sleep", "/inference/v1/sleep"),
     ],
 )
-def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
+def test_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
     assert path_kind(spelling) == "closed"
 
 
@@ -125,7 +126,7 @@ def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
         *("/\u017fleep", "/%EF%BD%93leep", "/sleep%"),
     ],
 )
-def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) -> None:
+def test_ambiguous_path_is_unreadable(path: str) -> None:
     assert path_kind(path) == "unreadable"
 
 

@@ -1,4 +1,4 @@
-"""How much room there is, who must go for it, and how long to wait."""
+"""Settings of the pool, compatibility of sandboxes, eviction, backoff and retry delay."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -19,7 +19,7 @@ from policies.pool import (
     without_lease_fields,
 )
 
-OTHER_WALLS: dict[str, Any] = {
+OTHER_FIXED: dict[str, Any] = {
     "level": "strict",
     "disk_mib": 17,
     "disk_mib_per_s": 17,
@@ -30,7 +30,7 @@ OPEN = Egress(mode="open")
 
 
 @pytest.mark.parametrize(
-    ("fault", "wrong"),
+    ("message", "invalid"),
     [
         ("min_ready must not be negative", {"min_ready": -1}),
         ("max_sandboxes must be at least 1", {"min_ready": 0, "max_sandboxes": 0}),
@@ -43,34 +43,38 @@ OPEN = Egress(mode="open")
         ("on_miss: fail needs min_ready of at least 1", {"on_miss": "fail", "min_ready": 0}),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fault: str, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=fault):
-        PoolSettings(**wrong)
+def test_invalid_settings_are_refused(message: str, invalid: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        PoolSettings(**invalid)
 
 
-@pytest.mark.parametrize("wall", OTHER_WALLS)
-def test_sandboxes_with_other_walls_cannot_stand_for_each_other(wall: str) -> None:
-    other = replace(Isolation(), **{wall: OTHER_WALLS[wall]})
+@pytest.mark.parametrize("field", OTHER_FIXED)
+def test_fixed_field_is_part_of_both_pool_keys(field: str) -> None:
+    other = replace(Isolation(), **{field: OTHER_FIXED[field]})
     assert pool_key(other) != pool_key(Isolation())
     assert exact_pool_key(other) != exact_pool_key(Isolation())
 
 
 @pytest.mark.parametrize("limit", OTHER_LIMITS)
-def test_limits_can_be_changed_and_so_make_no_other_recipe_but_an_exact_one(limit: str) -> None:
+def test_adjustable_limit_is_part_of_only_the_exact_pool_key(limit: str) -> None:
     other = replace(Isolation(), **{limit: OTHER_LIMITS[limit]})
     assert pool_key(other) == pool_key(Isolation())
     assert exact_pool_key(other) != exact_pool_key(Isolation())
 
 
-def test_egress_is_no_part_of_any_recipe() -> None:
+def test_egress_is_part_of_no_pool_key() -> None:
     other = replace(Isolation(), network=OPEN)
     assert pool_key(other) == pool_key(Isolation())
     assert exact_pool_key(other) == exact_pool_key(Isolation())
     assert without_lease_fields(other) == Isolation()
 
 
-def test_everything_about_an_isolation_is_a_wall_a_limit_or_egress() -> None:
-    assert {field.name for field in fields(Isolation)} == {*OTHER_WALLS, *OTHER_LIMITS, "network"}
+def test_every_isolation_field_is_fixed_adjustable_or_the_network() -> None:
+    assert {isolation_field.name for isolation_field in fields(Isolation)} == {
+        *OTHER_FIXED,
+        *OTHER_LIMITS,
+        "network",
+    }
 
 
 def test_load_is_bounded_by_sandbox_count_and_memory_budget() -> None:
@@ -81,7 +85,7 @@ def test_load_is_bounded_by_sandbox_count_and_memory_budget() -> None:
     assert fits(PoolSettings(min_ready=0, max_sandboxes=3), Load(3, 1_000_000))
 
 
-def test_no_more_idle_ones_end_than_must() -> None:
+def test_only_as_many_idle_sandboxes_are_evicted_as_needed() -> None:
     settings = PoolSettings(min_ready=0, max_sandboxes=3, memory_budget_mib=100)
     idle = [Load(1, 10), Load(1, 10), Load(1, 10)]
     assert idle_to_evict(settings, Load(3, 100), idle) == 0
@@ -90,7 +94,7 @@ def test_no_more_idle_ones_end_than_must() -> None:
     assert idle_to_evict(settings, Load(4, 131), idle) is None
 
 
-def test_rests_grow_up_to_half_a_minute() -> None:
+def test_start_backoff_doubles_up_to_thirty_seconds() -> None:
     assert [start_backoff_s(failures) for failures in (1, 2, 3, 5, 6, 10_000)] == [
         1,
         2,
@@ -101,7 +105,7 @@ def test_rests_grow_up_to_half_a_minute() -> None:
     ]
 
 
-def test_coming_again_pays_after_a_start_or_when_everybody_ahead_has_had_a_turn() -> None:
+def test_retry_delay_is_the_start_time_or_the_time_of_the_queue() -> None:
     times = {"start_s": 2.5, "lease_s": 20.0}
     assert retry_after_s(has_room=True, ahead=9, leased=4, **times) == 2.5
     assert retry_after_s(has_room=False, ahead=9, leased=4, **times) == 50

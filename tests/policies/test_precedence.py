@@ -1,4 +1,4 @@
-"""A profile holds for a model, the model's settings for a key, and the key's for a request."""
+"""Precedence of profile, model policy, key policy and request: each may only restrict further."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,22 +28,22 @@ NUMBERS = [
 ]
 
 
-def asking(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
+def profile_with(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
     return with_setting(profile, path, value)
 
 
 @pytest.mark.parametrize("path", NUMBERS)
-def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) -> None:
+def test_request_may_lower_but_not_raise_any_number(path: str) -> None:
     allowed = get_setting(PROFILE, path)
-    assert EffectivePolicy(PROFILE).refusal(asking(path, allowed / 2), [path]) is None
-    assert EffectivePolicy(PROFILE).refusal(asking(path, allowed), [path]) is None
-    refusal = EffectivePolicy(PROFILE).refusal(asking(path, allowed + 1), [path])
+    assert EffectivePolicy(PROFILE).refusal(profile_with(path, allowed / 2), [path]) is None
+    assert EffectivePolicy(PROFILE).refusal(profile_with(path, allowed), [path]) is None
+    refusal = EffectivePolicy(PROFILE).refusal(profile_with(path, allowed + 1), [path])
     assert refusal
     assert (refusal.path, refusal.bound_by) == (path, "profile 'default'")
 
 
 @pytest.mark.parametrize(
-    ("path", "allowed", "asked", "may"),
+    ("path", "allowed", "requested", "is_allowed"),
     [
         ("enabled", "auto", "never", True),
         ("enabled", "auto", "always", True),
@@ -95,33 +95,37 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
         ("isolation.network", PYPI, replace(PYPI, allowed_cidrs=("10.0.0.0/8",)), False),
     ],
 )
-def test_other_settings_have_an_order_of_their_own(
-    path: str, allowed: Any, asked: Any, may: bool
+def test_other_settings_have_their_own_order(
+    path: str, allowed: Any, requested: Any, is_allowed: bool
 ) -> None:
-    base = asking(path, allowed)
-    assert (EffectivePolicy(base).refusal(asking(path, asked, base), [path]) is None) is may
+    base = profile_with(path, allowed)
+    assert (
+        EffectivePolicy(base).refusal(profile_with(path, requested, base), [path]) is None
+    ) is is_allowed
 
 
-def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> None:
+def test_key_restricts_the_model_policy_and_is_named_in_refusals() -> None:
     by_model = EffectivePolicy(PROFILE).restricted(
-        asking("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
+        profile_with("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )
-    by_key = by_model.restricted(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
+    by_key = by_model.restricted(
+        profile_with("limits.max_turns", 20), ["limits.max_turns"], "key 'k'"
+    )
     assert by_key.profile.limits.max_turns == 20
-    refusal = by_key.refusal(asking("limits.max_turns", 30), ["limits.max_turns"])
+    refusal = by_key.refusal(profile_with("limits.max_turns", 30), ["limits.max_turns"])
     assert refusal
     assert refusal.message() == "limits.max_turns: 30 is more than key 'k' allows (20)."
 
 
 def test_less_strict_setting_of_a_key_has_no_effect() -> None:
-    asked = asking("limits.max_turns", 500)
+    key_profile = profile_with("limits.max_turns", 500)
     assert EffectivePolicy(PROFILE).restricted(
-        asked, ["limits.max_turns"], "key 'k'"
+        key_profile, ["limits.max_turns"], "key 'k'"
     ) == EffectivePolicy(PROFILE)
 
 
 @pytest.mark.parametrize(
-    ("profile", "key", "left"),
+    ("profile", "key", "expected"),
     [
         (PYPI, Egress("open"), PYPI),
         (Egress("open"), PYPI, PYPI),
@@ -136,25 +140,28 @@ def test_less_strict_setting_of_a_key_has_no_effect() -> None:
         (replace(PYPI, max_mib_per_s=5), replace(PYPI, max_connections=2), None),
     ],
 )
-def test_of_two_ways_out_the_part_is_left_that_both_allow(
-    profile: Egress, key: Egress, left: Egress | None
+def test_restricted_egress_is_the_intersection_of_both(
+    profile: Egress, key: Egress, expected: Egress | None
 ) -> None:
     path = "isolation.network"
-    base = asking(path, profile)
-    narrowed = EffectivePolicy(base).restricted(asking(path, key, base), [path], "key 'k'")
-    found = narrowed.profile.isolation.network
+    base = profile_with(path, profile)
+    restricted = EffectivePolicy(base).restricted(profile_with(path, key, base), [path], "key 'k'")
+    found = restricted.profile.isolation.network
     for bound in (profile, key):
-        assert EffectivePolicy(asking(path, bound)).refusal(asking(path, found), [path]) is None
-    if left is None:
+        assert (
+            EffectivePolicy(profile_with(path, bound)).refusal(profile_with(path, found), [path])
+            is None
+        )
+    if expected is None:
         assert (found.max_mib_per_s, found.max_connections) == (5, 2)
     else:
         assert (found.mode, found.allowed_hosts) in [
-            (left.mode, left.allowed_hosts),
-            _written_out(left),
+            (expected.mode, expected.allowed_hosts),
+            _without_presets(expected),
         ]
 
 
-def _written_out(egress: Egress) -> tuple[str, tuple[str, ...]]:
+def _without_presets(egress: Egress) -> tuple[str, tuple[str, ...]]:
     return egress.mode, tuple(
         host
         for entry in egress.allowed_hosts
@@ -163,7 +170,7 @@ def _written_out(egress: Egress) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("field", "allowed", "asked", "is_narrower", "both"),
+    ("field", "allowed", "requested", "is_stricter", "both"),
     [
         ("allow_types", None, (".csv",), True, (".csv",)),
         ("allow_types", (".csv",), None, False, (".csv",)),
@@ -177,12 +184,12 @@ def _written_out(egress: Egress) -> tuple[str, tuple[str, ...]]:
         ("deny_types", (".html",), (".svg",), False, (".html", ".svg")),
     ],
 )
-def test_of_types_fewer_are_narrower_and_of_those_denied_more(
-    field: str, allowed: Any, asked: Any, is_narrower: bool, both: Any
+def test_fewer_allowed_types_and_more_denied_types_are_stricter(
+    field: str, allowed: Any, requested: Any, is_stricter: bool, both: Any
 ) -> None:
     path = f"artifacts.{field}"
-    given, wanted = (with_setting(Profile(), path, value) for value in (allowed, asked))
-    assert (EffectivePolicy(given).refusal(wanted, [path]) is None) is is_narrower
+    base, wanted = (with_setting(Profile(), path, value) for value in (allowed, requested))
+    assert (EffectivePolicy(base).refusal(wanted, [path]) is None) is is_stricter
     assert (
-        get_setting(EffectivePolicy(given).restricted(wanted, [path], "key").profile, path) == both
+        get_setting(EffectivePolicy(base).restricted(wanted, [path], "key").profile, path) == both
     )

@@ -1,4 +1,4 @@
-"""What a model call costs."""
+"""Cost of model calls, by usage and prices."""
 
 from typing import Any
 
@@ -53,26 +53,24 @@ SAME = TokenUsage(prompt=1000, completion=100, cached=600, cache_written=100, re
         ),
     ],
 )
-def test_usage_is_understood_in_each_apis_words(
-    usage: dict[str, Any], expected: TokenUsage
-) -> None:
+def test_usage_of_each_api_is_parsed(usage: dict[str, Any], expected: TokenUsage) -> None:
     assert parse_usage(usage) == expected
 
 
-def test_cached_written_and_reasoning_tokens_have_prices_of_their_own() -> None:
+def test_cached_written_and_reasoning_tokens_have_their_own_prices() -> None:
     micro_usd = 300 * 1 + 600 * 0.1 + 100 * 2 + 60 * 10 + 40 * 20
     assert cost_usd(((0, PRICE),), SAME) == pytest.approx(micro_usd / 1e6)
 
 
-def test_without_such_prices_they_cost_what_the_others_do() -> None:
+def test_tokens_without_their_own_price_cost_the_basic_price() -> None:
     assert cost_usd(((0, Price(1.0, 10.0)),), SAME) == pytest.approx(2000 / 1e6)
 
 
-def test_a_price_of_nothing_is_a_price() -> None:
+def test_price_of_zero_applies() -> None:
     assert cost_usd(((0, Price(1.0, 10.0, cached_per_mtok=0.0)),), TokenUsage(5, 0, 5)) == 0
 
 
-def test_a_longer_prompt_may_cost_more_throughout() -> None:
+def test_price_depends_on_the_prompt_length() -> None:
     tariff = ((0, Price(1.0, 1.0)), (200, Price(2.0, 3.0)))
     assert cost_usd(tariff, TokenUsage(prompt=200, completion=10)) == pytest.approx(210 / 1e6)
     assert cost_usd(tariff, TokenUsage(prompt=201, completion=10)) == pytest.approx(432 / 1e6)
@@ -83,11 +81,11 @@ def test_reported_cost_takes_precedence() -> None:
     assert cost_usd(None, TokenUsage(prompt=9, reported_usd=0.5)) == 0.5
 
 
-def test_without_a_price_nobody_knows() -> None:
+def test_cost_without_a_price_is_unknown() -> None:
     assert cost_usd(None, SAME) is None
 
 
-def test_a_prompt_that_nobody_has_counted_is_reckoned_by_its_text() -> None:
+def test_prompt_tokens_are_estimated_by_text_without_images() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "x" * 400}, picture]}]
     assert 100 <= estimate_prompt_tokens(messages) <= 110

@@ -1,4 +1,4 @@
-"""The model is told the truth about its computer and about why the tools are gone."""
+"""Prompts: the description of the sandbox, and the request for a final answer."""
 
 import json
 
@@ -23,17 +23,17 @@ from sandbox_runtime.images import MODULES, PROGRAMS
 from sandbox_runtime.tools import make_tools
 
 
-def described(name: str) -> str:
-    """What a model is told of the tool of that name."""
+def tool_description(name: str) -> str:
+    """Return the description of a tool."""
     (schema,) = (tool.schema for tool in make_tools() if tool.name == name)
     return str(schema["function"]["description"])
 
 
 def test_system_prompt_names_the_directories() -> None:
-    words = system_prompt()
-    assert f"Working directory: {WORKING_DIR}." in words
-    assert f"Files the user gave: {INPUT_DIR}." in words
-    assert f"into {OUTPUT_DIR}; nothing else is kept" in words
+    prompt = system_prompt()
+    assert f"Working directory: {WORKING_DIR}." in prompt
+    assert f"Files the user gave: {INPUT_DIR}." in prompt
+    assert f"into {OUTPUT_DIR}; nothing else is kept" in prompt
     assert (WORKING_DIR, INPUT_DIR, OUTPUT_DIR) == (
         "/testbed",
         "/testbed/documents",
@@ -41,30 +41,30 @@ def test_system_prompt_names_the_directories() -> None:
     )
 
 
-@pytest.mark.parametrize(("timeout_s", "said"), [(120.0, "120 s"), (0.5, "0.5 s"), (7, "7 s")])
-def test_system_prompt_states_the_command_timeout(timeout_s: float, said: str) -> None:
-    words = system_prompt(Profile(limits=Limits(command_timeout_s=timeout_s)))
-    assert f"A command is stopped after {said}, or" in words
+@pytest.mark.parametrize(("timeout_s", "text"), [(120.0, "120 s"), (0.5, "0.5 s"), (7, "7 s")])
+def test_system_prompt_states_the_command_timeout(timeout_s: float, text: str) -> None:
+    prompt = system_prompt(Profile(limits=Limits(command_timeout_s=timeout_s)))
+    assert f"A command is stopped after {text}, or" in prompt
 
 
 def test_system_prompt_names_every_tool() -> None:
-    words = system_prompt()
-    assert all(tool.name in words for tool in make_tools())
+    prompt = system_prompt()
+    assert all(tool.name in prompt for tool in make_tools())
 
 
 def test_prompts_state_missing_network_and_persistent_shell() -> None:
     assert "no network" in system_prompt()
-    assert "carry over" in described("execute_bash")
+    assert "carry over" in tool_description("execute_bash")
 
 
-def test_words_and_tools_take_few_characters_however_much_is_installed() -> None:
+def test_prompt_and_tools_are_short_for_any_sandbox_contents() -> None:
     everything = SandboxContents(
         (*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000)))
     )
-    words = system_prompt(Profile(), everything)
+    prompt = system_prompt(Profile(), everything)
     schemas = json.dumps([tool.schema for tool in make_tools()])
-    # At 3.5 characters a token and with 50 tokens of a chat template's own, 800 tokens at most.
-    assert len(words) + len(schemas) <= 2620
+    # At 3.5 characters per token, plus 50 tokens of the chat template, at most 800 tokens.
+    assert len(prompt) + len(schemas) <= 2620
 
 
 def test_system_prompt_depends_only_on_policies() -> None:
@@ -90,16 +90,16 @@ def test_system_prompt_lists_known_contents_only() -> None:
 
 
 @pytest.mark.parametrize("stop", list(WHY_NO_MORE_TOOLS))
-def test_a_limit_is_named_when_the_answer_is_asked_for(stop: StopReason) -> None:
+def test_final_request_names_the_limit(stop: StopReason) -> None:
     assert final_request(stop) == f"{WHY_NO_MORE_TOOLS[stop]} {FINAL_ANSWER}"
 
 
 @pytest.mark.parametrize("stop", [StopReason.SUBMITTED, StopReason.ANSWERED])
-def test_a_run_that_reached_no_limit_is_not_told_of_one(stop: StopReason) -> None:
+def test_final_request_without_a_limit_names_none(stop: StopReason) -> None:
     assert final_request(stop) == FINAL_ANSWER
 
 
-def test_the_form_of_the_answer_is_told_where_it_is_asked_for() -> None:
+def test_final_request_states_the_answer_form() -> None:
     assert final_request(StopReason.SUBMITTED, ANY_OBJECT) == (
         f"{FINAL_ANSWER} Answer with one JSON object and nothing else."
     )
@@ -110,7 +110,7 @@ def test_the_form_of_the_answer_is_told_where_it_is_asked_for() -> None:
     assert "It is empty." in form_request("It is empty.", schema)
 
 
-def test_every_limit_has_its_words() -> None:
+def test_every_limit_has_a_sentence() -> None:
     ended_by_the_model = {
         StopReason.SUBMITTED,
         StopReason.ANSWERED,
@@ -120,17 +120,17 @@ def test_every_limit_has_its_words() -> None:
     assert set(WHY_NO_MORE_TOOLS) == set(StopReason) - ended_by_the_model
 
 
-def test_the_nudge_leaves_both_ways_open() -> None:
+def test_nudge_allows_tool_calls_and_submit() -> None:
     assert "go on with the tools" in NUDGE
     assert "call submit" in NUDGE
 
 
 def test_system_prompt_lists_allowed_hosts() -> None:
-    def said(egress: Egress) -> str:
+    def prompt_with_network(egress: Egress) -> str:
         return system_prompt(Profile(isolation=Isolation(network=egress)))
 
-    assert "The sandbox has no network." in said(Egress())
-    some = said(Egress("allowlist", ("npm", "example.org")))
+    assert "The sandbox has no network." in prompt_with_network(Egress())
+    prompt = prompt_with_network(Egress("allowlist", ("npm", "example.org")))
     hosts = "registry.npmjs.org, registry.yarnpkg.com, example.org"
-    assert f"reach these hosts: {hosts}; nothing else does" in some
-    assert "reach public hosts; nothing" in said(Egress("open"))
+    assert f"reach these hosts: {hosts}; nothing else does" in prompt
+    assert "reach public hosts; nothing" in prompt_with_network(Egress("open"))

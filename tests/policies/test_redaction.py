@@ -1,4 +1,4 @@
-"""Which secrets are found, and that none gets through in pieces."""
+"""Redaction of secrets in texts and in streams of pieces."""
 
 import random
 
@@ -44,14 +44,14 @@ HARMLESS = [
 ]
 
 
-def in_pieces(secrets: SecretFinder, pieces: list[str]) -> list[str]:
+def redact_stream(secrets: SecretFinder, pieces: list[str]) -> list[str]:
     stream = StreamRedactor(secrets)
     return [*map(stream.feed, pieces), stream.finish()]
 
 
-def cut(text: str, seed: int) -> list[str]:
-    chosen = random.Random(seed)
-    ends = sorted(chosen.choices(range(len(text) + 1), k=len(text) // 6))
+def random_pieces(text: str, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    ends = sorted(rng.choices(range(len(text) + 1), k=len(text) // 6))
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
@@ -60,7 +60,7 @@ def test_each_built_in_pattern_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_kind_of_secret_is_taken_out(name: str) -> None:
+def test_each_kind_of_secret_is_redacted(name: str) -> None:
     text, shown = EXAMPLES[name]
     assert SecretFinder(Redaction((name,))).redact(text) == shown
     assert KEYS.redact(f"é {text}") == f"é {shown}"
@@ -73,42 +73,42 @@ def test_text_without_secrets_is_unchanged(text: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("before", [0, 230, 1000])
-def test_a_secret_that_comes_in_pieces_does_not_get_through(name: str, before: int) -> None:
-    text, shown = (f"{'a b ' * (before // 4)}{each}{' é. ' * 200}" for each in EXAMPLES[name])
+def test_secret_split_across_pieces_is_redacted(name: str, before: int) -> None:
+    text, shown = (f"{'a b ' * (before // 4)}{example}{' é. ' * 200}" for example in EXAMPLES[name])
     for seed in range(10):
-        assert "".join(in_pieces(KEYS, cut(text, seed))) == shown
-    assert "".join(in_pieces(KEYS, list(text))) == shown
+        assert "".join(redact_stream(KEYS, random_pieces(text, seed))) == shown
+    assert "".join(redact_stream(KEYS, list(text))) == shown
 
 
-def test_several_are_each_taken_out_and_one_within_another_once() -> None:
+def test_several_secrets_are_redacted_and_nested_secrets_once() -> None:
     text = " ".join(text for text, _ in EXAMPLES.values())
     assert KEYS.redact(text) == " ".join(shown for _, shown in EXAMPLES.values())
     assert KEYS.redact(f"Bearer sk-{'a' * 30}.") == "Bearer [redacted openai]"
 
 
-def test_a_text_without_secrets_goes_on_but_for_its_end() -> None:
-    told = in_pieces(KEYS, ["word " * 200, "more"])
-    assert [len(piece) for piece in told] == [744, 4, 256]
+def test_stream_holds_back_only_the_end_of_a_text_without_secrets() -> None:
+    pieces = redact_stream(KEYS, ["word " * 200, "more"])
+    assert [len(piece) for piece in pieces] == [744, 4, 256]
 
 
 @pytest.mark.parametrize(
     ("end", "shown"), [("", ""), ("\n-----END RSA PRIVATE KEY-----", ""), ("!", "!")]
 )
-def test_a_key_that_does_not_end_is_neither_told_nor_kept(end: str, shown: str) -> None:
+def test_endless_key_is_redacted_in_bounded_memory(end: str, shown: str) -> None:
     stream = StreamRedactor(KEYS)
-    told = stream.feed("see -----BEGIN RSA PRIVATE KEY-----\n")
+    redacted = stream.feed("see -----BEGIN RSA PRIVATE KEY-----\n")
     for _ in range(40):
-        told += stream.feed("MIIEowIBAAKCAQEA7bq\n" * 300)
+        redacted += stream.feed("MIIEowIBAAKCAQEA7bq\n" * 300)
         assert len(stream._held) <= MAX_HELD_CHARS
-    told += stream.feed(end) + stream.finish()
-    assert told == f"see [redacted private_key]{shown}"
+    redacted += stream.feed(end) + stream.finish()
+    assert redacted == f"see [redacted private_key]{shown}"
 
 
 def test_own_pattern_redacts_its_group() -> None:
     own = (SecretPattern("pin", r"pin: (\d{4})"), SecretPattern("name", "Rumpel[a-z]+"))
     secrets = SecretFinder(Redaction(patterns=own))
-    told = secrets.redact("pin: 1234, Rumpelstiltskin")
-    assert told == "pin: [redacted pin], [redacted name]"
+    redacted = secrets.redact("pin: 1234, Rumpelstiltskin")
+    assert redacted == "pin: [redacted pin], [redacted name]"
 
 
 def test_unknown_secret_and_invalid_pattern_are_refused() -> None:
@@ -118,13 +118,13 @@ def test_unknown_secret_and_invalid_pattern_are_refused() -> None:
         SecretPattern("look", "(?=a)")
 
 
-def test_nothing_is_taken_out_unless_it_is_asked_for() -> None:
+def test_no_secret_is_redacted_by_default() -> None:
     text = EXAMPLES["github"][0]
     assert SecretFinder(Redaction()).redact(text) == text
 
 
 @pytest.mark.parametrize("between", ["\n", "\n    17\t", "\n  ", "\\n", "\r\n"])
-def test_a_key_that_was_cut_in_two_shows_neither_half(between: str) -> None:
+def test_both_parts_of_a_truncated_key_are_redacted(between: str) -> None:
     marker = "[... 1000 bytes, 20 lines left out ...]"
     lines = between.join(BODY.split())
     head, tail = (
@@ -138,6 +138,6 @@ def test_a_key_that_was_cut_in_two_shows_neither_half(between: str) -> None:
     )
 
 
-def test_lines_that_no_key_ends_stay() -> None:
+def test_base64_lines_without_a_key_are_unchanged() -> None:
     text = f"{BODY}\nthat is all -----END CERTIFICATE-----\n"
     assert KEYS.redact(text) == text

@@ -1,4 +1,4 @@
-"""A model that repeats itself without end is stopped; texts that repeat themselves are not."""
+"""Detection of endless repetition, without false alarms for repetitive but legitimate texts."""
 
 import pytest
 
@@ -17,8 +17,9 @@ PASSAGES = (
 )
 
 
-def heard(text: str, piece: int = 5) -> int | None:
-    """After how many characters a model that writes the text is stopped; None: it is not."""
+def runaway_at(text: str, piece: int = 5) -> int | None:
+    """Return the number of characters after which a model that writes the text is stopped, or
+    None."""
     check = RepetitionCheck()
     for at in range(0, len(text), piece):
         if check.is_runaway(text[at : at + piece]):
@@ -32,28 +33,28 @@ def test_legitimate_texts_are_numerous() -> None:
 
 @pytest.mark.parametrize("name", LEGITIMATE)
 def test_legitimate_text_is_not_cut(name: str) -> None:
-    assert heard(LEGITIMATE[name]) is None
+    assert runaway_at(LEGITIMATE[name]) is None
 
 
 @pytest.mark.parametrize("passage", PASSAGES)
 @pytest.mark.parametrize("before", ["", "Here is what I know about it. "])
 def test_passage_that_is_repeated_without_end_is_cut(passage: str, before: str) -> None:
     runaway = before + passage * (20_000 // len(passage))
-    cut = heard(runaway)
+    cut = runaway_at(runaway)
     assert cut is not None
     assert cut <= len(before) + 8 * len(passage) + 4_000 + CHECK_EVERY_CHARS + 5
 
 
 @pytest.mark.parametrize("passage", ["0", "0, ", "00 00\n", "| 0 | 0 |\n"])
-def test_data_may_be_longer_but_not_without_end(passage: str) -> None:
-    cut = heard(passage * (40_000 // len(passage)))
+def test_repetitive_data_has_a_higher_limit(passage: str) -> None:
+    cut = runaway_at(passage * (40_000 // len(passage)))
     assert cut is not None
     assert 16_000 <= cut <= 17_000
 
 
-def test_text_that_goes_on_differently_after_a_repetition_is_not_cut() -> None:
+def test_text_with_another_end_after_a_repetition_is_not_cut() -> None:
     assert repeated_suffix("I am sorry. " * 1000 + "But here is the answer: 42.") == 0
 
 
-def test_repetition_is_found_in_the_largest_pieces_too() -> None:
-    assert heard("I am sorry. " * 2000, piece=30_000) is not None
+def test_repetition_is_found_in_large_pieces() -> None:
+    assert runaway_at("I am sorry. " * 2000, piece=30_000) is not None

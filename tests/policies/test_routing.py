@@ -1,4 +1,4 @@
-"""Which requests get a computer."""
+"""Routing of requests to a sandbox or to the backend."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from policies.tool_support import NoToolsReason
         {"response_format": {"type": "json_object"}},
     ],
 )
-def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
+def test_request_is_routed_to_a_sandbox(fields: dict[str, Any]) -> None:
     assert choose_route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "auto")
 
 
@@ -49,14 +49,14 @@ def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
         ({"model": "m", "bootstrap_room": 0}, "m", "backend_state"),
     ],
 )
-def test_a_request_that_cannot_or_will_not_use_tools_goes_straight_on(
+def test_request_that_excludes_tools_is_routed_to_the_backend(
     body: dict[str, Any], model: str, reason: RouteReason
 ) -> None:
     assert choose_route(body, {}) == Route("plain", model, reason)
 
 
 @pytest.mark.parametrize("model", ["plain", "qwen3:plainer", "qwen3:PLAIN", ":plain/qwen3"])
-def test_only_the_whole_suffix_counts(model: str) -> None:
+def test_only_the_exact_plain_suffix_routes_to_the_backend(model: str) -> None:
     assert choose_route({"model": model}, {}).kind == "sandbox"
 
 
@@ -90,26 +90,26 @@ def test_mode_always_refuses_requests_that_cannot_have_a_sandbox(
 @pytest.mark.parametrize(
     ("model", "kind"), [("Qwen3-4B", "plain"), ("Qwen3-4B-FP8", "plain"), ("Qwen3-40B", "sandbox")]
 )
-def test_a_model_that_is_too_weak_for_it_answers_without(model: str, kind: str) -> None:
+def test_skipped_model_is_routed_to_the_backend(model: str, kind: str) -> None:
     profile = Profile(skip_models=("Qwen3-4B", "Qwen3-4B-*"))
     assert choose_route({"model": model}, {}, profile).kind == kind
 
 
 @pytest.mark.parametrize("reason", ["no_tool_support", "tools_ignored", "tools_refused"])
-def test_a_model_without_tools_answers_without_a_computer(reason: NoToolsReason) -> None:
+def test_model_without_tools_gets_no_sandbox(reason: NoToolsReason) -> None:
     assert choose_route({"model": "m"}, {}, no_tools=reason) == Route("plain", "m", reason)
     always = Profile(enabled="always")
     assert choose_route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
 
 
-def test_runs_that_failed_do_not_keep_a_computer_from_who_must_have_one() -> None:
+def test_mode_always_routes_to_a_sandbox_despite_failed_tool_calls() -> None:
     body, failed = {"model": "m"}, "tools_failed"
     assert choose_route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
     always = Profile(enabled="always")
     assert choose_route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
 
 
-def test_every_reason_has_a_sentence_and_a_place_in_the_readme() -> None:
+def test_every_reason_has_a_sentence_and_is_in_the_readme() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert set(REASON_SENTENCES) == set(ROUTE_REASONS)
     assert [word for word in ROUTE_REASONS if f"`{word}`" not in readme] == []

@@ -1,10 +1,10 @@
-"""Which conversation a request belongs to, and what it goes on from."""
+"""Names and states of sessions, and the expiry of uploaded files."""
 
 from typing import Any
 
 import pytest
 
-from policies.sessions import NamedSession, named_session, session_states
+from policies.sessions import FileLimits, NamedSession, named_session, session_states
 
 U1, U2, U3 = ({"role": "user", "content": word} for word in ("one", "two", "three"))
 A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
@@ -26,13 +26,13 @@ A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
         ({"x-chat-id": " "}, {"session_id": 7, "metadata": "?", "sandbox": []}, None),
     ],
 )
-def test_a_conversation_is_named_by_whoever_comes_first(
+def test_session_is_named_by_the_first_field_in_order_of_precedence(
     headers: dict[str, str], body: dict[str, Any], expected: NamedSession | None
 ) -> None:
     assert named_session(headers, body) == expected
 
 
-def test_a_turn_goes_on_from_the_ones_before_latest_first() -> None:
+def test_parent_states_of_a_turn_are_newest_first() -> None:
     first, none = session_states([U1])
     second, before_second = session_states([U1, A1, U2])
     third, before_third = session_states([U1, A1, U2, A2, U3])
@@ -47,15 +47,21 @@ def test_state_ignores_system_and_assistant_messages() -> None:
     )
 
 
-def test_an_edited_question_goes_on_from_what_was_before_it() -> None:
+def test_edited_message_has_the_parents_of_the_replaced_message() -> None:
     first, _ = session_states([U1])
     _, before = session_states([U1, A1, U3])
     assert before == [first]
 
 
-def test_a_tools_result_is_a_step_of_its_own() -> None:
-    asked, _ = session_states([U1])
+def test_tool_result_is_a_new_state() -> None:
+    question_state, _ = session_states([U1])
     result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
-    told, before = session_states([U1, A1, result])
-    assert told != asked
-    assert before == [asked]
+    result_state, before = session_states([U1, A1, result])
+    assert result_state != question_state
+    assert before == [question_state]
+
+
+def test_file_expires_at_the_requested_time_or_after_the_retention_time() -> None:
+    limits = FileLimits(retention_hours=2)
+    expiries = [limits.expiry(100, requested_s) for requested_s in (None, 3600, 7200, 7201)]
+    assert expiries == [7300, 3700, 7300, 7300]

@@ -1,4 +1,4 @@
-"""How steps are shown to whom, and that our own words for them are known again."""
+"""Choice of the steps mode for a client, and detection of steps in reasoning."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from policies.steps import (
 
 
 @pytest.mark.parametrize(
-    ("headers", "profile"),
+    ("headers", "mode"),
     [
         ([], "reasoning"),
         (["user-agent", "authorization"], "reasoning"),
@@ -23,18 +23,18 @@ from policies.steps import (
         (["accept", "x-openwebui-user-jwt"], "items"),
     ],
 )
-def test_a_client_is_known_by_its_headers(headers: list[str], profile: str) -> None:
-    assert default_mode("auto", headers) == profile
+def test_client_headers_choose_the_mode(headers: list[str], mode: str) -> None:
+    assert default_mode("auto", headers) == mode
 
 
-@pytest.mark.parametrize("profile", STEPS_MODES)
-def test_server_setting_overrides_the_default_mode(profile: str) -> None:
-    assert is_steps_mode(profile)
-    assert default_mode(profile, ["X-OpenWebUI-Chat-Id"]) == profile
+@pytest.mark.parametrize("mode", STEPS_MODES)
+def test_server_setting_overrides_the_default_mode(mode: str) -> None:
+    assert is_steps_mode(mode)
+    assert default_mode(mode, ["X-OpenWebUI-Chat-Id"]) == mode
 
 
 @pytest.mark.parametrize(
-    ("asks", "profile"),
+    ("requested", "mode"),
     [
         ({"code_execution": False, "thinking": False}, "off"),
         ({"code_execution": False, "thinking": True}, "reasoning"),
@@ -42,15 +42,15 @@ def test_server_setting_overrides_the_default_mode(profile: str) -> None:
         ({"code_execution": True, "thinking": True}, "items"),
     ],
 )
-def test_a_client_of_anthropics_is_shown_what_it_asks_for(
-    asks: dict[str, bool], profile: str
+def test_mode_for_messages_depends_on_the_requested_features(
+    requested: dict[str, bool], mode: str
 ) -> None:
-    assert default_mode_for_messages("auto", **asks) == profile
-    assert default_mode_for_messages("events", **asks) == "events"
+    assert default_mode_for_messages("auto", **requested) == mode
+    assert default_mode_for_messages("events", **requested) == "events"
 
 
 @pytest.mark.parametrize(
-    ("setting", "shows_items", "profile"),
+    ("setting", "shows_items", "mode"),
     [
         ("auto", True, "items"),
         ("auto", False, "reasoning"),
@@ -60,21 +60,21 @@ def test_a_client_of_anthropics_is_shown_what_it_asks_for(
         ("off", False, "off"),
     ],
 )
-def test_items_of_responses_are_shown_to_who_asked_for_a_tool_that_makes_them(
-    setting: StepsSetting, shows_items: bool, profile: str
+def test_mode_items_for_responses_needs_a_tool_with_items(
+    setting: StepsSetting, shows_items: bool, mode: str
 ) -> None:
-    assert default_mode_for_responses(setting, shows_items=shows_items) == profile
+    assert default_mode_for_responses(setting, shows_items=shows_items) == mode
 
 
 @pytest.mark.parametrize("word", ["auto", "", "Items", 1, None, ["items"], {}])
-def test_only_a_profile_is_one(word: object) -> None:
+def test_other_values_are_no_steps_mode(word: object) -> None:
     assert not is_steps_mode(word)
 
 
 @pytest.mark.parametrize("exit_code", [None, 0, 137, -9])
 @pytest.mark.parametrize("output_lines", [None, 0, 1, 2000])
 @pytest.mark.parametrize("duration_s", [0.0, 1.25, 3600.0])
-def test_the_end_of_a_step_is_known_again(
+def test_outcome_line_is_detected_as_a_step(
     exit_code: int | None, duration_s: float, output_lines: int | None
 ) -> None:
     line = outcome_line(exit_code, duration_s, output_lines)
@@ -82,8 +82,8 @@ def test_the_end_of_a_step_is_known_again(
 
 
 @pytest.mark.parametrize(
-    "thinking",
+    "reasoning",
     ["", "Let me see.", "$ ls", "[1.5]", "it took [0.3 s] or so", "[exit 0]", "[1, 2, 3 lines]"],
 )
-def test_thinking_without_steps_has_none(thinking: str) -> None:
-    assert not contains_steps(thinking)
+def test_reasoning_without_steps_contains_no_steps(reasoning: str) -> None:
+    assert not contains_steps(reasoning)

@@ -1,10 +1,10 @@
-"""How near an estimate comes to what tokenizers count."""
+"""Accuracy of token estimates, compared with the counts of tokenizers."""
 
 import pytest
 
 from policies.context import estimate_tokens, is_near_threshold
 
-# The counts are cl100k's and o200k's.
+# The counts are those of the tokenizers cl100k and o200k.
 COUNTED = {
     "English": (
         "The quarterly report shows that revenue grew by twelve percent, which was mostly due to"
@@ -35,13 +35,13 @@ def test_estimate_is_within_its_stated_factor(name: str) -> None:
         assert count / 1.5 < estimate_tokens(text) < 2.5 * count
 
 
-def test_a_text_twice_as_long_has_twice_as_many() -> None:
+def test_estimate_is_proportional_to_the_length() -> None:
     text = "word, 12 слово 字\n" * 100
     assert estimate_tokens(text * 2) == pytest.approx(2 * estimate_tokens(text), abs=1)
     assert (estimate_tokens(""), estimate_tokens("\ud800")) == (0, 1)
 
 
-def test_near_is_within_a_factor_of_two() -> None:
+def test_count_is_near_a_threshold_within_a_factor_of_two() -> None:
     assert [is_near_threshold(tokens, 100) for tokens in (50, 51, 199, 200)] == [
         False,
         True,

@@ -1,4 +1,4 @@
-"""What decides whether a model is given tools, and how long that holds."""
+"""Verdicts on whether a model supports tools, and their validity."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from policies.tool_support import (
 
 
 @pytest.mark.parametrize(
-    ("found", "version", "age", "outdated"),
+    ("found_version", "version", "age", "outdated"),
     [
         ("1", "1", 1e9, False),
         ("1", "2", 0.0, True),
@@ -24,14 +24,16 @@ from policies.tool_support import (
         (None, None, HOLDS_WITHOUT_VERSION_S, True),
     ],
 )
-def test_a_verdict_holds_for_a_version_or_a_day(
-    found: str | None, version: str | None, age: float, outdated: bool
+def test_verdict_is_valid_for_a_version_or_a_day(
+    found_version: str | None, version: str | None, age: float, outdated: bool
 ) -> None:
-    assert KnownVerdict(SUPPORTED, found, 100.0).is_outdated(version, 100.0 + age) is outdated
+    assert (
+        KnownVerdict(SUPPORTED, found_version, 100.0).is_outdated(version, 100.0 + age) is outdated
+    )
 
 
 @pytest.mark.parametrize(
-    ("trouble", "ran", "evidence"),
+    ("trouble", "has_run_commands", "evidence"),
     [
         ((), False, False),
         (("malformed_call",), False, True),
@@ -40,10 +42,10 @@ def test_a_verdict_holds_for_a_version_or_a_day(
         (("malformed_call", "runaway"), True, True),
     ],
 )
-def test_only_trouble_is_evidence_and_no_single_bad_call(
-    trouble: tuple[str, ...], ran: bool, evidence: bool
+def test_trouble_is_evidence_except_for_a_malformed_call_beside_commands(
+    trouble: tuple[str, ...], has_run_commands: bool, evidence: bool
 ) -> None:
-    assert is_evidence(trouble, has_run_commands=ran) is evidence
+    assert is_evidence(trouble, has_run_commands=has_run_commands) is evidence
 
 
 @pytest.mark.parametrize(
@@ -59,12 +61,12 @@ def test_only_trouble_is_evidence_and_no_single_bad_call(
         ("https://api.openai.com/v1", False),
     ],
 )
-def test_a_server_of_the_operators_own_is_told_by_its_address(url: str, local: bool) -> None:
+def test_server_in_a_private_network_is_local(url: str, local: bool) -> None:
     assert is_local(url) is local
 
 
 @pytest.mark.parametrize(
-    ("said", "change"),
+    ("refusal", "change"),
     [
         (
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser',
@@ -74,15 +76,15 @@ def test_a_server_of_the_operators_own_is_told_by_its_address(url: str, local: b
         ("a:latest does not support tools", "Serve a model, or a template, that supports tools"),
     ],
 )
-def test_a_refusal_says_what_to_change(said: str, change: str) -> None:
-    words = refused_verdict("m", said).message
-    assert said in words
-    assert change in words
-    assert "backend.tool_support: always" in words
+def test_refusal_message_has_the_advice(refusal: str, change: str) -> None:
+    message = refused_verdict("m", refusal).message
+    assert refusal in message
+    assert change in message
+    assert "backend.tool_support: always" in message
 
 
-def test_the_words_fit_into_a_header_whatever_the_model_is_called() -> None:
-    told = ignored_verdict("模型\r\nx: y").header_value
-    assert told.isascii()
-    assert told.isprintable()
+def test_header_value_is_short_printable_ascii_for_any_model_name() -> None:
+    value = ignored_verdict("模型\r\nx: y").header_value
+    assert value.isascii()
+    assert value.isprintable()
     assert len(refused_verdict("m", "no tools " * 10_000).header_value) < 1000

@@ -1,4 +1,4 @@
-"""The requests that clients make for themselves are told from the questions of people."""
+"""Distinction of clients' utility requests from the prompts of users."""
 
 from typing import Any
 
@@ -13,45 +13,45 @@ NATURAL = natural_prompts()
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("search", "clock")]
 
 
-def said(*contents: Any, **fields: Any) -> dict[str, Any]:
-    """A request whose messages are the user's and the model's in turn."""
+def request_with(*contents: Any, **fields: Any) -> dict[str, Any]:
+    """Return a request with messages of the user and the assistant in turn."""
     roles = ("user", "assistant")
-    messages = [{"role": roles[n % 2], "content": each} for n, each in enumerate(contents)]
+    messages = [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]
     return {"model": "m", "messages": messages, **fields}
 
 
 def template_text(request: Recorded) -> str:
-    """The message of a recorded request that is made from the template."""
+    """Return the message of a recorded request that is built from the template."""
     texts = [
-        each["content"]
-        if isinstance(each["content"], str)
-        else "\n\n".join(part["text"] for part in each["content"])
-        for each in request.body["messages"]
+        message["content"]
+        if isinstance(message["content"], str)
+        else "\n\n".join(part["text"] for part in message["content"])
+        for message in request.body["messages"]
     ]
     return max(texts, key=len)
 
 
 BY_TEMPLATE = [
-    each
-    for each in RECORDED
-    if "x-openwebui-task" not in each.headers and each.body.get("max_tokens") != 1
+    request
+    for request in RECORDED
+    if "x-openwebui-task" not in request.headers and request.body.get("max_tokens") != 1
 ]
-"""The others are told by a header, or by a single word."""
+"""Recorded requests without a marker in the headers or in `max_tokens`."""
 CLOSED = [
-    each
-    for each in BY_TEMPLATE
-    if template_text(each).rstrip().endswith(tuple(t.end for t in TEMPLATES if t.end))
+    request
+    for request in BY_TEMPLATE
+    if template_text(request).rstrip().endswith(tuple(t.end for t in TEMPLATES if t.end))
 ]
-"""The others end in free text, which may be anything, a question too."""
+"""Requests whose template has a fixed end. The others end in free text."""
 
 
-@pytest.mark.parametrize("request_", RECORDED, ids=lambda each: each.client)
+@pytest.mark.parametrize("request_", RECORDED, ids=lambda request: request.client)
 def test_recorded_utility_request_goes_to_the_backend(request_: Recorded) -> None:
     assert choose_route(request_.body, request_.headers) == Route("plain", "m", "utility")
 
 
 def test_every_client_with_a_template_has_a_recorded_request() -> None:
-    known = {each.client.split("-")[0] for each in RECORDED}
+    known = {request.client.split("-")[0] for request in RECORDED}
     named = {template.client.lower().replace(" ", "-").split("-")[0] for template in TEMPLATES}
     assert named <= known
 
@@ -64,32 +64,33 @@ def test_natural_prompts_are_numerous() -> None:
     "fields", [{}, {"tools": TOOLS}, {"max_tokens": 8}, {"max_completion_tokens": 1}]
 )
 def test_natural_prompts_get_a_sandbox(fields: dict[str, Any]) -> None:
-    wrong = [
+    misrouted = [
         body
         for prompt in NATURAL
-        for body in shapes(prompt, fields)
+        for body in requests_with_prompt(prompt, fields)
         if choose_route(body, {}) != Route("sandbox", "m", "auto")
     ]
-    assert wrong == []
+    assert misrouted == []
 
 
-def shapes(prompt: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """The prompt as text, in parts, with a picture, in the midst of a chat, beside instructions."""
+def requests_with_prompt(prompt: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return requests with the prompt as text, as parts, with an image, within a chat, and after
+    system instructions."""
     parts = [{"type": "text", "text": prompt}]
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     instructions = {"role": "system", "content": "You are helpful. Your answers have short titles."}
-    alone = said(prompt, **fields)
+    only_prompt = request_with(prompt, **fields)
     return [
-        alone,
-        said(parts, **fields),
-        said([*parts, image], **fields),
-        said("Hello.", "Hello!", prompt, **fields),
-        said(prompt, "Done.", "Once more.", **fields),
-        {**alone, "messages": [instructions, *alone["messages"]]},
+        only_prompt,
+        request_with(parts, **fields),
+        request_with([*parts, image], **fields),
+        request_with("Hello.", "Hello!", prompt, **fields),
+        request_with(prompt, "Done.", "Once more.", **fields),
+        {**only_prompt, "messages": [instructions, *only_prompt["messages"]]},
     ]
 
 
-@pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda each: each.client)
+@pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
 def test_template_that_is_quoted_gets_a_sandbox(request_: Recorded) -> None:
     text = template_text(request_)
     quoted = "\n".join(f"> {line}" for line in text.splitlines())
@@ -101,29 +102,29 @@ def test_template_that_is_quoted_gets_a_sandbox(request_: Recorded) -> None:
         f"Prompt: {text}\n\nCount its words.",
     ]
     for prompt in prompts:
-        assert choose_route(said(prompt), {}).kind == "sandbox", prompt
-        assert choose_route(said("Hello.", "Hello!", prompt), {}).kind == "sandbox", prompt
+        assert choose_route(request_with(prompt), {}).kind == "sandbox", prompt
+        assert choose_route(request_with("Hello.", "Hello!", prompt), {}).kind == "sandbox", prompt
 
 
-@pytest.mark.parametrize("request_", CLOSED, ids=lambda each: each.client)
+@pytest.mark.parametrize("request_", CLOSED, ids=lambda request: request.client)
 def test_template_that_a_question_follows_gets_a_sandbox(request_: Recorded) -> None:
     text = template_text(request_)
     prompt = f"{text}\n\nThis is my prompt. Why is it slow? Time it with the model in m.gguf."
-    assert choose_route(said(prompt), {}).kind == "sandbox"
+    assert choose_route(request_with(prompt), {}).kind == "sandbox"
 
 
-@pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda each: each.client)
+@pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
 def test_chat_that_began_with_a_template_has_its_sandbox(request_: Recorded) -> None:
-    begun = request_.body["messages"]
-    work = [
+    first_messages = request_.body["messages"]
+    further_messages = [
         {"role": "assistant", "content": "Sourdough"},
         {"role": "user", "content": "Now analyse data.csv and plot it."},
     ]
-    fields = {"messages": [*begun, *work]}
+    fields = {"messages": [*first_messages, *further_messages]}
     assert choose_route({"model": "m", **fields}, {}).kind == "sandbox"
 
 
-@pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda each: each.client)
+@pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
 def test_template_beside_several_tools_gets_a_sandbox(request_: Recorded) -> None:
     with_tools = {**request_.body, "tools": TOOLS, "tool_choice": "auto"}
     expected = "plain" if request_.client == "codex-title" else "sandbox"
@@ -132,13 +133,15 @@ def test_template_beside_several_tools_gets_a_sandbox(request_: Recorded) -> Non
 
 @pytest.mark.parametrize("limit", [1, 8])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_few_tokens_alone_do_not_make_a_utility_request(field: str, limit: int) -> None:
-    assert choose_route(said("Is 91 prime? Check.", **{field: limit}), {}).kind == "sandbox"
+def test_low_token_limit_does_not_make_a_utility_request(field: str, limit: int) -> None:
+    assert choose_route(request_with("Is 91 prime? Check.", **{field: limit}), {}).kind == "sandbox"
 
 
 @pytest.mark.parametrize("task", ["", " ", "{{TASK}}"])
 def test_empty_task_header_does_not_make_a_utility_request(task: str) -> None:
-    assert choose_route(said("Plot data.csv."), {"x-openwebui-task": task}).kind == "sandbox"
+    assert (
+        choose_route(request_with("Plot data.csv."), {"x-openwebui-task": task}).kind == "sandbox"
+    )
 
 
 @pytest.mark.parametrize("messages", [None, [], [None], [{"content": [{"type": "text"}]}]])

@@ -54,17 +54,17 @@ def test_setting_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
 
 
 def test_prices_are_set_by_model() -> None:
-    given = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
-    tree = {"backend": {"prices": {"mine": given}}, "budgets": {"daily": {"cost_usd": 5}}}
+    prices = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
+    tree = {"backend": {"prices": {"mine": prices}}, "budgets": {"daily": {"cost_usd": 5}}}
     config = parse(tree, "c.yaml")
     assert config.backend.prices == {"mine": Price(0.2, 0.8, 0.02)}
     assert config.budgets.daily == DailyBudget(cost_usd=5.0)
-    for wrong in (
+    for invalid in (
         {"input_per_mtok": 1},
-        {**given, "per_call": 1},
-        {**given, "cached_per_mtok": -1},
+        {**prices, "per_call": 1},
+        {**prices, "cached_per_mtok": -1},
     ):
-        assert complaint({"backend": {"prices": {"mine": wrong}}}).startswith(
+        assert complaint({"backend": {"prices": {"mine": invalid}}}).startswith(
             "c.yaml: backend.prices.mine."
         )
 
@@ -183,15 +183,15 @@ def test_data_dir_is_the_configured_or_the_xdg_directory(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert data_dir(Config()) == tmp_path / "llm-sandbox-proxy"
-    given = Config(server=ServerConfig(data_dir=tmp_path / "mine"))
-    assert data_dir(given) == tmp_path / "mine"
+    config = Config(server=ServerConfig(data_dir=tmp_path / "mine"))
+    assert data_dir(config) == tmp_path / "mine"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data_dir(Config()) == tmp_path / ".local" / "state" / "llm-sandbox-proxy"
 
 
 @pytest.mark.parametrize(
-    ("tree", "words"),
+    ("tree", "message"),
     [
         ({"server": {"public_url": "files.example.org"}}, "server.public_url: "),
         ({"sandbox": {"inputs": "/no/such/place"}}, "sandbox.inputs: Path does not point to"),
@@ -203,8 +203,8 @@ def test_data_dir_is_the_configured_or_the_xdg_directory(
         ({"sessions": {"idle_s": -0.5}}, "sessions.idle_s: must not be negative"),
     ],
 )
-def test_setting_that_cannot_work_is_an_error(tree: Any, words: str) -> None:
-    assert words in complaint(tree)
+def test_setting_that_cannot_work_is_an_error(tree: Any, message: str) -> None:
+    assert message in complaint(tree)
 
 
 OPENAI = "https://api.openai.com/v1"
@@ -239,16 +239,16 @@ def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("tree", "words"),
+    ("tree", "message"),
     [
         ({"backend": {"provider": "litellm"}}, "needs backend.provider openai"),
         ({"backend": {"api_key_env": "MINE"}}, "remove backend.api_key_env"),
         ({"keys": [{"name": "a", "env": "OURS"}]}, "remove keys, clients send"),
     ],
 )
-def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], words: str) -> None:
+def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], message: str) -> None:
     backend = {"forward_client_key": True, **tree.get("backend", {})}
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         require_forwarding_fits(parse({**tree, "backend": backend}, "c.yaml"))
     require_forwarding_fits(parse(tree, "c.yaml"))
 
@@ -318,7 +318,7 @@ def test_environment_sets_settings_of_every_kind(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("SERVER__PORT", "many", "LLM_SANDBOX_SERVER__PORT: Input should be a valid integer"),
         ("LIMITS__MAX_TURNS", "-1", "LLM_SANDBOX_LIMITS__MAX_TURNS: must not be negative"),
@@ -348,12 +348,12 @@ def test_environment_sets_settings_of_every_kind(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_error_in_the_environment_names_the_variable(
-    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment(monkeypatch, **{name: value})
     with pytest.raises(ConfigError) as raised:
         load(None)
-    assert str(raised.value).startswith(words)
+    assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
 
 

@@ -153,7 +153,7 @@ async def test_body_of_an_answered_request_does_not_extend_the_idle_limit() -> N
         assert await client.read_to_end() == b""
 
 
-# Answers
+# Responses
 
 
 @pytest.mark.parametrize("behind", [b"", http_request("/")[:-2], UPLOAD + PIECE])

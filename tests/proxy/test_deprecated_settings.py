@@ -59,9 +59,13 @@ def test_old_name_in_config_is_the_new_one_with_a_warning(
     rename: Renamed, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
-    more = {"isolation": {"network": {"mode": "allowlist"}}} if rename.old.endswith("allow") else {}
-    expected = merged(more, tree_with(rename.new, new))
-    assert parse(merged(more, tree_with(rename.old, old)), "c.yaml") == parse(expected, "c.yaml")
+    other_settings = (
+        {"isolation": {"network": {"mode": "allowlist"}}} if rename.old.endswith("allow") else {}
+    )
+    expected = merged(other_settings, tree_with(rename.new, new))
+    assert parse(merged(other_settings, tree_with(rename.old, old)), "c.yaml") == parse(
+        expected, "c.yaml"
+    )
     assert caplog.messages == [f"c.yaml: {rename.old} is deprecated: write {rename.new}"]
 
 
@@ -76,9 +80,13 @@ def test_old_name_in_a_profile_is_the_new_one_with_a_warning(
     rename: Renamed, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
-    more = {"isolation": {"network": {"mode": "allowlist"}}} if rename.old.endswith("allow") else {}
-    found = parse({"profiles": {"mine": merged(more, tree_with(rename.old, old))}}, "c.yaml")
-    assert found.profiles["mine"] == merged(more, tree_with(rename.new, new))
+    other_settings = (
+        {"isolation": {"network": {"mode": "allowlist"}}} if rename.old.endswith("allow") else {}
+    )
+    found = parse(
+        {"profiles": {"mine": merged(other_settings, tree_with(rename.old, old))}}, "c.yaml"
+    )
+    assert found.profiles["mine"] == merged(other_settings, tree_with(rename.new, new))
     build_profiles(found)
     place, star = "profiles.mine.", ("*", "0")
     assert caplog.messages == [
@@ -98,7 +106,7 @@ def test_old_name_in_a_policy_is_the_new_one(place: str) -> None:
 
 
 @pytest.mark.parametrize("value", PROFILE_VALUES, ids=lambda value: f"{value.setting}-{value.old}")
-def test_old_word_of_a_setting_is_the_new_one_with_a_warning(value: RenamedValue) -> None:
+def test_old_value_of_a_setting_is_the_new_one_with_a_warning(value: RenamedValue) -> None:
     warnings: list[str] = []
     tree = tree_with(value.setting, value.old)
     assert upgrade(tree, REQUEST_RULES, warnings.append) == tree_with(value.setting, value.new)
@@ -107,7 +115,7 @@ def test_old_word_of_a_setting_is_the_new_one_with_a_warning(value: RenamedValue
     ]
 
 
-def test_old_word_in_a_list_is_the_new_one() -> None:
+def test_old_value_in_a_list_is_the_new_one() -> None:
     found = parse({"redact": {"secrets": ["keys", "aws"]}}, "c.yaml")
     assert found.redaction.detectors == ("all", "aws")
 
@@ -149,8 +157,8 @@ def test_removed_setting_is_ignored_with_a_warning(
 
 
 def test_server_api_key_env_is_the_first_key(caplog: pytest.LogCaptureFixture) -> None:
-    more = {"name": "more", "env": "MORE"}
-    config = parse({"server": {"api_key_env": "MINE"}, "keys": [more]}, "c.yaml")
+    other_key = {"name": "more", "env": "MORE"}
+    config = parse({"server": {"api_key_env": "MINE"}, "keys": [other_key]}, "c.yaml")
     assert [(key.name, key.env) for key in config.keys] == [("default", "MINE"), ("more", "MORE")]
     assert caplog.messages == [
         "c.yaml: server.api_key_env is deprecated: write keys: [{name: default, env: MINE}]"

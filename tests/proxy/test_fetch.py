@@ -148,16 +148,16 @@ async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "words"),
+    ("location", "message"),
     [
         ("/again", "redirected more than 5 times"),
         ("file:///etc/passwd", "only http and https"),
         ("http://[::1", "malformed"),
     ],
 )
-async def test_bad_redirect_is_refused(location: str, words: str) -> None:
+async def test_bad_redirect_is_refused(location: str, message: str) -> None:
     site = Site(answer(f"Location: {location}", status="301 Moved"))
-    assert words in await fetch_error(site)
+    assert message in await fetch_error(site)
 
 
 async def test_too_large_file_is_refused() -> None:
@@ -176,7 +176,7 @@ async def test_byte_budget_limits_all_files_of_a_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "words"),
+    ("sent", "message"),
     [
         (answer(status="404 Not Found"), "answered 404"),
         (answer(status="304 Not Modified"), "answered 304"),
@@ -186,12 +186,12 @@ async def test_byte_budget_limits_all_files_of_a_request() -> None:
         (b"", "connection failed"),
     ],
 )
-async def test_bad_response_is_reported(sent: bytes, words: str) -> None:
-    assert words in await fetch_error(Site(sent))
+async def test_bad_response_is_reported(sent: bytes, message: str) -> None:
+    assert message in await fetch_error(Site(sent))
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("ftp://allowed.example/a", "only http and https"),
         ("http://", "malformed"),
@@ -201,31 +201,31 @@ async def test_bad_response_is_reported(sent: bytes, words: str) -> None:
         ("http://allowed.example:81/", "Connection refused"),
     ],
 )
-async def test_unreachable_url_is_reported(url: str, words: str) -> None:
-    assert words in await fetch_error(Site(answer()), url)
+async def test_unreachable_url_is_reported(url: str, message: str) -> None:
+    assert message in await fetch_error(Site(answer()), url)
 
 
 async def test_silent_server_times_out() -> None:
     internet = Internet()
-    over = asyncio.Event()
+    finished = asyncio.Event()
 
     async def silent(reader: Reader, writer: Writer) -> None:
-        await over.wait()
+        await finished.wait()
 
     async with internet.server(silent), fetcher_for(internet, timeout_s=0.05) as fetcher:
         with pytest.raises(FetchError, match=r"longer than 0\.05 s"):
             await fetch(fetcher)
-        over.set()
+        finished.set()
 
 
 async def test_slow_dns_lookups_of_one_owner_do_not_delay_another() -> None:
     internet = Internet()
-    over, begun = asyncio.Event(), asyncio.Queue[str]()
+    released, begun = asyncio.Event(), asyncio.Queue[str]()
 
     async def resolve(host: str) -> Sequence[str]:
         if host == "slow.example":
             begun.put_nowait(host)
-            await over.wait()
+            await released.wait()
         return await internet.resolve(host)
 
     async with (
@@ -244,4 +244,4 @@ async def test_slow_dns_lookups_of_one_owner_do_not_delay_another() -> None:
             await begun.get()
         assert await fetch(fetcher, owner="yours") == Fetched(PNG, "")
         assert begun.empty()
-        over.set()
+        released.set()

@@ -144,10 +144,10 @@ def test_stored_files_are_readable_by_the_server_user_only(
 ) -> None:
     tmp_path.chmod(0o755)
     with open_files(tmp_path, clock):
-        kept = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
+        modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
     assert len((tmp_path / "link-key").read_bytes()) == 32
-    assert set(kept.values()) == {0}
-    assert {"blobs", "link-key", "store.sqlite3"} <= set(kept)
+    assert set(modes.values()) == {0}
+    assert {"blobs", "link-key", "store.sqlite3"} <= set(modes)
 
 
 @pytest.mark.parametrize(

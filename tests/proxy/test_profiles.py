@@ -25,7 +25,7 @@ def profiles(**tree: Any) -> Profiles:
     return build_profiles(parse(tree, "c.yaml"))
 
 
-def complaint(**tree: Any) -> str:
+def config_error(**tree: Any) -> str:
     with pytest.raises(ConfigError) as raised:
         profiles(**tree)
     return str(raised.value)
@@ -108,7 +108,7 @@ def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "model", "asked", "gets"),
+    ("key", "model", "requested", "expected"),
     [
         (ANYONE, "m", None, "default"),
         (ANYONE, "m", "strict", "strict"),
@@ -121,10 +121,10 @@ def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
     ],
 )
 def test_profile_is_that_of_request_model_key_or_server_in_this_order(
-    key: Key, model: str, asked: str | None, gets: str
+    key: Key, model: str, requested: str | None, expected: str
 ) -> None:
     found = profiles(models={"qwen3-4b*": {"profile": "strict"}})
-    assert found.of(key, model, asked, {}).name == gets
+    assert found.of(key, model, requested, {}).name == expected
 
 
 def test_profile_that_allows_more_needs_a_key_that_lists_it() -> None:
@@ -148,7 +148,7 @@ def test_request_may_ask_for_less_than_its_key_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "tree", "words", "param"),
+    ("key", "tree", "message", "param"),
     [
         (
             STUDENT,
@@ -171,11 +171,11 @@ def test_request_may_ask_for_less_than_its_key_allows() -> None:
     ],
 )
 def test_error_for_a_request_that_asks_for_more_names_the_bound(
-    key: Key, tree: Any, words: str, param: str
+    key: Key, tree: Any, message: str, param: str
 ) -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().of(key, "m", None, tree)
-    assert (raised.value.message, raised.value.param) == (words, param)
+    assert (raised.value.message, raised.value.param) == (message, param)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) ->
 
 
 @pytest.mark.parametrize(
-    ("tree", "words"),
+    ("tree", "message"),
     [
         ({"profile": "fast"}, "profile: there is no profile 'fast'"),
         (
@@ -261,8 +261,8 @@ def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) ->
         ),
     ],
 )
-def test_invalid_profile_in_config_is_an_error_with_its_path(tree: Any, words: str) -> None:
-    assert words in complaint(**tree)
+def test_invalid_profile_in_config_is_an_error_with_its_path(tree: Any, message: str) -> None:
+    assert message in config_error(**tree)
 
 
 def test_keyring_finds_the_key_of_a_secret() -> None:
@@ -289,18 +289,18 @@ def test_paper_needs_a_key_that_lists_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "narrower",
+    "restriction",
     [
         {"profiles": {"paper": {"extends": "paper", **NO_NETWORK}}},
         {"models": {"*": {"policy": NO_NETWORK}}},
     ],
 )
 def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
-    narrower: dict[str, Any],
+    restriction: dict[str, Any],
 ) -> None:
     key = Key("k", ("paper",))
     paper = profiles().of(key, "m", None, {})
-    found = profiles(**narrower).of(key, "m", None, {})
+    found = profiles(**restriction).of(key, "m", None, {})
     assert (found.isolation.network.mode, found.limits) == ("none", paper.limits)
     by_key = profiles().of(Key("k", ("paper",), NO_NETWORK), "m", None, {})
     assert (by_key.isolation.network.mode, by_key.limits) == ("none", paper.limits)
@@ -308,8 +308,8 @@ def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
 
 def test_request_restricts_paper_and_cannot_extend_it() -> None:
     key = Key("k", ("paper",))
-    asked = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
-    found = profiles().of(key, "m", None, asked)
+    restrictions = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
+    found = profiles().of(key, "m", None, restrictions)
     assert (found.limits.max_trajectory_tokens, found.isolation.network.mode) == (1000, "none")
     wider: list[dict[str, Any]] = [
         {"compact": True},

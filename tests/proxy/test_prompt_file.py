@@ -23,14 +23,14 @@ FILE = {
 TOOLS = [tool.schema for tool in make_tools(paper())]
 
 
-def written(tmp_path: Path, content: Any) -> Path:
+def write_file(tmp_path: Path, content: Any) -> Path:
     path = tmp_path / "prompts.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
     return path
 
 
 def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Path) -> None:
-    tree = {"paper": {"prompt_file": str(written(tmp_path, FILE))}}
+    tree = {"paper": {"prompt_file": str(write_file(tmp_path, FILE))}}
     agent = build_profiles(parse(tree, "c.yaml")).named["paper"].agent
     assert agent.style == "reference"
     assert agent.prompts.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
@@ -39,15 +39,17 @@ def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Pat
 
 
 def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None:
-    described = [{**tool, "function": {**tool["function"], "description": "D"}} for tool in TOOLS]
-    file = {**FILE, "continue_message": "\nGo on.\n", "tools": described}
-    words = read_prompt_file(written(tmp_path, file))
-    assert words.no_call == "\nGo on.\n"
-    assert [tool.schema for tool in make_tools(paper(words))] == described
+    with_description = [
+        {**tool, "function": {**tool["function"], "description": "D"}} for tool in TOOLS
+    ]
+    file = {**FILE, "continue_message": "\nGo on.\n", "tools": with_description}
+    prompts = read_prompt_file(write_file(tmp_path, file))
+    assert prompts.no_call == "\nGo on.\n"
+    assert [tool.schema for tool in make_tools(paper(prompts))] == with_description
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("- a list", "valid dictionary"),
         ("a: [", "while parsing"),
@@ -67,12 +69,12 @@ def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None
         ),
     ],
 )
-def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
-    path = written(tmp_path, content)
+def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, message: str) -> None:
+    path = write_file(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
         read_prompt_file(path)
     assert str(raised.value).startswith(f"{path}: ")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -1,4 +1,4 @@
-"""ResponseRecorder stores the final response, whatever happens meanwhile."""
+"""Storage of the final response by ResponseRecorder, despite cancellations and failures."""
 
 import asyncio
 from collections.abc import Iterator, Mapping

@@ -13,17 +13,17 @@ from tests.fakes.results import SUBMITTED
 PROBE = ToolSettings("probe")
 
 
-def in_trouble(*trouble: ToolTrouble, **fields: RunStats) -> Result:
+def result_with_trouble(*trouble: ToolTrouble, **fields: RunStats) -> Result:
     return replace(SUBMITTED, tool_trouble=trouble, **fields)
 
 
 def test_failed_tool_calls_withdraw_tools_from_the_key_for_an_hour() -> None:
     clock = ManualClock()
     verdicts = ToolVerdicts(PROBE, now=clock.time)
-    verdicts.note_run("ours", in_trouble("runaway", "echo"))
-    told = verdicts.verdict_for("ours", "m")
-    assert told.reason == "tools_failed"
-    assert "(echo, runaway)" in told.message
+    verdicts.note_run("ours", result_with_trouble("runaway", "echo"))
+    verdict = verdicts.verdict_for("ours", "m")
+    assert verdict.reason == "tools_failed"
+    assert "(echo, runaway)" in verdict.message
     assert (
         verdicts.verdict_for("theirs", "m") == verdicts.verdict_for("ours", "another") == SUPPORTED
     )
@@ -33,13 +33,16 @@ def test_failed_tool_calls_withdraw_tools_from_the_key_for_an_hour() -> None:
 
 def test_failed_tool_calls_of_a_further_choice_count() -> None:
     verdicts = ToolVerdicts(PROBE)
-    verdicts.note_run("ours", replace(SUBMITTED, others=[in_trouble("echo")]))
+    verdicts.note_run("ours", replace(SUBMITTED, others=[result_with_trouble("echo")]))
     assert verdicts.verdict_for("ours", "m").reason == "tools_failed"
 
 
 @pytest.mark.parametrize(
     "result",
-    [SUBMITTED, in_trouble("malformed_call", stats=RunStats(commands=2, peak_mem_bytes=4096))],
+    [
+        SUBMITTED,
+        result_with_trouble("malformed_call", stats=RunStats(commands=2, peak_mem_bytes=4096)),
+    ],
     ids=["no call at all", "one bad call among others"],
 )
 def test_run_with_mostly_valid_tool_calls_is_no_evidence(result: Result) -> None:
@@ -50,13 +53,13 @@ def test_run_with_mostly_valid_tool_calls_is_no_evidence(result: Result) -> None
 
 def test_failed_tool_calls_do_not_count_with_tool_support_always() -> None:
     verdicts = ToolVerdicts(ToolSettings("always"))
-    verdicts.note_run("ours", in_trouble("runaway"))
+    verdicts.note_run("ours", result_with_trouble("runaway"))
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
 def test_oldest_evidence_is_evicted() -> None:
     verdicts = ToolVerdicts(PROBE)
     for number in range(MAX_MODELS + 1):
-        verdicts.note_run(f"key-{number}", in_trouble("runaway"))
+        verdicts.note_run(f"key-{number}", result_with_trouble("runaway"))
     assert verdicts.verdict_for("key-0", "m") == SUPPORTED
     assert verdicts.verdict_for(f"key-{MAX_MODELS}", "m").reason == "tools_failed"

@@ -59,10 +59,10 @@ async def test_concurrent_requests_get_a_sandbox_each(harness: Harness) -> None:
         harness.use("2", "1") as first,
         harness.use("2b", "1") as second,
     ):
-        computers = await first.sandbox(), await second.sandbox()
-        assert computers[0] is not computers[1]
-        for n, computer in enumerate(computers):
-            await computer.exec(f"echo {n} >> file", timeout_s=5)
+        sandboxes = await first.sandbox(), await second.sandbox()
+        assert sandboxes[0] is not sandboxes[1]
+        for n, sandbox in enumerate(sandboxes):
+            await sandbox.exec(f"echo {n} >> file", timeout_s=5)
     assert await harness.run("cat file", "3", "2") == ("one\n0\n", "kept")
     assert await harness.run("cat file", "3b", "2b") == ("one\n1\n", "kept")
 
@@ -106,20 +106,20 @@ async def test_lost_sandbox_is_replaced_with_the_earlier_files(
 ) -> None:
     await harness.run("echo one > file", "1")
     async with harness.use("2", "1") as lease:
-        computer = await lease.sandbox()
-        await computer.exec("echo lost > file", timeout_s=5)
-        await computer.close()
-        again = await lease.sandbox()
-        assert (await again.exec("cat file", timeout_s=5)).stdout == "one\n"
+        sandbox = await lease.sandbox()
+        await sandbox.exec("echo lost > file", timeout_s=5)
+        await sandbox.close()
+        replacement = await lease.sandbox()
+        assert (await replacement.exec("cat file", timeout_s=5)).stdout == "one\n"
         assert lease.origin == "restored"
 
 
 async def test_sandbox_lost_in_the_last_command_is_not_kept(harness: Harness) -> None:
     await harness.run("echo one > file", "1")
     async with harness.use("2", "1") as lease:
-        computer = await lease.sandbox()
-        await computer.exec("echo lost > file", timeout_s=5)
-        await computer.close()
+        sandbox = await lease.sandbox()
+        await sandbox.exec("echo lost > file", timeout_s=5)
+        await sandbox.close()
     assert await harness.run("cat file", "3", "2") == ("one\n", "restored")
 
 
@@ -147,8 +147,8 @@ async def test_session_with_a_lost_snapshot_starts_empty(harness: Harness) -> No
     async with harness.use("2", "1") as lease:
         await harness.snapshots.discard(CHAT)
         await (await lease.sandbox()).close()
-        again = await lease.sandbox()
-        assert (await again.exec("ls", timeout_s=5)).stdout == "documents\noutput\n"
+        replacement = await lease.sandbox()
+        assert (await replacement.exec("ls", timeout_s=5)).stdout == "documents\noutput\n"
         assert lease.origin == "new"
 
 

@@ -1,5 +1,5 @@
-"""Runs of one conversation, its computer's end and its deletion, in every order of their steps: no
-file is lost, none is another's, and no computer stays behind."""
+"""Runs of one session, expiry and eviction of its sandbox, and its deletion, in every order of
+their steps. No file is lost or shared with another state, and no sandbox remains."""
 
 import asyncio
 from collections import defaultdict
@@ -34,7 +34,7 @@ class HeldSnapshots(MemorySnapshots):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_save: dict[str, asyncio.Event] = defaultdict(_open)
+        self.may_save: dict[str, asyncio.Event] = defaultdict(set_event)
 
     async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
         await self.may_save[state.name].wait()
@@ -59,18 +59,20 @@ class LingeringSandboxes(MemorySandboxes):
                     await anyio.lowlevel.cancel_shielded_checkpoint()
 
 
-def _open() -> asyncio.Event:
+def set_event() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
     return event
 
 
-class Walker:
+class SteppedRun:
     """A run in four steps: lease, use, answer, save."""
 
-    def __init__(self, stage: Harness, snapshots: HeldSnapshots, state: str, *parents: str) -> None:
+    def __init__(
+        self, harness: Harness, snapshots: HeldSnapshots, state: str, *parents: str
+    ) -> None:
         self.seen = ""
-        self._house = stage
+        self._harness = harness
         self._state = state
         self._parents = parents
         self._lease: WorkspaceLease | None = None
@@ -82,14 +84,14 @@ class Walker:
         return self._enter, self._work, self._leave, self._saved
 
     async def _enter(self) -> None:
-        use = self._house.workspaces.use(ResumePoint(CHAT, self._parents), ISOLATION)
+        use = self._harness.workspaces.use(ResumePoint(CHAT, self._parents), ISOLATION)
         self._lease = await self._stack.enter_async_context(use)
 
     async def _work(self) -> None:
         assert self._lease
-        computer = await self._lease.sandbox()
-        self.seen = (await computer.exec("cat file", timeout_s=5)).stdout
-        await computer.exec(f"echo {self._state} >> file", timeout_s=5)
+        sandbox = await self._lease.sandbox()
+        self.seen = (await sandbox.exec("cat file", timeout_s=5)).stdout
+        await sandbox.exec(f"echo {self._state} >> file", timeout_s=5)
 
     async def _leave(self) -> None:
         assert self._lease
@@ -110,8 +112,8 @@ class Stage:
     async def begin(self) -> None:
         await self.harness.run("echo 1 > file", "1")
 
-    def run(self, state: str, *parents: str) -> Walker:
-        return Walker(self.harness, self.snapshots, state, *parents)
+    def run(self, state: str, *parents: str) -> SteppedRun:
+        return SteppedRun(self.harness, self.snapshots, state, *parents)
 
     async def expire(self) -> None:
         self.harness.clock.advance(KEEP_S)
@@ -136,7 +138,7 @@ class Stage:
 async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> None:
     for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
-            continue  # they are alike
+            continue  # the same as with the runs exchanged
         stage = Stage()
         await stage.begin()
         a, b = stage.run("a", "1"), stage.run("b", "1")
@@ -153,7 +155,7 @@ async def test_runs_from_the_same_state_have_a_copy_each(disturbance: str) -> No
 async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) -> None:
     for order in interleavings(a=4, b=4, x=1):
         if step_index(order, "b", ENTER) < step_index(order, "a", LEAVE):
-            continue  # it comes after the answer
+            continue  # the second run starts after the answer of the first
         stage = Stage()
         await stage.begin()
         a, b = stage.run("a", "1"), stage.run("b", "a", "1")
@@ -166,10 +168,10 @@ async def test_next_run_finds_the_state_of_the_previous_run(disturbance: str) ->
             await stage.end()
 
 
-async def test_newest_state_is_that_of_the_last_run_however_long_saving_takes() -> None:
+async def test_newest_state_is_that_of_the_last_run_for_any_saving_time() -> None:
     for order in interleavings(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
-            continue  # they are alike
+            continue  # the same as with the runs exchanged
         stage = Stage()
         await stage.begin()
         a, b = stage.run("a", "1"), stage.run("b", "1")
@@ -186,7 +188,7 @@ async def test_concurrent_runs_of_the_same_state_save_one_of_them_completely() -
             continue
         stage = Stage()
         await stage.begin()
-        await stage.harness.run("true", "2", "1")  # and once before
+        await stage.harness.run("true", "2", "1")  # the state is already saved once
         a, b = stage.run("2", "1"), stage.run("2", "1")
         with anyio.fail_after(10):
             await run_in_order(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
@@ -199,13 +201,13 @@ async def test_run_after_a_discard_starts_empty() -> None:
     for order in interleavings(a=4, x=2):
         at = [step_index(order, "x", number) for number in (1, 2)]
         if any(step_index(order, "a", ENTER) < each < step_index(order, "a", LEAVE) for each in at):
-            continue  # a run at work is ended first
+            continue  # a running run is ended before its session is discarded
         stage = Stage()
         await stage.begin()
         a = stage.run("a", "1")
         with anyio.fail_after(10):
             await run_in_order(order, {"a": a.steps, "x": [stage.discard, stage.evict_idle]})
-            was_there = step_index(order, "a", ENTER) < at[0]
-            assert a.seen == ("1\n" if was_there else ""), order
-            assert await stage.files("a", "1") == ("" if was_there else "a\n"), order
+            saw_the_state = step_index(order, "a", ENTER) < at[0]
+            assert a.seen == ("1\n" if saw_the_state else ""), order
+            assert await stage.files("a", "1") == ("" if saw_the_state else "a\n"), order
             await stage.end()

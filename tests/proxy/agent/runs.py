@@ -107,24 +107,24 @@ class Events(list[Event]):
         return [event.path for event in self if isinstance(event, FileProduced)]
 
 
-class Played(ScriptedModel):
-    """Plays its replies in the order in which it is asked, whatever it is asked."""
+class SequentialModel(ScriptedModel):
+    """A model that returns its replies in order, independent of the history."""
 
     def __init__(self, replies: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(replies)
         self._calls = 0
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        said = [{"role": "assistant"}] * self._calls
-        asked = len(self.requests)
+        history = [{"role": "assistant"}] * self._calls
+        request_index = len(self.requests)
         try:
-            return await super().complete({**body, "messages": said}, on_delta)
+            return await super().complete({**body, "messages": history}, on_delta)
         except BackendError:
-            self._calls -= 1  # a refusal is not one of its replies
+            self._calls -= 1  # an error is not one of the replies
             raise
         finally:
             self._calls += 1
-            self.requests[asked] = dict(body)
+            self.requests[request_index] = dict(body)
 
 
 AT_ONCE = Profile(enabled="always")
@@ -143,7 +143,7 @@ class Run:
     events: Events = field(default_factory=Events)
     artifact_store: MemoryArtifactStore = field(default_factory=MemoryArtifactStore)
     window: int | None = None
-    """The configured one."""
+    """Configured context window, in tokens."""
 
     async def go(self, **fields: Any) -> Result:
         """Run a task with these fields."""
@@ -171,8 +171,11 @@ async def answered(replies: Sequence[Mapping[str, Any]], **fields: Any) -> Resul
 
 
 def valid(body: Mapping[str, Any]) -> bool:
-    """Whether a backend takes the messages: each tool call answered once, before anyone else
-    speaks, its arguments a JSON object."""
+    """Return True if the messages are valid for a backend.
+
+    Each tool call has one result, before the next message of another role, and its arguments are a
+    JSON object.
+    """
     open_calls: list[str] = []
     for message in body["messages"]:
         if message["role"] == "tool":
@@ -184,11 +187,11 @@ def valid(body: Mapping[str, Any]) -> bool:
         ids = [call["id"] for call in calls]
         if open_calls or len(set(ids)) < len(ids) or not all(ids):
             return False
-        if not all(_takes(call["function"]) for call in calls):
+        if not all(_is_valid_call(call["function"]) for call in calls):
             return False
         open_calls = ids
     return not open_calls
 
 
-def _takes(function: Mapping[str, Any]) -> bool:
+def _is_valid_call(function: Mapping[str, Any]) -> bool:
     return bool(function["name"]) and isinstance(json.loads(function["arguments"]), dict)

@@ -36,23 +36,23 @@ def task(count: int, **fields: Any) -> AgentTask:
     return fan_out(first, count, lambda session: next(artifact_stores))
 
 
-class Together(ScriptedModel):
-    """Answers nobody until `count` calls are under way; one of them may fail then."""
+class ConcurrentModel(ScriptedModel):
+    """A model whose calls return once `count` calls are running. One of the calls may fail."""
 
     def __init__(self, replies: list[dict[str, Any]], count: int, *, failing: int = -1) -> None:
         super().__init__(replies)
-        self._all_here = asyncio.Barrier(count)
+        self._barrier = asyncio.Barrier(count)
         self._failing = failing
         self._calls = 0
         self.ended = 0
-        self.three_asked = asyncio.Event()
+        self.three_called = asyncio.Event()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         self._calls += 1
         if self._calls == 3:
-            self.three_asked.set()
+            self.three_called.set()
         try:
-            if await self._all_here.wait() == self._failing:
+            if await self._barrier.wait() == self._failing:
                 raise BackendError("this one failed", status=500)
             if self._failing >= 0:
                 await anyio.sleep_forever()
@@ -70,21 +70,21 @@ async def test_single_choice_is_an_ordinary_run() -> None:
 
 def test_each_choice_has_its_own_run_and_files() -> None:
     three = task(3)
-    names = {each.run_id for each in (three, *three.others)}
-    artifact_stores = {id(each.artifact_store) for each in (three, *three.others)}
+    names = {choice.run_id for choice in (three, *three.others)}
+    artifact_stores = {id(choice.artifact_store) for choice in (three, *three.others)}
     assert (len(names), len(artifact_stores)) == (3, 3)
     assert all(name.isalnum() for name in names)
 
 
 def test_choices_differ_if_a_seed_is_given() -> None:
-    given = {"seed": 7, "temperature": 1, "request_id": "x"}
-    first, *others = (each.params.base for each in _all(task(3, base=given)))
-    assert first == given
+    base = {"seed": 7, "temperature": 1, "request_id": "x"}
+    first, *others = (choice.params.base for choice in _all(task(3, base=base)))
+    assert first == base
     assert others == [{"seed": 8, "temperature": 1}, {"seed": 9, "temperature": 1}]
 
 
 async def test_choices_run_concurrently_in_sandboxes_of_their_own() -> None:
-    model = Together([tool_reply(bash("echo 1 > output/a")), SUBMIT], 3)
+    model = ConcurrentModel([tool_reply(bash("echo 1 > output/a")), SUBMIT], 3)
     sandboxes = MemorySandboxes()
     events: list[Event] = []
 
@@ -94,19 +94,19 @@ async def test_choices_run_concurrently_in_sandboxes_of_their_own() -> None:
     three = task(3, stream=True)
     with anyio.fail_after(10):
         result = await agent(model, sandboxes).answer(three, listen)
-    assert [each.answer for each in (result, *result.others)] == ["42"] * 3
-    assert [each.run_id for each in (result, *result.others)] == [e.run_id for e in _all(three)]
+    assert [choice.answer for choice in (result, *result.others)] == ["42"] * 3
+    assert [choice.run_id for choice in (result, *result.others)] == [e.run_id for e in _all(three)]
     assert len({sandbox.id for sandbox in sandboxes.leased}) == 3
-    assert [list(_saved(each)) for each in _all(three)] == [["/testbed/output/a"]] * 3
-    heard = [e.index for e in events if isinstance(e, ChoiceEvent) and _ends(e.event)]
-    assert sorted(heard) == [1, 2]
+    assert [list(_saved(choice)) for choice in _all(three)] == [["/testbed/output/a"]] * 3
+    finished_choices = [e.index for e in events if isinstance(e, ChoiceEvent) and _ends(e.event)]
+    assert sorted(finished_choices) == [1, 2]
     assert sum(_ends(event) for event in events) == 1
     assert "".join(e.text for e in events if isinstance(e, AnswerDelta)) == "42"
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 async def test_failed_choice_ends_the_other_choices(failing: int) -> None:
-    model = Together([SUBMIT], 3, failing=failing)
+    model = ConcurrentModel([SUBMIT], 3, failing=failing)
     sandboxes = MemorySandboxes()
     with anyio.fail_after(10), pytest.raises(BackendError, match="this one failed"):
         await agent(model, sandboxes).answer(task(3, profile=AT_ONCE), ignore)
@@ -114,11 +114,11 @@ async def test_failed_choice_ends_the_other_choices(failing: int) -> None:
 
 
 async def test_disconnected_client_ends_all_choices() -> None:
-    model = Together([SUBMIT], 4)  # a fourth never comes
+    model = ConcurrentModel([SUBMIT], 4)  # the fourth call is never made
     sandboxes = MemorySandboxes()
     running = asyncio.create_task(agent(model, sandboxes).answer(task(3, profile=AT_ONCE), ignore))
     with anyio.fail_after(10):
-        await model.three_asked.wait()
+        await model.three_called.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -20,15 +20,15 @@ from proxy.agent.events import (
 from proxy.agent.model import Completion
 from proxy.errors import ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from tests.proxy.agent.runs import LOOKUP, Played, Run
+from tests.proxy.agent.runs import LOOKUP, Run, SequentialModel
 
-KEY = call("lookup", key="x")
-WRITTEN = '{"key": "x"}'
+LOOKUP_CALL = call("lookup", key="x")
+ARGUMENTS = '{"key": "x"}'
 FREE_TEXT: dict[str, Any] = {"text_tools": frozenset({"lookup"})}
 
 
 class Piecewise(ScriptedModel):
-    """Sends these pieces of its reply, and fails after them if it is to."""
+    """A model that streams these pieces of its reply, and then raises `error` if it is set."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Piecewise(ScriptedModel):
         return reply
 
 
-def told(run: Run) -> list[Event]:
+def client_call_events(run: Run) -> list[Event]:
     """Return the events of client tool calls."""
     kinds = ClientCallStarted | ClientCallDelta | ClientCallFinished
     return [event for event in run.events if isinstance(event, kinds)]
 
 
-def whole(*pieces: str) -> list[Event]:
+def lookup_events(*pieces: str) -> list[Event]:
     """Return the events of one call of `lookup`."""
     deltas = [ClientCallDelta(0, piece) for piece in pieces]
     return [ClientCallStarted(0, "call_r1_1", "lookup"), *deltas, ClientCallFinished(0)]
@@ -67,19 +67,19 @@ async def test_client_call_is_emitted_once_its_name_is_complete() -> None:
         *(ToolCallDelta(0, "look", ""), ToolCallDelta(0, "lookup", "")),
         *(ToolCallDelta(0, "lookup", '{"key":'), ToolCallDelta(0, "lookup", ' "x"}')),
     ]
-    run = Run(Piecewise([tool_reply(KEY)], pieces))
+    run = Run(Piecewise([tool_reply(LOOKUP_CALL)], pieces))
     result = await run.go(client_tools=[LOOKUP], stream=True)
-    assert told(run) == whole('{"key":', ' "x"}')
-    assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]
+    assert client_call_events(run) == lookup_events('{"key":', ' "x"}')
+    assert [tool_call["id"] for tool_call in result.tool_calls] == ["call_r1_1"]
 
 
 @pytest.mark.parametrize(
-    ("written", "asked"),
+    ("arguments", "fields"),
     [
         ("select 1", {}),
         ("", {}),
-        (WRITTEN, {"stream": False}),
-        (WRITTEN, {"legacy_state": "s1"}),
+        (ARGUMENTS, {"stream": False}),
+        (ARGUMENTS, {"legacy_state": "s1"}),
         ("select 1", FREE_TEXT),
         ('{"input": ["a"]}', FREE_TEXT),
         ('{"input": ""}', FREE_TEXT),
@@ -90,11 +90,11 @@ async def test_client_call_is_emitted_once_its_name_is_complete() -> None:
     ],
 )
 async def test_calls_that_cannot_be_streamed_are_only_in_the_result(
-    written: str, asked: dict[str, Any]
+    arguments: str, fields: dict[str, Any]
 ) -> None:
-    run = Run(ScriptedModel([tool_reply({"name": "lookup", "arguments": written})]))
-    result = await run.go(**{"client_tools": [LOOKUP], "stream": True, **asked})
-    assert told(run) == []
+    run = Run(ScriptedModel([tool_reply({"name": "lookup", "arguments": arguments})]))
+    result = await run.go(**{"client_tools": [LOOKUP], "stream": True, **fields})
+    assert client_call_events(run) == []
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
 
 
@@ -106,7 +106,7 @@ async def test_text_of_a_custom_tool_call_is_streamed() -> None:
     )
     run = Run(model)
     result = await run.go(client_tools=[LOOKUP], stream=True, **FREE_TEXT)
-    first, *pieces, last = told(run)
+    first, *pieces, last = client_call_events(run)
     assert first == ClientCallStarted(0, "call_r1_1", "lookup", takes_text=True)
     assert pieces == [ClientCallDelta(0, text) for text in ("select", " ", "\n", "é")]
     assert last == ClientCallFinished(0)
@@ -116,20 +116,20 @@ async def test_text_of_a_custom_tool_call_is_streamed() -> None:
 
 
 async def test_call_after_a_custom_tool_call_is_streamed() -> None:
-    calls = [call("sql", input="select 1"), KEY]
+    calls = [call("sql", input="select 1"), LOOKUP_CALL]
     pieces = [
         ToolCallDelta(0, "sql", '{"input": "select 1"}'),
-        ToolCallDelta(1, "lookup", WRITTEN),
+        ToolCallDelta(1, "lookup", ARGUMENTS),
     ]
     run = Run(Piecewise([tool_reply(*calls)], pieces))
     sql = {"type": "function", "function": {"name": "sql"}}
     await run.go(client_tools=[sql, LOOKUP], stream=True, text_tools=frozenset({"sql"}))
-    assert told(run) == [
+    assert client_call_events(run) == [
         ClientCallStarted(0, "call_r1_1", "sql", takes_text=True),
         ClientCallDelta(0, "select 1"),
         ClientCallFinished(0),
         ClientCallStarted(1, "call_r1_2", "lookup"),
-        ClientCallDelta(1, WRITTEN),
+        ClientCallDelta(1, ARGUMENTS),
         ClientCallFinished(1),
     ]
 
@@ -138,33 +138,35 @@ async def test_call_written_as_text_is_only_in_the_result() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     run = Run(ScriptedModel([text_reply(text)]))
     result = await run.go(client_tools=[LOOKUP], stream=True)
-    assert (told(run), len(result.tool_calls)) == ([], 1)
+    assert (client_call_events(run), len(result.tool_calls)) == ([], 1)
 
 
 async def test_client_call_is_streamed_in_a_plain_turn() -> None:
-    wrong = tool_reply(call("unknown"))
-    run = Run(Played([wrong, wrong, tool_reply(KEY)]))
+    unknown_call = tool_reply(call("unknown"))
+    run = Run(SequentialModel([unknown_call, unknown_call, tool_reply(LOOKUP_CALL)]))
     with anyio.fail_after(5):
         result = await run.go(client_tools=[LOOKUP], stream=True)
-    assert [made["function"]["arguments"] for made in result.tool_calls] == [WRITTEN]
-    first, *_, last = told(run)
+    assert [tool_call["function"]["arguments"] for tool_call in result.tool_calls] == [ARGUMENTS]
+    first, *_, last = client_call_events(run)
     assert isinstance(first, ClientCallStarted)
     assert (first.call_id, last) == (result.tool_calls[0]["id"], ClientCallFinished(0))
 
 
 async def test_runaway_reasoning_does_not_withdraw_a_streamed_call() -> None:
     thinking = [ReasoningDelta("And on it goes. ") for _ in range(2000)]
-    run = Run(Piecewise([tool_reply(KEY)], [ToolCallDelta(0, "lookup", WRITTEN), *thinking]))
+    run = Run(
+        Piecewise([tool_reply(LOOKUP_CALL)], [ToolCallDelta(0, "lookup", ARGUMENTS), *thinking])
+    )
     result = await run.go(client_tools=[LOOKUP], stream=True)
-    assert told(run) == whole(WRITTEN)
+    assert client_call_events(run) == lookup_events(ARGUMENTS)
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
 
 
 async def test_partly_streamed_call_is_not_retried() -> None:
     overflow = ContextOverflowError("too long")
-    model = Piecewise([tool_reply(KEY)], [ToolCallDelta(0, "lookup", '{"key":')], overflow)
+    model = Piecewise([tool_reply(LOOKUP_CALL)], [ToolCallDelta(0, "lookup", '{"key":')], overflow)
     run = Run(model)
     with pytest.raises(ContextOverflowError):
         await run.go(client_tools=[LOOKUP], stream=True)
-    assert told(run) == whole('{"key":')[:2]
+    assert client_call_events(run) == lookup_events('{"key":')[:2]
     assert len(model.requests) == 1

@@ -11,20 +11,20 @@ from proxy.agent.context_windows import MAX_LEARNT, ContextWindows
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel
 
-ANYBODY = "anybody"
+OWNER = "anybody"
 
 
-class Listing(ScriptedModel):
-    """A server that lists these models."""
+class ListedModels(ScriptedModel):
+    """A model whose server lists these models."""
 
     def __init__(self, *entries: dict[str, Any], error: Exception | None = None) -> None:
         super().__init__([])
-        self.asked = 0
+        self.list_calls = 0
         self._entries = entries
         self._error = error
 
     async def models(self) -> list[dict[str, Any]]:
-        self.asked += 1
+        self.list_calls += 1
         await anyio.lowlevel.checkpoint()
         if self._error:
             raise self._error
@@ -51,73 +51,73 @@ class Listing(ScriptedModel):
     ],
 )
 async def test_window_is_read_from_the_listing(entry: dict[str, Any], window: int | None) -> None:
-    assert await ContextWindows().get(Listing(entry), ANYBODY, "m") == window
+    assert await ContextWindows().get(ListedModels(entry), OWNER, "m") == window
 
 
 async def test_window_applies_only_to_its_own_model_name() -> None:
     listed = [{"id": name, "meta": {"n_ctx": 2048}} for name in ("a", "b")]
-    model, windows = Listing(*listed), ContextWindows()
-    found = [await windows.get(model, ANYBODY, name) for name in ("a", "b", "c")]
+    model, windows = ListedModels(*listed), ContextWindows()
+    found = [await windows.get(model, OWNER, name) for name in ("a", "b", "c")]
     assert found == [2048, 2048, None]
 
 
 async def test_outgrown_default_window_is_unknown() -> None:
-    model, windows = Listing({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
-    assert await windows.get(model, ANYBODY, "m") == 2048
-    windows.record_usage(ANYBODY, "m", 2049)
-    assert await windows.get(model, ANYBODY, "m") is None
+    model, windows = ListedModels({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
+    assert await windows.get(model, OWNER, "m") == 2048
+    windows.record_usage(OWNER, "m", 2049)
+    assert await windows.get(model, OWNER, "m") is None
 
 
 async def test_get_without_refresh_lists_models_only_once() -> None:
-    model, windows = Listing({"id": "another", "max_model_len": 4096}), ContextWindows()
-    assert [await windows.get_without_refresh(model, ANYBODY, "m") for _ in range(2)] == [
+    model, windows = ListedModels({"id": "another", "max_model_len": 4096}), ContextWindows()
+    assert [await windows.get_without_refresh(model, OWNER, "m") for _ in range(2)] == [
         None,
         None,
     ]
-    assert model.asked == 1
+    assert model.list_calls == 1
     windows.record_listing([{"id": "m", "max_model_len": 4096}])
-    assert await windows.get_without_refresh(model, ANYBODY, "m") == 4096
+    assert await windows.get_without_refresh(model, OWNER, "m") == 4096
 
 
 async def test_concurrent_runs_list_models_once() -> None:
-    model, windows = Listing({"id": "m", "max_model_len": 4096}), ContextWindows()
+    model, windows = ListedModels({"id": "m", "max_model_len": 4096}), ContextWindows()
     found: list[int | None] = []
 
-    async def ask() -> None:
-        found.append(await windows.get(model, ANYBODY, "m"))
+    async def get_window() -> None:
+        found.append(await windows.get(model, OWNER, "m"))
 
     async with anyio.create_task_group() as group:
         for _ in range(5):
-            group.start_soon(ask)
-    assert (found, model.asked) == ([4096] * 5, 1)
+            group.start_soon(get_window)
+    assert (found, model.list_calls) == ([4096] * 5, 1)
 
 
 async def test_failed_listing_is_not_repeated_for_a_while() -> None:
-    model, windows = Listing(error=BackendError("no")), ContextWindows()
-    assert [await windows.get(model, ANYBODY, "m") for _ in range(3)] == [None] * 3
-    assert model.asked == 1
+    model, windows = ListedModels(error=BackendError("no")), ContextWindows()
+    assert [await windows.get(model, OWNER, "m") for _ in range(3)] == [None] * 3
+    assert model.list_calls == 1
 
 
 async def test_refusal_takes_precedence_over_the_listing() -> None:
-    model, windows = Listing({"id": "m", "max_model_len": 4096}), ContextWindows()
-    assert await windows.get(model, ANYBODY, "m") == 4096
-    windows.record_refusal(ANYBODY, "m", ContextSizes())
-    assert await windows.get(model, ANYBODY, "m") == 4096
-    windows.record_refusal(ANYBODY, "m", ContextSizes(2048, 3000))
-    assert await windows.get(model, ANYBODY, "m") == 2048
+    model, windows = ListedModels({"id": "m", "max_model_len": 4096}), ContextWindows()
+    assert await windows.get(model, OWNER, "m") == 4096
+    windows.record_refusal(OWNER, "m", ContextSizes())
+    assert await windows.get(model, OWNER, "m") == 4096
+    windows.record_refusal(OWNER, "m", ContextSizes(2048, 3000))
+    assert await windows.get(model, OWNER, "m") == 2048
 
 
 async def test_outgrown_window_is_unknown() -> None:
     windows = ContextWindows()
-    windows.record_refusal(ANYBODY, "m", ContextSizes(2048))
-    windows.record_usage(ANYBODY, "m", 2048)
-    assert await windows.get(Listing(), ANYBODY, "m") == 2048
-    windows.record_usage(ANYBODY, "m", 2049)
-    assert await windows.get(Listing(), ANYBODY, "m") is None
+    windows.record_refusal(OWNER, "m", ContextSizes(2048))
+    windows.record_usage(OWNER, "m", 2048)
+    assert await windows.get(ListedModels(), OWNER, "m") == 2048
+    windows.record_usage(OWNER, "m", 2049)
+    assert await windows.get(ListedModels(), OWNER, "m") is None
 
 
 async def test_refusal_applies_to_its_owner_only() -> None:
-    model, windows = Listing({"id": "m", "max_model_len": 32768}), ContextWindows()
+    model, windows = ListedModels({"id": "m", "max_model_len": 32768}), ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     found = [await windows.get(model, owner, "m") for owner in ("a", "b")]
     assert found == [5000, 32768]
@@ -160,7 +160,7 @@ async def test_number_of_learnt_model_names_is_bounded() -> None:
 
 async def test_configured_window_is_never_overridden() -> None:
     windows = ContextWindows(1000)
-    windows.record_refusal(ANYBODY, "m", ContextSizes(500))
-    windows.record_usage(ANYBODY, "m", 2000)
-    model = Listing({"id": "m", "max_model_len": 4096})
-    assert (await windows.get(model, ANYBODY, "m"), model.asked) == (1000, 0)
+    windows.record_refusal(OWNER, "m", ContextSizes(500))
+    windows.record_usage(OWNER, "m", 2000)
+    model = ListedModels({"id": "m", "max_model_len": 4096})
+    assert (await windows.get(model, OWNER, "m"), model.list_calls) == (1000, 0)

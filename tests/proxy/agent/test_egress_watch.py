@@ -39,10 +39,10 @@ async def test_rule_applies_after_the_end_of_the_run() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
-    refused = "rule orders forbids this: no orders"
-    assert await watch.confirm_target(ORDERS) == refused
+    refusal = "rule orders forbids this: no orders"
+    assert await watch.confirm_target(ORDERS) == refusal
     watch.close()
-    assert await watch.confirm_target(ORDERS) == refused
+    assert await watch.confirm_target(ORDERS) == refusal
     assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
@@ -86,7 +86,7 @@ async def test_frequent_failed_connections_are_summarized(
     with caplog.at_level(logging.INFO):
         for _ in range(MANY):
             await watch.on_decision(failed)
-        await watch.on_decision(decision(DATA))  # what succeeds is told whatever fails
+        await watch.on_decision(decision(DATA))  # successful connections are always emitted
         now = PERIOD_S
         await watch.on_decision(failed)
         for _ in range(MANY):
@@ -94,14 +94,14 @@ async def test_frequent_failed_connections_are_summarized(
         await watch.flush()
         await watch.on_decision(failed)
         watch.close()
-    told = [event.decision for event in events if isinstance(event, EgressDecided)]
+    decisions = [event.decision for event in events if isinstance(event, EgressDecided)]
     first, second = (
-        Decision("", 0, "denied", f"and {more} more connections that failed", 0, 0, 0.0)
-        for more in (MANY - MAX_EMITTED, MANY + 1 - MAX_EMITTED)
+        Decision("", 0, "denied", f"and {count} more connections that failed", 0, 0, 0.0)
+        for count in (MANY - MAX_EMITTED, MANY + 1 - MAX_EMITTED)
     )
-    few = [failed] * MAX_EMITTED
-    assert told == [*few, decision(DATA), first, *few, second]
-    assert len(caplog.records) == len(told) + 1
+    emitted = [failed] * MAX_EMITTED
+    assert decisions == [*emitted, decision(DATA), first, *emitted, second]
+    assert len(caplog.records) == len(decisions) + 1
     assert "and 1 more connections" in caplog.messages[-1]
 
 
@@ -111,6 +111,9 @@ async def test_frequent_rule_matches_are_summarized() -> None:
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refusals = {await watch.confirm_target(ORDERS) for _ in range(MANY)}
     await watch.flush()
-    met = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
+    match = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
     assert refusals == {"rule orders forbids this: no orders"}
-    assert events == [*[met] * MAX_EMITTED, replace(met, subject=f"and {MANY - MAX_EMITTED} more")]
+    assert events == [
+        *[match] * MAX_EMITTED,
+        replace(match, subject=f"and {MANY - MAX_EMITTED} more"),
+    ]

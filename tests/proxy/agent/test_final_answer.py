@@ -60,8 +60,8 @@ async def test_invalid_answer_is_requested_again_with_its_fault(stream: bool) ->
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
     second, third = model.requests[1:]
-    said, complaint = third["messages"][-2:]
-    assert said == {"role": "assistant", "content": "It is 42."}
+    answer_message, complaint = third["messages"][-2:]
+    assert answer_message == {"role": "assistant", "content": "It is 42."}
     assert "It is not JSON" in complaint["content"]
     assert third["response_format"] == second["response_format"] == {"type": "json_object"}
     assert "tools" not in third
@@ -105,16 +105,16 @@ async def test_failed_retry_returns_the_first_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("submitted", "finish_reason", "warned"),
+    ("submitted", "finish_reason", "has_warning"),
     [('{"n": 42}', "stop", False), ("42", "length", True)],
 )
 async def test_submitted_answer_is_validated_if_the_final_call_is_disabled(
-    submitted: str, finish_reason: str, warned: bool
+    submitted: str, finish_reason: str, has_warning: bool
 ) -> None:
     model = ScriptedModel([text_reply(submitted), FAILURE])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == (submitted, finish_reason)
-    assert bool(result.warnings) is warned
+    assert bool(result.warnings) is has_warning
 
 
 async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
@@ -127,18 +127,20 @@ async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
     async def ignore(event: Event) -> None:
         """Ignore the event."""
 
-    async def nothing_there(computer: Sandbox) -> Sequence[str]:
+    async def prepare_nothing(sandbox: Sandbox) -> Sequence[str]:
         return ()
 
-    async def no_computer() -> None:
+    async def no_sandbox() -> None:
         """Return no sandbox."""
 
     model = Slow([text_reply("It is 42.")])
     task = make_task("r1", MemoryArtifactStore(), "m", [USER], **OBJECT)
     writer = AnswerWriter(task, ignore)
     async with MemorySandboxes().lease(Isolation()) as lease:
-        executor = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
-        files = ObservationFiles("r1", no_computer)
+        executor = ToolExecutor(
+            [], lease, ignore, Guard(Profile(), ignore), prepare=prepare_nothing
+        )
+        files = ObservationFiles("r1", no_sandbox)
         metered = MeteredModel(model, RunBudget(task, Limits(), 0.0))
         conversation = Conversation(
             *(metered, task, [USER], task.params, [], ""),
@@ -152,7 +154,7 @@ async def test_answer_whose_retry_times_out_is_returned_unchanged() -> None:
     assert [warning.code for warning in final.warnings] == ["response_format_violated"]
 
 
-async def test_cut_off_answer_is_not_retried() -> None:
+async def test_truncated_answer_is_not_retried() -> None:
     model = ScriptedModel([SUBMIT, {"content": '{"n": ', "finish_reason": "length"}])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == ('{"n": ', "length")

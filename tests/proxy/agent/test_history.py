@@ -18,95 +18,109 @@ CLIENT = [
 BRIDGE = {"role": "assistant", "content": BEFORE_SUMMARY}
 
 
-def said(id: str) -> dict[str, Any]:
+def assistant_call(id: str) -> dict[str, Any]:
     function = {"name": "execute_bash", "arguments": "{}"}
     calls = [{"id": id, "type": "function", "function": function}]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
-def observed(id: str, text: str = "x") -> dict[str, Any]:
+def tool_result(id: str, text: str = "x") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": text}
 
 
-def history(*messages: dict[str, Any]) -> History:
-    made = History(CLIENT)
-    made.append(*messages)
-    return made
+def make_history(*messages: dict[str, Any]) -> History:
+    history = History(CLIENT)
+    history.append(*messages)
+    return history
 
 
 def test_history_does_not_modify_the_clients_list() -> None:
-    given = list(CLIENT)
-    made = History(given)
-    made.append(observed("a"))
-    assert given == CLIENT
-    assert made.messages == [*CLIENT, observed("a")]
+    client_messages = list(CLIENT)
+    history = History(client_messages)
+    history.append(tool_result("a"))
+    assert client_messages == CLIENT
+    assert history.messages == [*CLIENT, tool_result("a")]
 
 
-def test_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
-    long = {**observed("a", "long"), "extra": 1}
-    made = history(said("a"), long)
-    before = made.messages
-    told = copy.deepcopy(before)
-    made.replace_with_stubs({3: "stub"})
-    assert made.messages == [*CLIENT, said("a"), {**long, "content": "stub"}]
-    assert before == told
+def test_shortened_segment_differs_only_in_its_stubs() -> None:
+    long = {**tool_result("a", "long"), "extra": 1}
+    history = make_history(assistant_call("a"), long)
+    before = history.messages
+    copied = copy.deepcopy(before)
+    history.replace_with_stubs({3: "stub"})
+    assert history.messages == [*CLIENT, assistant_call("a"), {**long, "content": "stub"}]
+    assert before == copied
 
 
-def test_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_turns() -> None:
-    made = history(said("a"), observed("a"), said("b"), observed("b"), said("c"), observed("c"))
-    made.replace_with_summary("so far", made.turns()[2:])
-    told = {"role": "user", "content": "so far"}
-    assert made.messages == [*CLIENT, BRIDGE, told, said("c"), observed("c")]
-    assert valid({"messages": made.messages})
+def test_summary_replaces_all_but_the_client_messages_and_the_latest_turns() -> None:
+    history = make_history(
+        assistant_call("a"),
+        tool_result("a"),
+        assistant_call("b"),
+        tool_result("b"),
+        assistant_call("c"),
+        tool_result("c"),
+    )
+    history.replace_with_summary("so far", history.turns()[2:])
+    summary = {"role": "user", "content": "so far"}
+    assert history.messages == [*CLIENT, BRIDGE, summary, assistant_call("c"), tool_result("c")]
+    assert valid({"messages": history.messages})
 
 
-def test_later_summary_takes_the_place_of_an_earlier_one() -> None:
-    made = history(said("a"), observed("a"))
-    made.replace_with_summary("first", [])
-    made.append(said("b"), observed("b"))
-    made.replace_with_summary("second", [])
-    assert made.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
+def test_later_summary_replaces_the_earlier_one() -> None:
+    history = make_history(assistant_call("a"), tool_result("a"))
+    history.replace_with_summary("first", [])
+    history.append(assistant_call("b"), tool_result("b"))
+    history.replace_with_summary("second", [])
+    assert history.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
 
 
 def test_last_request_is_kept_after_a_summary() -> None:
-    made = history(said("a"), observed("a"))
-    made.append_request("Answer now.")
-    made.replace_with_summary("so far", [])
-    assert [text_of(message) for message in made.messages] == ["s", "u", "so far", "Answer now."]
-    assert [each["role"] for each in made.messages[1:]] == ["user", "assistant", "user"]
+    history = make_history(assistant_call("a"), tool_result("a"))
+    history.append_request("Answer now.")
+    history.replace_with_summary("so far", [])
+    assert [text_of(message) for message in history.messages] == ["s", "u", "so far", "Answer now."]
+    assert [each["role"] for each in history.messages[1:]] == ["user", "assistant", "user"]
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_appended_text_is_kept_after_a_summary(is_kept: bool) -> None:
-    made = history(said("a"), observed("a"))
-    made.append_to_last(" 3 steps remain.")
-    made.replace_with_summary("so far", made.turns() if is_kept else [])
-    made.append(said("b"), observed("b"))
-    texts = [text_of(message) for message in made.messages]
+@pytest.mark.parametrize("is_latest", [False, True])
+def test_appended_text_is_kept_after_a_summary(is_latest: bool) -> None:
+    history = make_history(assistant_call("a"), tool_result("a"))
+    history.append_to_last(" 3 steps remain.")
+    history.replace_with_summary("so far", history.turns() if is_latest else [])
+    history.append(assistant_call("b"), tool_result("b"))
+    texts = [text_of(message) for message in history.messages]
     assert [text for text in texts if "remain" in text] == [
-        "x 3 steps remain." if is_kept else "so far 3 steps remain."
+        "x 3 steps remain." if is_latest else "so far 3 steps remain."
     ]
 
 
 def test_later_client_messages_are_kept_before_a_summary() -> None:
     marks: dict[int, Any] = {3: "result", 4: "theirs"}
     later = {"role": "user", "content": "And quickly."}
-    made = History([*CLIENT, said("a"), observed("a"), later], 2, marks)
-    made.append(said("b"), observed("b"))
-    made.replace_with_summary("so far", made.turns()[1:])
-    told = {"role": "user", "content": "so far"}
-    assert made.messages == [*CLIENT, later, BRIDGE, told, said("b"), observed("b")]
-    assert made.own_start == 3
+    history = History([*CLIENT, assistant_call("a"), tool_result("a"), later], 2, marks)
+    history.append(assistant_call("b"), tool_result("b"))
+    history.replace_with_summary("so far", history.turns()[1:])
+    summary = {"role": "user", "content": "so far"}
+    assert history.messages == [
+        *CLIENT,
+        later,
+        BRIDGE,
+        summary,
+        assistant_call("b"),
+        tool_result("b"),
+    ]
+    assert history.own_start == 3
 
 
 def test_marks_are_the_kinds_that_differ_from_roles() -> None:
-    made = history(said("a"), observed("a"))
-    made.replace_with_summary("so far", [])
-    made.append(said("b"), observed("b"))
-    made.append_request("Answer now.")
-    assert made.marks == {2: "summary", 3: "summary", 6: "asked"}
-    again = History(json.loads(json.dumps(made.messages)), made.own_start, made.marks)
-    assert [each.kind for each in again.entries] == [each.kind for each in made.entries]
+    history = make_history(assistant_call("a"), tool_result("a"))
+    history.replace_with_summary("so far", [])
+    history.append(assistant_call("b"), tool_result("b"))
+    history.append_request("Answer now.")
+    assert history.marks == {2: "summary", 3: "summary", 6: "asked"}
+    restored = History(json.loads(json.dumps(history.messages)), history.own_start, history.marks)
+    assert [each.kind for each in restored.entries] == [each.kind for each in history.entries]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +132,6 @@ def test_marks_are_the_kinds_that_differ_from_roles() -> None:
         (7, ""),
     ],
 )
-def test_text_of_a_message(content: object, text: str) -> None:
+def test_text_of_a_message_is_that_of_its_text_parts(content: object, text: str) -> None:
     assert text_of({"content": content}) == text
     assert text_of({}) == ""

@@ -54,47 +54,49 @@ class OneSandbox:
         return self._sandbox
 
 
-class Talk:
+class SandboxSession:
     """A session whose runs use the same sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         sandboxes, snapshots = OneSandbox(sandbox), MemorySnapshots()
         self._workspaces = Workspaces(sandboxes, snapshots, keep_s=600, max_kept=1)
-        self._left: list[str] = []
+        self._saved_states: list[str] = []
 
     async def turn(self, *commands: str, **limits: Any) -> Result:
         replies: Sequence[dict[str, Any]] = [tool_reply(bash(each)) for each in commands]
-        leaves = SessionState(SESSION, f"s{len(self._left)}")
+        save_as = SessionState(SESSION, f"s{len(self._saved_states)}")
         task = make_task(
-            run_id=f"r{len(self._left)}",
+            run_id=f"r{len(self._saved_states)}",
             artifact_store=MemoryArtifactStore(),
             model="m",
             messages=[USER],
             profile=Profile(limits=Limits(**limits), artifacts=ArtifactLimits(max_total_mib=1)),
-            resume_from=ResumePoint(SESSION, tuple(self._left)) if self._left else None,
-            save_as=leaves,
+            resume_from=ResumePoint(SESSION, tuple(self._saved_states))
+            if self._saved_states
+            else None,
+            save_as=save_as,
         )
         agent = Agent(ScriptedModel([*replies, SUBMIT]), self._workspaces, make_tools)
         result = await agent.answer(task, Events())
-        self._left.insert(0, leaves.name)
+        self._saved_states.insert(0, save_as.name)
         return result
 
 
 @pytest.fixture
-async def conversation(tmp_path: Path) -> AsyncIterator[Talk]:
+async def session(tmp_path: Path) -> AsyncIterator[SandboxSession]:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
-        yield Talk(sandbox)
+        yield SandboxSession(sandbox)
 
 
 def reasons(result: Result) -> set[str]:
     return {each.why for each in result.skipped_files}
 
 
-async def test_files_too_large_for_artifacts_are_not_hashed(conversation: Talk) -> None:
-    first = await conversation.turn(SPARSE)
+async def test_files_too_large_for_artifacts_are_not_hashed(session: SandboxSession) -> None:
+    first = await session.turn(SPARSE)
     assert (reasons(first), len(first.skipped_files)) == ({"too_large"}, 9999)
     with anyio.fail_after(60):
-        second = await conversation.turn("echo x > new.txt; truncate -s 1501M 1")
+        second = await session.turn("echo x > new.txt; truncate -s 1501M 1")
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert [(each.path, each.why) for each in second.skipped_files] == [
@@ -102,24 +104,24 @@ async def test_files_too_large_for_artifacts_are_not_hashed(conversation: Talk) 
     ]
 
 
-async def test_files_not_hashed_in_time_are_skipped_files(conversation: Talk) -> None:
-    await conversation.turn(ENDLESS)
+async def test_files_not_hashed_in_time_are_skipped_files(session: SandboxSession) -> None:
+    await session.turn(ENDLESS)
     with anyio.fail_after(60):
-        second = await conversation.turn("echo x > new.txt", max_run_seconds=20)
+        second = await session.turn("echo x > new.txt", max_run_seconds=20)
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert reasons(second) == {"no_time"}
     assert len(second.skipped_files) > 9000
 
 
-@pytest.mark.parametrize(("making", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
-async def test_files_made_by_a_later_turn_do_not_hold_up_its_answer(
-    conversation: Talk, making: str, why: str
+@pytest.mark.parametrize(("command", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
+async def test_files_of_a_later_turn_do_not_delay_its_answer(
+    session: SandboxSession, command: str, why: str
 ) -> None:
-    await conversation.turn("echo x > output/old.txt")
+    await session.turn("echo x > output/old.txt")
     with anyio.fail_after(60):
-        second = await conversation.turn(making, max_run_seconds=20)
+        second = await session.turn(command, max_run_seconds=20)
     assert second.stop_reason is StopReason.SUBMITTED
-    # The old file is named too where hashing the new ones has left no time for it.
+    # The old file is skipped too if hashing the new files has left no time for it.
     new = [each.why for each in second.skipped_files if each.path != "/testbed/output/old.txt"]
     assert new == [why] * 9999

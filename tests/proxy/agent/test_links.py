@@ -1,11 +1,11 @@
-"""Paths in streamed answers become links, wherever the pieces end."""
+"""Rewriting of paths in streamed answers as links, for any pieces."""
 
 import random
 
 import pytest
 
 from proxy.agent.answer import LinkRewriter
-from tests.proxy.agent.cuts import cuts
+from tests.proxy.agent.random_pieces import random_pieces
 
 OUT = "/testbed/output"
 PATHS = [f"{OUT}/plot.png", f"{OUT}/a b.csv", f"{OUT}/sub/plot.png", f"{OUT}/plot", f"{OUT}/ü.txt"]
@@ -119,7 +119,7 @@ def test_links_do_not_depend_on_the_pieces(seed: int) -> None:
     ]
     text = "".join(rng.choice(words) for _ in range(rng.randint(1, 25)))
     writer = LinkRewriter(PATHS, url)
-    written = [writer.feed(piece) for piece in cuts(text, seed)]
+    written = [writer.feed(piece) for piece in random_pieces(text, seed)]
     assert "".join([*written, writer.finish()]) == linked(text)
 
 

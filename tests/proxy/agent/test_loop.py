@@ -23,7 +23,7 @@ from proxy.agent.events import (
 )
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from sandbox_runtime.tools import make_tools
-from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Played, Run, answered, bash, valid
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Run, SequentialModel, answered, bash, valid
 
 
 async def test_submit_ends_the_run_with_its_answer() -> None:
@@ -37,7 +37,7 @@ async def test_submit_ends_the_run_with_its_answer() -> None:
     assert len(model.requests) == 1
 
 
-def prompt_of(model: ScriptedModel) -> str:
+def prompt_hash(model: ScriptedModel) -> str:
     """Return the SHA-256 of the system prompt."""
     return hashlib.sha256(model.requests[0]["messages"][0]["content"].encode()).hexdigest()
 
@@ -49,7 +49,7 @@ async def test_events_of_a_run_are_in_order() -> None:
     run = Run(model)
     await run.go()
     assert run.events == [
-        RunStarted("r1", prompt_of(model)),
+        RunStarted("r1", prompt_hash(model)),
         TurnStarted(1),
         CallAccepted(),
         ReasoningDelta("Hm."),
@@ -101,7 +101,7 @@ async def test_calls_after_submit_are_not_run() -> None:
     assert (result.answer, list(result.artifacts)) == ("42", [])
 
 
-async def test_models_message_is_echoed_with_every_field_it_had() -> None:
+async def test_model_message_is_sent_back_with_all_its_fields() -> None:
     message = {
         "role": "assistant",
         "content": "Counting.",
@@ -125,7 +125,7 @@ async def test_models_message_is_echoed_with_every_field_it_had() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_history_only_grows_and_the_tools_never_change(stream: bool) -> None:
+async def test_history_is_append_only_and_the_tools_are_constant(stream: bool) -> None:
     model = ScriptedModel(
         [
             tool_reply(
@@ -160,24 +160,24 @@ async def test_history_only_grows_and_the_tools_never_change(stream: bool) -> No
     assert names == ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
 
-async def test_system_prompt_precedes_the_clients_own() -> None:
+async def test_system_prompt_precedes_that_of_the_client() -> None:
     model = ScriptedModel([text_reply("Ahoy.")])
     run = Run(model)
     await run.go(messages=[{"role": "system", "content": "Be a pirate."}, USER])
-    words = system_prompt(run.profile)
+    prompt = system_prompt(run.profile)
     assert model.requests[0]["messages"] == [
-        {"role": "system", "content": f"{words}\n\nBe a pirate."},
+        {"role": "system", "content": f"{prompt}\n\nBe a pirate."},
         USER,
     ]
 
 
-async def test_prose_that_shows_the_model_is_done_is_the_answer() -> None:
+async def test_final_prose_is_the_answer() -> None:
     model = ScriptedModel([text_reply("\nThere are 42.\n")])
     run = Run(model)
     result = await run.go()
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.ANSWERED)
     assert run.events == [
-        RunStarted("r1", prompt_of(model)),
+        RunStarted("r1", prompt_hash(model)),
         TurnStarted(1),
         CallAccepted(),
         AnswerDelta("There are 42."),
@@ -185,7 +185,7 @@ async def test_prose_that_shows_the_model_is_done_is_the_answer() -> None:
     ]
 
 
-async def test_announced_call_is_requested_once_and_else_the_announcement_is_the_answer() -> None:
+async def test_announcement_is_the_answer_after_one_request_for_the_announced_call() -> None:
     model = ScriptedModel([text_reply("Let me check:"), text_reply("Let me check again:")])
     run = Run(model)
     result = await run.go()
@@ -194,7 +194,7 @@ async def test_announced_call_is_requested_once_and_else_the_announcement_is_the
     assert len(model.requests) == 2
 
 
-async def test_work_after_a_nudge_earns_another() -> None:
+async def test_tool_call_after_a_nudge_allows_another_nudge() -> None:
     model = ScriptedModel(
         [
             text_reply("Let me check:"),
@@ -206,27 +206,27 @@ async def test_work_after_a_nudge_earns_another() -> None:
     assert (await Run(model).go()).answer == "42"
 
 
-async def test_cut_off_first_answer_is_returned_as_cut_off() -> None:
+async def test_truncated_first_answer_has_finish_reason_length() -> None:
     model = ScriptedModel([{"content": "There are for", "finish_reason": "length"}])
     result = await Run(model).go()
     assert (result.answer, result.finish_reason) == ("There are for", "length")
     assert len(model.requests) == 1
 
 
-async def test_filtered_answer_is_called_filtered() -> None:
+async def test_filtered_answer_has_finish_reason_content_filter() -> None:
     result = await answered([{"content": "There are", "finish_reason": "content_filter"}])
     assert (result.answer, result.finish_reason) == ("There are", "content_filter")
 
 
 async def test_empty_first_reply_is_followed_by_the_request_without_tools() -> None:
-    model = Played([text_reply(""), text_reply("42")])
+    model = SequentialModel([text_reply(""), text_reply("42")])
     result = await Run(model).go()
     assert result.answer == "42"
     assert model.requests[1] == {"model": "m", "messages": [USER]}
 
 
-async def test_empty_answer_is_not_one_that_was_cut_off() -> None:
-    result = await Run(Played([text_reply(""), text_reply("")])).go()
+async def test_empty_answer_has_finish_reason_stop() -> None:
+    result = await Run(SequentialModel([text_reply(""), text_reply("")])).go()
     assert (result.answer, result.finish_reason) == ("", "stop")
 
 

@@ -14,7 +14,7 @@ from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.proxy.agent.runs import SUBMIT, Events, Run, answered, bash
 from tests.sandbox_runtime.transfer import PLENTY_S
 
-HAND_IN = tool_reply(call("submit"))
+EMPTY_SUBMIT = tool_reply(call("submit"))
 IN_OUTPUT = "echo from output > /testbed/output/answer.txt"
 IN_TESTBED = "echo from testbed > /testbed/answer.txt"
 
@@ -23,30 +23,30 @@ async def test_submitted_answer_takes_precedence_over_answer_files() -> None:
     assert (await answered([tool_reply(bash(f"{IN_OUTPUT}; {IN_TESTBED}")), SUBMIT])).answer == "42"
 
 
-async def test_answer_file_in_the_output_directory_is_second() -> None:
+async def test_answer_file_in_the_output_directory_is_the_second_source() -> None:
     steps = tool_reply(bash(f"{IN_OUTPUT}; {IN_TESTBED}"), content="It is done.")
-    assert (await answered([steps, HAND_IN])).answer == "from output"
+    assert (await answered([steps, EMPTY_SUBMIT])).answer == "from output"
 
 
-async def test_answer_file_in_the_working_directory_is_third() -> None:
+async def test_answer_file_in_the_working_directory_is_the_third_source() -> None:
     steps = tool_reply(bash(IN_TESTBED), content="It is done.")
-    assert (await answered([steps, HAND_IN])).answer == "from testbed"
+    assert (await answered([steps, EMPTY_SUBMIT])).answer == "from testbed"
 
 
-async def test_last_prose_is_fourth() -> None:
+async def test_last_prose_is_the_fourth_source() -> None:
     steps = tool_reply(bash("ls"), content="There are 41.")
     last = tool_reply(call("submit"), content="There are 42.")
     assert (await answered([steps, last])).answer == "There are 42."
 
 
-async def test_final_answer_call_is_last() -> None:
-    result = await answered([tool_reply(bash("ls")), HAND_IN, text_reply("42")])
+async def test_final_answer_call_is_the_last_source() -> None:
+    result = await answered([tool_reply(bash("ls")), EMPTY_SUBMIT, text_reply("42")])
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
 async def test_announcement_is_no_answer_after_an_empty_submit() -> None:
     steps = tool_reply(bash("ls"), content="Let me look at the files:")
-    assert (await answered([steps, HAND_IN, text_reply("42")])).answer == "42"
+    assert (await answered([steps, EMPTY_SUBMIT, text_reply("42")])).answer == "42"
 
 
 async def test_answer_file_takes_precedence_over_closing_prose() -> None:
@@ -55,7 +55,7 @@ async def test_answer_file_takes_precedence_over_closing_prose() -> None:
 
 
 @pytest.mark.parametrize(
-    "making",
+    "command",
     [
         "ln -s /root/secret output/answer.txt",
         "ln -s answer.txt output/answer.txt",
@@ -66,25 +66,25 @@ async def test_answer_file_takes_precedence_over_closing_prose() -> None:
         "head -c 1048577 /dev/zero > output/answer.txt",
     ],
 )
-async def test_only_a_regular_file_of_sane_size_with_text_is_an_answer(making: str) -> None:
-    steps = tool_reply(bash(f"echo secret > /root/secret; {making}"))
-    result = await answered([steps, HAND_IN, text_reply("asked for")])
+async def test_only_a_regular_file_of_limited_size_with_text_is_an_answer(command: str) -> None:
+    steps = tool_reply(bash(f"echo secret > /root/secret; {command}"))
+    result = await answered([steps, EMPTY_SUBMIT, text_reply("asked for")])
     assert (result.answer, list(result.artifacts)) == ("asked for", [])
 
 
 async def test_unusable_answer_file_does_not_hide_the_other() -> None:
     steps = tool_reply(bash(f"mkfifo output/answer.txt; {IN_TESTBED}"))
-    assert (await answered([steps, HAND_IN])).answer == "from testbed"
+    assert (await answered([steps, EMPTY_SUBMIT])).answer == "from testbed"
 
 
 async def test_answer_file_keeps_its_inner_lines_and_indentation() -> None:
     steps = tool_reply(bash("printf '\\n  a\\n\\n  b\\n\\n' > output/answer.txt"))
-    assert (await answered([steps, HAND_IN])).answer == "  a\n\n  b"
+    assert (await answered([steps, EMPTY_SUBMIT])).answer == "  a\n\n  b"
 
 
-async def test_answer_file_that_is_not_utf_8_is_shown_as_far_as_it_goes() -> None:
+async def test_invalid_utf_8_in_the_answer_file_is_replaced() -> None:
     steps = tool_reply(bash("printf 'caf\\351' > output/answer.txt"))
-    assert (await answered([steps, HAND_IN])).answer == "caf\N{REPLACEMENT CHARACTER}"
+    assert (await answered([steps, EMPTY_SUBMIT])).answer == "caf\N{REPLACEMENT CHARACTER}"
 
 
 # Files
@@ -125,7 +125,7 @@ async def test_symlinks_fifos_and_the_answer_file_never_become_artifacts() -> No
             " mkfifo output/fifo; echo 42 > output/answer.txt; echo ok > output/ok"
         )
     )
-    run = Run(ScriptedModel([steps, HAND_IN]))
+    run = Run(ScriptedModel([steps, EMPTY_SUBMIT]))
     result = await run.go()
     assert (result.answer, run.artifact_store.saved) == ("42", {"/testbed/output/ok": b"ok\n"})
 
@@ -137,8 +137,10 @@ async def test_missing_output_directory_is_no_error() -> None:
 
 async def test_files_over_the_limits_are_skipped_and_not_linked() -> None:
     steps = tool_reply(bash("cd output; echo 1 > a; echo 2 > b; echo 3 > c"))
-    words = tool_reply(call("submit", answer="/testbed/output/a and /testbed/output/c !"))
-    run = Run(ScriptedModel([steps, words]), profile=Profile(artifacts=ArtifactLimits(max_files=2)))
+    submit = tool_reply(call("submit", answer="/testbed/output/a and /testbed/output/c !"))
+    run = Run(
+        ScriptedModel([steps, submit]), profile=Profile(artifacts=ArtifactLimits(max_files=2))
+    )
     result = await run.go()
     assert [artifact.path for artifact in result.artifacts] == [
         "/testbed/output/a",
@@ -149,15 +151,17 @@ async def test_files_over_the_limits_are_skipped_and_not_linked() -> None:
 
 
 async def test_answer_file_is_not_linked() -> None:
-    words = "It is in /testbed/output/answer.txt."
-    result = await answered([tool_reply(bash(IN_OUTPUT)), tool_reply(call("submit", answer=words))])
-    assert result.answer == words
+    answer = "It is in /testbed/output/answer.txt."
+    result = await answered(
+        [tool_reply(bash(IN_OUTPUT)), tool_reply(call("submit", answer=answer))]
+    )
+    assert result.answer == answer
 
 
 async def test_paths_in_every_kind_of_answer_become_links() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv; echo '(sandbox:/mnt/data/a.csv)' > answer.txt"))
     link = "([a.csv](https://files.test/a.csv))"
-    assert (await answered([steps, HAND_IN])).answer == link
+    assert (await answered([steps, EMPTY_SUBMIT])).answer == link
     prose = text_reply("([a.csv](/testbed/output/a.csv))")
     steps = tool_reply(bash("echo 1 > output/a.csv"))
     assert (await answered([steps, prose])).answer == link
@@ -167,9 +171,9 @@ async def test_paths_in_every_kind_of_answer_become_links() -> None:
 
 async def test_links_are_not_rewritten_in_an_answer_with_a_form() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv"))
-    json = '{"file": "/testbed/output/a.csv"}'
-    submit = tool_reply(call("submit", answer=json))
-    assert (await answered([steps, submit], rewrite_links=False)).answer == json
+    json_answer = '{"file": "/testbed/output/a.csv"}'
+    submit = tool_reply(call("submit", answer=json_answer))
+    assert (await answered([steps, submit], rewrite_links=False)).answer == json_answer
 
 
 async def test_files_with_names_that_are_not_utf_8_become_artifacts() -> None:

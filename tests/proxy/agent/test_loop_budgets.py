@@ -29,7 +29,7 @@ COUNTED = {
     "prompt_tokens_details": {"cached_tokens": 500},
 }
 TARIFF = ((0, Price(1000.0, 1000.0, cached_per_mtok=200.0)),)
-"""A call of so many tokens costs 0.7 USD, and the next one's prompt 0.2 at least."""
+"""A call with the usage COUNTED costs 0.7 USD, and the prompt of the next call at least 0.2 USD."""
 STEP = {**tool_reply(bash("echo a")), "usage": COUNTED}
 LAST = text_reply("About 42.")
 MIB = 1 << 20
@@ -39,13 +39,13 @@ def refusal(stop: StopReason) -> str:
     return NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop])
 
 
-def told(request: Mapping[str, Any]) -> list[str]:
-    """Return the observations."""
+def observations(request: Mapping[str, Any]) -> list[str]:
+    """Return the observations in the messages of a request."""
     return [each["content"] for each in request["messages"] if each["role"] == "tool"]
 
 
 class Downloading(Events):
-    """Has bytes pass while a command runs."""
+    """Records events, and counts network traffic of the sandbox while a command runs."""
 
     def __init__(self, sandboxes: MemorySandboxes, count: int) -> None:
         super().__init__(self._download)
@@ -89,15 +89,15 @@ async def test_calls_beyond_the_budget_get_an_observation_and_are_not_run() -> N
     result = await run.go()
     assert result.stop_reason is StopReason.COMMAND_BUDGET
     refused = refusal(StopReason.COMMAND_BUDGET)
-    assert told(model.requests[1]) == ["Exit code: 0\n[stdout]\na", refused, refused]
+    assert observations(model.requests[1]) == ["Exit code: 0\n[stdout]\na", refused, refused]
     assert (result.stats.commands, len(run.events.observations)) == (1, 1)
 
 
-async def test_output_budget_used_up_within_a_turn_skips_its_other_calls() -> None:
+async def test_exhausted_output_budget_skips_the_other_calls_of_the_turn() -> None:
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), LAST])
     result = await Run(model, limits=Limits(max_tool_output_chars=5)).go()
     assert result.stop_reason is StopReason.TOOL_OUTPUT_BUDGET
-    assert told(model.requests[1])[1] == refusal(StopReason.TOOL_OUTPUT_BUDGET)
+    assert observations(model.requests[1])[1] == refusal(StopReason.TOOL_OUTPUT_BUDGET)
 
 
 async def test_submit_beside_a_call_beyond_the_budget_is_accepted() -> None:
@@ -106,7 +106,7 @@ async def test_submit_beside_a_call_beyond_the_budget_is_accepted() -> None:
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
-async def test_client_tools_can_be_called_without_a_command_budget() -> None:
+async def test_client_tools_can_be_called_beyond_the_command_budget() -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"), call("lookup"))
     run = Run(ScriptedModel([calls]), limits=Limits(max_commands=1))
     result = await run.go(client_tools=[LOOKUP])
@@ -133,7 +133,7 @@ async def test_traffic_is_capped_at_the_egress_budget() -> None:
             traffic.reserve(MIB // 2, now=0.0)
             try:
                 traffic.reserve(MIB, now=0.0)
-            except Exception as error:  # noqa: BLE001 - as a program would hear of it
+            except Exception as error:  # noqa: BLE001 - a program in the sandbox gets any error
                 seen.append(str(error))
 
     model = ScriptedModel([STEP, LAST])
@@ -145,10 +145,10 @@ async def test_traffic_is_capped_at_the_egress_budget() -> None:
 
 async def test_replacement_sandbox_shares_the_egress_budget() -> None:
     sandboxes = MemorySandboxes()
-    lose = Downloading(sandboxes, MIB)
+    downloading = Downloading(sandboxes, MIB)
 
     async def download_and_lose(event: Event) -> None:
-        await lose._download(event)
+        await downloading._download(event)
         if isinstance(event, ToolOutput) and len(sandboxes.leased) == 1:
             await sandboxes.leased[0].close()
 
@@ -213,8 +213,8 @@ async def test_cost_is_reported_if_known_for_all_calls() -> None:
     known = await Run(ScriptedModel([STEP, {**SUBMIT, "usage": COUNTED}])).go(tariff=TARIFF)
     assert known.stats.cost_usd == pytest.approx(1.4)
     step = {**STEP, "usage": {**COUNTED, "cost": 0.001}}
-    half = await Run(ScriptedModel([step, {**SUBMIT, "usage": COUNTED}])).go()
-    assert half.stats.cost_usd is None
+    unknown = await Run(ScriptedModel([step, {**SUBMIT, "usage": COUNTED}])).go()
+    assert unknown.stats.cost_usd is None
 
 
 async def test_token_budget_applies_without_backend_usage() -> None:
@@ -225,12 +225,12 @@ async def test_token_budget_applies_without_backend_usage() -> None:
     assert result.stats.llm_calls < 4
 
 
-# What remains
+# Reminders
 
 
 def reminders(model: ScriptedModel) -> list[str]:
-    """The lines in brackets that the last request shows."""
-    lines = [line for text in told(model.requests[-1]) for line in text.split("\n")]
+    """Return the reminders in the observations of the last request."""
+    lines = [line for text in observations(model.requests[-1]) for line in text.split("\n")]
     return [line for line in lines if line.startswith("[") and "remain" in line]
 
 
@@ -253,11 +253,11 @@ async def test_reminders_do_not_change_earlier_messages() -> None:
 async def test_reminder_follows_the_newest_observation() -> None:
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), SUBMIT])
     await Run(model, limits=Limits(max_commands=3, max_turns=100)).go()
-    first, second = told(model.requests[1])
+    first, second = observations(model.requests[1])
     assert (first, second) == ("Exit code: 0\n[stdout]\na", "Exit code: 0\n[stdout]\nb")
     model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), SUBMIT])
     await Run(model, limits=Limits(max_commands=3, max_turns=4)).go()
-    assert told(model.requests[1]) == [
+    assert observations(model.requests[1]) == [
         "Exit code: 0\n[stdout]\na",
         "Exit code: 0\n[stdout]\nb\n[3 steps remain. Hand in what you have.]",
     ]

@@ -20,7 +20,7 @@ DEADLINE = StopReason.DEADLINE
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_slow_model_is_asked_for_a_final_answer(stream: bool) -> None:
+async def test_slow_model_gets_a_final_answer_request(stream: bool) -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     with anyio.fail_after(20):
         result = await Run(model).go(deadline_s=2, stream=stream)
@@ -28,7 +28,7 @@ async def test_slow_model_is_asked_for_a_final_answer(stream: bool) -> None:
     assert model.requests[-1]["messages"][-1]["content"] == final_request(DEADLINE)
 
 
-async def test_stop_reason_is_the_nearer_of_deadline_and_limit() -> None:
+async def test_stop_reason_is_the_earlier_of_deadline_and_limit() -> None:
     stuck = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(stuck, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(20):
@@ -45,7 +45,7 @@ async def test_command_gets_no_more_time_than_the_deadline_leaves() -> None:
 
 
 async def test_final_answer_call_ends_at_the_deadline() -> None:
-    stuck = StuckModel([], is_stuck_at_last=True)
+    stuck = StuckModel([], is_stuck_in_final_call=True)
     with anyio.fail_after(20), pytest.raises(OutOfTimeError) as caught:
         await Run(stuck).go(deadline_s=0.1)
     assert (caught.value.status, caught.value.headers["x-should-retry"]) == (504, "false")
@@ -53,14 +53,14 @@ async def test_final_answer_call_ends_at_the_deadline() -> None:
 
 async def test_found_answer_is_returned_if_the_final_call_times_out() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
-    stuck = StuckModel([found], turns=1, is_stuck_at_last=True)
+    stuck = StuckModel([found], turns=1, is_stuck_in_final_call=True)
     with anyio.fail_after(20):
         result = await Run(stuck).go(deadline_s=2)
     assert (result.answer, result.stop_reason) == ("42", DEADLINE)
 
 
 class NoSandboxes:
-    """Has none, and says so to nobody."""
+    """Sandboxes that never become available."""
 
     @asynccontextmanager
     async def lease(

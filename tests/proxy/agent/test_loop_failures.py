@@ -26,8 +26,8 @@ from tests.proxy.agent.runs import (
     SUBMIT,
     USER,
     Events,
-    Played,
     Run,
+    SequentialModel,
     bash,
     valid,
 )
@@ -45,12 +45,12 @@ async def test_overflow_stubs_the_largest_observation_and_the_run_continues() ->
     result = await run.go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
     assert result.segments == 2
-    refused, taken = model.requests[2]["messages"], model.requests[3]["messages"]
-    assert taken[:-1] == refused[:-1]
-    assert (taken[-1]["tool_call_id"], taken[-1]["role"]) == ("call_1_0", "tool")
+    refused, accepted = model.requests[2]["messages"], model.requests[3]["messages"]
+    assert accepted[:-1] == refused[:-1]
+    assert (accepted[-1]["tool_call_id"], accepted[-1]["role"]) == ("call_1_0", "tool")
     assert len(refused[-1]["content"]) > 10_000
-    assert "characters of this result were left out" in taken[-1]["content"]
-    assert len(taken[-1]["content"]) < 700
+    assert "characters of this result were left out" in accepted[-1]["content"]
+    assert len(accepted[-1]["content"]) < 700
 
 
 async def test_later_prompts_extend_the_compacted_history() -> None:
@@ -60,7 +60,7 @@ async def test_later_prompts_extend_the_compacted_history() -> None:
     assert after[: len(shortened)] == shortened
 
 
-async def test_clients_own_messages_are_never_shortened() -> None:
+async def test_client_messages_are_never_shortened() -> None:
     client = [
         {"role": "user", "content": "x" * 50_000},
         {"role": "assistant", "content": None, "tool_calls": []},
@@ -69,12 +69,12 @@ async def test_clients_own_messages_are_never_shortened() -> None:
     ]
 
     class Positioned(ScriptedModel):
-        """Counts only the assistant's messages of this run."""
+        """A model that selects its reply only by the assistant messages of this run."""
 
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             self.seen.append(body["messages"])
-            ours = [body["messages"][0], *body["messages"][5:]]
-            return await super().complete({**body, "messages": ours}, on_delta)
+            run_messages = [body["messages"][0], *body["messages"][5:]]
+            return await super().complete({**body, "messages": run_messages}, on_delta)
 
         seen: list[Any]
 
@@ -106,7 +106,7 @@ async def test_too_long_client_request_is_an_error_for_the_client() -> None:
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
-async def test_context_with_nothing_to_shorten_ends_in_a_last_answer() -> None:
+async def test_overflow_with_nothing_to_shorten_ends_in_a_final_answer() -> None:
     model = ScriptedModel([tool_reply(SHORT), OVERFLOW, text_reply("About 42.")])
     result = await Run(model).go()
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.CONTEXT_WINDOW)
@@ -130,7 +130,7 @@ async def test_context_too_full_for_any_answer_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_backend_that_fails_is_never_an_answer(stream: bool) -> None:
+async def test_backend_failure_is_never_an_answer(stream: bool) -> None:
     sandboxes = MemorySandboxes()
     steps = tool_reply(bash("echo 42 > output/answer.txt"), content="There are 42.")
     run = Run(ScriptedModel([steps, FAILURE, SUBMIT]), sandboxes)
@@ -141,13 +141,13 @@ async def test_backend_that_fails_is_never_an_answer(stream: bool) -> None:
     assert run.events.answer == ""
 
 
-async def test_failure_of_the_last_call_with_nothing_found_is_an_error() -> None:
+async def test_failed_final_call_without_an_earlier_answer_is_an_error() -> None:
     with pytest.raises(BackendError, match="on fire"):
         await Run(ScriptedModel([tool_reply(call("submit")), FAILURE, SUBMIT])).go()
 
 
 class BreakingModel(ScriptedModel):
-    """Fails in the middle of the final answer, after a part was streamed."""
+    """A model that fails within the final answer, after a part was streamed."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, on_delta)
@@ -156,10 +156,10 @@ class BreakingModel(ScriptedModel):
         return reply
 
 
-async def test_failure_in_the_middle_of_the_last_answer_is_not_covered_up() -> None:
+async def test_failure_within_the_final_answer_is_an_error() -> None:
     steps = tool_reply(bash("echo 41 > output/answer.txt"))
-    words = "Forty-one, forty-two, forty-three; " * 6
-    run = Run(BreakingModel([steps, SUBMIT, text_reply(words)]))
+    prose = "Forty-one, forty-two, forty-three; " * 6
+    run = Run(BreakingModel([steps, SUBMIT, text_reply(prose)]))
     with pytest.raises(BackendError, match="broke"):
         await run.go(stream=True, final={"logit_bias": {"1": 1}})
     assert len(run.events.answer) > 160
@@ -168,23 +168,23 @@ async def test_failure_in_the_middle_of_the_last_answer_is_not_covered_up() -> N
 # The sandbox fails
 
 
-async def test_sandbox_that_cannot_start_fails_the_run_that_needs_it() -> None:
+async def test_run_with_commands_fails_if_the_sandbox_cannot_start() -> None:
     sandboxes = MemorySandboxes(SandboxStartError("no room"))
     with pytest.raises(SandboxStartError, match="no room"):
         await Run(ScriptedModel([tool_reply(SHORT), SUBMIT]), sandboxes).go()
 
 
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), text_reply("")])
-async def test_sandbox_that_cannot_start_does_not_matter_to_a_run_without_one(
+async def test_run_without_commands_ignores_a_sandbox_that_cannot_start(
     reply: dict[str, Any],
 ) -> None:
     sandboxes = MemorySandboxes(SandboxStartError("no room"))
-    model = Played([reply, text_reply("42")])
+    model = SequentialModel([reply, text_reply("42")])
     assert (await Run(model, sandboxes).go()).answer == "42"
 
 
 class NeverReady:
-    """Sandboxes that are still starting."""
+    """Sandboxes that never finish starting."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -236,9 +236,9 @@ async def test_lost_sandbox_is_reported_to_the_model_and_replaced() -> None:
     model = ScriptedModel([*(tool_reply(each) for each in calls), SUBMIT])
     events = Events(lose)
     result = await Run(model, sandboxes, events=events).go()
-    told = [event.observation for event in events if isinstance(event, ToolCallFinished)]
-    assert "Everything in the sandbox is lost" in told[1]
-    assert told[2] == "Exit code: 0\n[stdout]\n."
+    observations = [event.observation for event in events if isinstance(event, ToolCallFinished)]
+    assert "Everything in the sandbox is lost" in observations[1]
+    assert observations[2] == "Exit code: 0\n[stdout]\n."
     assert (result.answer, sandboxes.opened, sandboxes.closed) == ("42", 2, 2)
 
 
@@ -255,7 +255,7 @@ async def test_run_that_loses_one_sandbox_after_another_fails() -> None:
     assert (sandboxes.opened, sandboxes.closed) == (MAX_LOSSES, MAX_LOSSES)
 
 
-# The client leaves, or its connection breaks
+# The client disconnects
 
 
 async def test_sandbox_is_closed_when_the_run_succeeds() -> None:
@@ -268,12 +268,12 @@ async def test_sandbox_is_closed_when_the_run_is_cancelled() -> None:
     sandboxes = MemorySandboxes()
     started = anyio.Event()
 
-    async def tell(event: Event) -> None:
+    async def on_event(event: Event) -> None:
         if isinstance(event, ToolCallStarted):
             started.set()
 
     model = ScriptedModel([tool_reply(bash("mkfifo pipe; cat pipe")), SUBMIT])
-    run = Run(model, sandboxes, events=Events(tell))
+    run = Run(model, sandboxes, events=Events(on_event))
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(run.go)

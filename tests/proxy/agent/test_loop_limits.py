@@ -21,7 +21,7 @@ COUNTED = {"prompt_tokens": 600, "completion_tokens": 400, "total_tokens": 1000}
         (Limits(max_tool_output_chars=30), StopReason.TOOL_OUTPUT_BUDGET),
     ],
 )
-async def test_limit_ends_the_run_in_a_last_answer(
+async def test_limit_ends_the_run_with_a_final_answer(
     limits: Limits, stop: StopReason, stream: bool
 ) -> None:
     step = {**tool_reply(bash("echo a")), "usage": COUNTED}
@@ -36,7 +36,7 @@ async def test_limit_ends_the_run_in_a_last_answer(
     assert valid(last)
 
 
-async def test_slow_model_is_asked_for_a_final_answer() -> None:
+async def test_slow_model_gets_a_final_answer_request() -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     run = Run(model, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(5):
@@ -88,9 +88,9 @@ async def test_run_without_an_answer_has_finish_reason_length() -> None:
     assert (result.answer, result.finish_reason) == ("", "length")
 
 
-async def test_last_answer_that_is_cut_off_is_called_cut_off() -> None:
-    cut = {"content": "About for", "finish_reason": "length"}
-    model = ScriptedModel([tool_reply(bash("ls")), cut])
+async def test_truncated_final_answer_has_finish_reason_length() -> None:
+    truncated = {"content": "About for", "finish_reason": "length"}
+    model = ScriptedModel([tool_reply(bash("ls")), truncated])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.finish_reason) == ("About for", "length")
 
@@ -104,7 +104,7 @@ async def test_reasoning_of_the_final_answer_is_emitted() -> None:
         assert run.events.reasoning == "So, then."
 
 
-async def test_submit_in_the_last_turn_needs_no_last_call() -> None:
+async def test_submit_in_the_last_turn_needs_no_final_call() -> None:
     model = ScriptedModel([tool_reply(call("submit", answer="42")), text_reply("never asked")])
     result = await Run(model, limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)

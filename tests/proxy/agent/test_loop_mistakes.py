@@ -9,17 +9,19 @@ from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import SUBMIT, Run, bash, valid
 
 
-def raw(arguments: object, name: object = "execute_bash", id: object = "c1") -> dict[str, Any]:
-    """An entry of `tool_calls` as no schema would have it."""
+def malformed_entry(
+    arguments: object, name: object = "execute_bash", id: object = "c1"
+) -> dict[str, Any]:
+    """Return an entry of `tool_calls` that may violate the schema."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def saying(*entries: object) -> dict[str, Any]:
+def reply_with(*entries: object) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": None, "tool_calls": list(entries)}}
 
 
-async def told(reply: dict[str, Any]) -> list[str]:
-    """Return the observation after a reply, in a run that then continues to its end."""
+async def observations_of(reply: dict[str, Any]) -> list[str]:
+    """Return the observations after a reply, in a run that then continues to its end."""
     model = ScriptedModel([reply, SUBMIT])
     run = Run(model)
     result = await run.go()
@@ -29,32 +31,32 @@ async def told(reply: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", ['{"command": "ls', "ls -l", "{'command': 'ls'}", "[1", "{]"])
-async def test_malformed_json_is_shown_and_nothing_is_run(arguments: str) -> None:
-    [observation] = await told(saying(raw(arguments)))
+async def test_malformed_arguments_are_quoted_and_not_run(arguments: str) -> None:
+    [observation] = await observations_of(reply_with(malformed_entry(arguments)))
     assert observation.startswith("The arguments are not valid JSON")
     assert repr(arguments) in observation
 
 
 async def test_json_too_deep_to_parse_is_malformed() -> None:
-    [observation] = await told(saying(raw("[" * 100_000)))
+    [observation] = await observations_of(reply_with(malformed_entry("[" * 100_000)))
     assert observation.startswith("The arguments are not valid JSON")
     assert len(observation) < 1000
 
 
 @pytest.mark.parametrize("arguments", ['"ls"', "[1]", "42", "null", "true", [1], 42, True])
-async def test_arguments_that_are_no_object_run_nothing(arguments: object) -> None:
-    [observation] = await told(saying(raw(arguments)))
+async def test_arguments_that_are_no_object_are_an_error(arguments: object) -> None:
+    [observation] = await observations_of(reply_with(malformed_entry(arguments)))
     assert observation.startswith("The arguments must be a JSON object, got")
 
 
 @pytest.mark.parametrize("arguments", ["", None, "{}", {}])
-async def test_absent_arguments_are_none_at_all(arguments: object) -> None:
-    [observation] = await told(saying(raw(arguments)))
+async def test_missing_arguments_are_an_empty_object(arguments: object) -> None:
+    [observation] = await observations_of(reply_with(malformed_entry(arguments)))
     assert "'command' is missing" in observation
 
 
-async def test_arguments_that_came_parsed_are_taken() -> None:
-    [observation] = await told(saying(raw({"command": "echo hello"})))
+async def test_arguments_as_an_object_are_accepted() -> None:
+    [observation] = await observations_of(reply_with(malformed_entry({"command": "echo hello"})))
     assert observation == "Exit code: 0\n[stdout]\nhello"
 
 
@@ -71,12 +73,14 @@ async def test_arguments_that_came_parsed_are_taken() -> None:
         ),
     ],
 )
-async def test_wrong_types_are_named(name: str, arguments: dict[str, Any], complaint: str) -> None:
-    [observation] = await told(tool_reply(call(name, **arguments)))
+async def test_invalid_argument_is_named(
+    name: str, arguments: dict[str, Any], complaint: str
+) -> None:
+    [observation] = await observations_of(tool_reply(call(name, **arguments)))
     assert complaint in observation
 
 
-async def test_line_number_written_as_text_is_understood() -> None:
+async def test_line_number_as_text_is_accepted() -> None:
     path = "/testbed/a.txt"
     model = ScriptedModel(
         [
@@ -96,39 +100,46 @@ async def test_line_number_written_as_text_is_understood() -> None:
 
 
 @pytest.mark.parametrize("name", ["python", "EXECUTE_BASH", "functions.execute_bash"])
-async def test_unknown_tool_is_answered_with_the_known_ones(name: str) -> None:
-    assert await told(tool_reply(call(name))) == [
+async def test_observation_for_an_unknown_tool_lists_the_tools(name: str) -> None:
+    assert await observations_of(tool_reply(call(name))) == [
         f"There is no tool {name!r}. The tools are: str_replace_editor, execute_bash, submit."
     ]
 
 
 @pytest.mark.parametrize("name", [None, "", 7])
-async def test_call_without_a_name_is_answered(name: object) -> None:
-    [observation] = await told(saying(raw("{}", name=name)))
+async def test_call_without_a_name_gets_an_observation(name: object) -> None:
+    [observation] = await observations_of(reply_with(malformed_entry("{}", name=name)))
     assert "There is no tool 'unknown'" in observation
 
 
 @pytest.mark.parametrize("id", [None, "", 7])
-async def test_call_without_an_id_gets_one(id: object) -> None:
-    assert await told(saying(raw('{"command": "echo a"}', id=id))) == ["Exit code: 0\n[stdout]\na"]
+async def test_call_without_an_id_gets_an_id(id: object) -> None:
+    assert await observations_of(reply_with(malformed_entry('{"command": "echo a"}', id=id))) == [
+        "Exit code: 0\n[stdout]\na"
+    ]
 
 
-async def test_calls_that_share_an_id_are_told_apart() -> None:
-    first, second = raw('{"command": "echo a"}'), raw('{"command": "echo b"}')
-    assert await told(saying(first, second)) == [
+async def test_calls_with_the_same_id_get_separate_observations() -> None:
+    first, second = (
+        malformed_entry('{"command": "echo a"}'),
+        malformed_entry('{"command": "echo b"}'),
+    )
+    assert await observations_of(reply_with(first, second)) == [
         "Exit code: 0\n[stdout]\na",
         "Exit code: 0\n[stdout]\nb",
     ]
 
 
 @pytest.mark.parametrize("entry", [None, "ls", {}, {"function": None}, {"function": "ls"}])
-async def test_entry_that_is_no_call_is_answered(entry: object) -> None:
-    [observation] = await told(saying(entry))
+async def test_malformed_entry_gets_an_observation(entry: object) -> None:
+    [observation] = await observations_of(reply_with(entry))
     assert "There is no tool 'unknown'" in observation
 
 
-async def test_good_and_bad_calls_of_one_turn_are_answered_side_by_side() -> None:
-    observations = await told(saying(raw("{", id="a"), raw('{"command": "echo b"}', id="b")))
+async def test_valid_and_malformed_calls_of_one_turn_both_get_observations() -> None:
+    observations = await observations_of(
+        reply_with(malformed_entry("{", id="a"), malformed_entry('{"command": "echo b"}', id="b"))
+    )
     assert observations[0].startswith("The arguments are not valid JSON")
     assert observations[1] == "Exit code: 0\n[stdout]\nb"
 
@@ -184,12 +195,12 @@ async def test_several_calls_written_as_text_are_answered_in_one_message() -> No
         "<tool_call>",
     ],
 )
-async def test_tagged_call_that_cannot_be_read_is_no_answer(text: str) -> None:
+async def test_malformed_tagged_call_is_no_answer(text: str) -> None:
     model = ScriptedModel([text_reply(text), SUBMIT])
     assert (await Run(model).go()).answer == "42"
-    told = model.requests[1]["messages"][-1]
-    assert told["role"] == "user"
-    assert "This is no tool call" in told["content"]
+    observation = model.requests[1]["messages"][-1]
+    assert observation["role"] == "user"
+    assert "This is no tool call" in observation["content"]
 
 
 async def test_tagged_call_of_an_unknown_tool_is_no_answer() -> None:
@@ -231,7 +242,7 @@ async def test_json_and_code_in_an_answer_are_no_call(text: str) -> None:
     assert (result.answer, result.stop_reason) == (text, StopReason.ANSWERED)
 
 
-# submit with broken JSON: the answer is there all the same
+# submit with malformed JSON
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -244,7 +255,9 @@ async def test_json_and_code_in_an_answer_are_no_call(text: str) -> None:
         ('{"answer": "whole", "more', "whole"),
     ],
 )
-async def test_wrongly_escaped_answer_is_taken(arguments: str, answer: str, stream: bool) -> None:
+async def test_wrongly_escaped_answer_is_recovered(
+    arguments: str, answer: str, stream: bool
+) -> None:
     model = ScriptedModel([tool_reply({"name": "submit", "arguments": arguments})])
     run = Run(model)
     result = await run.go(stream=stream)
@@ -254,9 +267,9 @@ async def test_wrongly_escaped_answer_is_taken(arguments: str, answer: str, stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_answer_cut_off_inside_submit_is_called_cut_off(stream: bool) -> None:
-    cut = tool_reply({"name": "submit", "arguments": '{"answer": "It is 42 bec\\u00'})
-    result = await Run(ScriptedModel([{**cut, "finish_reason": "length"}])).go(stream=stream)
+async def test_truncated_submit_has_finish_reason_length(stream: bool) -> None:
+    truncated = tool_reply({"name": "submit", "arguments": '{"answer": "It is 42 bec\\u00'})
+    result = await Run(ScriptedModel([{**truncated, "finish_reason": "length"}])).go(stream=stream)
     assert (result.answer, result.stop_reason, result.finish_reason) == (
         "It is 42 bec",
         StopReason.SUBMITTED,
@@ -264,13 +277,13 @@ async def test_answer_cut_off_inside_submit_is_called_cut_off(stream: bool) -> N
     )
 
 
-async def test_answer_that_a_stray_quote_ends_is_not_taken_for_whole() -> None:
-    broken = tool_reply({"name": "submit", "arguments": '{"answer": "He said "hi" to me."}'})
-    mended = tool_reply(call("submit", answer='He said "hi" to me.'))
-    assert (await Run(ScriptedModel([broken, mended])).go()).answer == 'He said "hi" to me.'
+async def test_answer_with_an_unescaped_quote_is_not_recovered() -> None:
+    malformed = tool_reply({"name": "submit", "arguments": '{"answer": "He said "hi" to me."}'})
+    corrected = tool_reply(call("submit", answer='He said "hi" to me.'))
+    assert (await Run(ScriptedModel([malformed, corrected])).go()).answer == 'He said "hi" to me.'
 
 
 @pytest.mark.parametrize("arguments", ['{"answer": ', '{"answer": ""', "{", '{"result": "4'])
-async def test_submit_without_a_readable_answer_is_to_be_mended(arguments: str) -> None:
-    broken = tool_reply({"name": "submit", "arguments": arguments})
-    assert (await Run(ScriptedModel([broken, SUBMIT])).go()).answer == "42"
+async def test_submit_without_a_recoverable_answer_can_be_corrected(arguments: str) -> None:
+    malformed = tool_reply({"name": "submit", "arguments": arguments})
+    assert (await Run(ScriptedModel([malformed, SUBMIT])).go()).answer == "42"

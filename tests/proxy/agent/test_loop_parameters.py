@@ -1,4 +1,4 @@
-"""The model calls that parameters are sent with, and client tool calls."""
+"""Parameters of each model call of a run, and client tool calls."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, bash, valid
 
 
-async def asked(**fields: Any) -> list[dict[str, Any]]:
+async def sent_params(**fields: Any) -> list[dict[str, Any]]:
     """Return the requests of a run with two turns and a final call, without their messages."""
     model = ScriptedModel([tool_reply(bash("ls")), tool_reply(bash("ls")), text_reply("42")])
     await Run(model, limits=Limits(max_turns=2)).go(**fields)
@@ -25,36 +25,36 @@ async def asked(**fields: Any) -> list[dict[str, Any]]:
 
 
 async def test_base_parameters_are_sent_with_each_call() -> None:
-    given = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
-    assert await asked(base=given) == [given] * 3
+    params = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
+    assert await sent_params(base=params) == [params] * 3
 
 
 async def test_final_parameters_are_sent_with_the_final_call_only() -> None:
-    given = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logit_bias": {"1": 1}}
-    assert await asked(final=given) == [{}, {}, given]
+    params = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logit_bias": {"1": 1}}
+    assert await sent_params(final=params) == [{}, {}, params]
 
 
-async def test_log_probabilities_are_requested_in_every_call() -> None:
-    given = {"logprobs": True, "top_logprobs": 2}
-    assert await asked(final=given) == [given] * 3
+async def test_logprobs_are_requested_in_every_call() -> None:
+    params = {"logprobs": True, "top_logprobs": 2}
+    assert await sent_params(final=params) == [params] * 3
 
 
 async def test_token_limit_leaves_room_for_reasoning_and_arguments() -> None:
-    assert await asked(token_limits={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
-    assert await asked(token_limits={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
+    assert await sent_params(token_limits={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
+    assert await sent_params(token_limits={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
 
 
-async def test_forced_call_is_forced_once() -> None:
+async def test_forced_tool_choice_is_sent_once() -> None:
     choice = {"type": "function", "function": {"name": "lookup"}}
-    assert await asked(tool_choice=choice) == [{"tool_choice": choice}, {}, {}]
+    assert await sent_params(tool_choice=choice) == [{"tool_choice": choice}, {}, {}]
 
 
-async def test_whether_calls_may_be_parallel_goes_with_the_tools() -> None:
-    given = {"parallel_tool_calls": False}
-    assert await asked(parallel_tool_calls=False) == [given, given, {}]
+async def test_parallel_tool_calls_is_sent_with_the_tools() -> None:
+    params = {"parallel_tool_calls": False}
+    assert await sent_params(parallel_tool_calls=False) == [params, params, {}]
 
 
-async def test_model_is_the_backends_in_every_call() -> None:
+async def test_model_name_is_sent_in_every_call() -> None:
     model = ScriptedModel([tool_reply(bash("ls")), SUBMIT])
     await Run(model).go(model="qwen3")
     assert [request["model"] for request in model.requests] == ["qwen3", "qwen3"]
@@ -62,7 +62,7 @@ async def test_model_is_the_backends_in_every_call() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reply", [SUBMIT, text_reply("There are 42.")])
-async def test_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
+async def test_answer_with_a_form_is_requested_in_a_call_without_tools(
     reply: dict[str, Any], stream: bool
 ) -> None:
     form = {"response_format": {"type": "json_object"}}
@@ -76,7 +76,7 @@ async def test_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
     assert valid(last)
 
 
-async def test_log_probabilities_of_the_answer_come_with_it() -> None:
+async def test_logprobs_of_the_answer_are_in_the_result() -> None:
     class WithLogprobs(ScriptedModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
@@ -86,7 +86,7 @@ async def test_log_probabilities_of_the_answer_come_with_it() -> None:
     assert result.choice["logprobs"] == {"content": [{"token": "42"}]}
 
 
-# The client's own tools
+# Client tools
 
 
 async def test_client_tool_calls_are_returned_to_the_client() -> None:
@@ -109,34 +109,34 @@ async def test_client_tool_calls_are_returned_to_the_client() -> None:
 
 
 async def test_mixed_turn_runs_proxy_tools_and_returns_client_calls_with_proxy_ids() -> None:
-    theirs = {
+    client_call = {
         "id": "t1",
         "type": "function",
         "function": {"name": "lookup", "arguments": '{ "key" : "x" }'},
         "extra_content": {"signature": "abc"},
     }
-    ours = {
+    proxy_call = {
         "id": "o1",
         "type": "function",
         "function": {"name": "execute_bash", "arguments": '{"command": "echo 1 > output/a"}'},
     }
-    message = {"role": "assistant", "content": None, "tool_calls": [theirs, ours]}
+    message = {"role": "assistant", "content": None, "tool_calls": [client_call, proxy_call]}
     run = Run(ScriptedModel([{"message": message}]))
     result = await run.go(client_tools=[LOOKUP])
-    assert result.tool_calls == [{**theirs, "id": "call_r1_1"}]
+    assert result.tool_calls == [{**client_call, "id": "call_r1_1"}]
     assert (run.events.observations, list(run.artifact_store.saved)) == (
         ["Exit code: 0\n(no output)"],
         ["/testbed/output/a"],
     )
 
 
-async def test_client_sees_the_arguments_the_model_wrote_even_malformed() -> None:
-    broken = tool_reply({"name": "lookup", "arguments": '{"key": '})
-    result = await Run(ScriptedModel([broken])).go(client_tools=[LOOKUP])
+async def test_malformed_arguments_of_a_client_call_are_returned_unchanged() -> None:
+    malformed = tool_reply({"name": "lookup", "arguments": '{"key": '})
+    result = await Run(ScriptedModel([malformed])).go(client_tools=[LOOKUP])
     assert result.tool_calls[0]["function"] == {"name": "lookup", "arguments": '{"key": '}
 
 
-async def test_client_call_written_as_text_becomes_a_real_one() -> None:
+async def test_client_call_written_as_text_becomes_a_tool_call() -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     result = await Run(ScriptedModel([text_reply(text)])).go(client_tools=[LOOKUP])
     assert result.finish_reason == "tool_calls"

@@ -33,12 +33,12 @@ LINKED = (
 )
 
 
-class HalfWay(ScriptedModel):
-    """Writes half of its first call's arguments, then waits for permission to continue."""
+class HaltingModel(ScriptedModel):
+    """A model that writes half of the arguments of its call, then waits for `may_continue`."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         super().__init__(replies)
-        self.go_on = anyio.Event()
+        self.may_continue = anyio.Event()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, None)
@@ -46,17 +46,17 @@ class HalfWay(ScriptedModel):
         half = len(function["arguments"]) // 2
         assert on_delta is not None
         await on_delta(ToolCallDelta(0, function["name"], function["arguments"][:half]))
-        await self.go_on.wait()
+        await self.may_continue.wait()
         await on_delta(ToolCallDelta(0, function["name"], function["arguments"][half:]))
         return reply
 
 
 async def test_submitted_answer_is_streamed() -> None:
-    model = HalfWay([tool_reply(call("submit", answer="There are forty-two of them."))])
+    model = HaltingModel([tool_reply(call("submit", answer="There are forty-two of them."))])
 
     async def allow(event: Event) -> None:
         if isinstance(event, AnswerDelta):
-            model.go_on.set()
+            model.may_continue.set()
 
     run = Run(model, events=Events(allow))
     with anyio.fail_after(5):
@@ -83,28 +83,28 @@ async def test_reasoning_is_streamed_and_prose_before_a_call_is_reasoning() -> N
     ids=["submit", "prose"],
 )
 async def test_streamed_answer_equals_the_unstreamed_answer(last: dict[str, Any]) -> None:
-    whole, streamed = Run(ScriptedModel([STEPS, last])), Run(ScriptedModel([STEPS, last]))
-    result = await whole.go()
+    unstreamed, streamed = Run(ScriptedModel([STEPS, last])), Run(ScriptedModel([STEPS, last]))
+    result = await unstreamed.go()
     assert result.answer == LINKED
     assert (await streamed.go(stream=True)).answer == LINKED
-    assert whole.events.answer == streamed.events.answer == LINKED
+    assert unstreamed.events.answer == streamed.events.answer == LINKED
 
 
-async def test_streamed_last_answer_is_linked_too() -> None:
+async def test_paths_in_a_streamed_final_answer_become_links() -> None:
     run = Run(ScriptedModel([STEPS, text_reply(PROSE)]), limits=Limits(max_turns=1))
     assert (await run.go(stream=True)).answer == LINKED
     pieces = [event for event in run.events if isinstance(event, AnswerDelta)]
     assert len(pieces) > 5
 
 
-async def test_streamed_last_answer_that_is_one_path_is_not_said_twice() -> None:
+async def test_streamed_final_answer_of_a_single_path_is_sent_once() -> None:
     path = "/testbed/output/plot.png"
     run = Run(ScriptedModel([STEPS, text_reply(path)]), limits=Limits(max_turns=1))
     await run.go(stream=True)
     assert run.events.answer == "[plot.png](https://files.test/plot.png)"
 
 
-async def test_submit_may_answer_with_what_is_no_string() -> None:
+async def test_submitted_number_becomes_a_string() -> None:
     run = Run(ScriptedModel([tool_reply(call("submit", answer=42))]))
     assert (await run.go(stream=True)).answer == "42"
     assert run.events.answer == "42"
@@ -128,12 +128,12 @@ async def test_streamed_answer_of_an_invalid_submit_is_followed_by_the_corrected
 ESSAY = "\n\n" + "Sandboxes are older than models. " * 60 + "\n"
 
 
-class Typist(ScriptedModel):
-    """Writes the first reply's prose, then waits for permission to continue."""
+class HaltingProseModel(ScriptedModel):
+    """A model that writes its prose except the end, then waits for `may_continue`."""
 
     def __init__(self, replies: list[dict[str, Any]]) -> None:
         super().__init__(replies)
-        self.go_on = anyio.Event()
+        self.may_continue = anyio.Event()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         async def pass_on(delta: ModelDelta) -> None:
@@ -141,7 +141,7 @@ class Typist(ScriptedModel):
             if isinstance(delta, TextDelta):
                 self.written += len(delta.text)
                 if self.written > len(ESSAY) - 20:
-                    await self.go_on.wait()
+                    await self.may_continue.wait()
             await on_delta(delta)
 
         self.written = 0
@@ -149,11 +149,11 @@ class Typist(ScriptedModel):
 
 
 async def test_long_prose_is_streamed() -> None:
-    model = Typist([text_reply(ESSAY)])
+    model = HaltingProseModel([text_reply(ESSAY)])
 
     async def allow(event: Event) -> None:
         if isinstance(event, AnswerDelta):
-            model.go_on.set()
+            model.may_continue.set()
 
     run = Run(model, events=Events(allow))
     with anyio.fail_after(5):
@@ -162,7 +162,7 @@ async def test_long_prose_is_streamed() -> None:
     assert result.answer.strip() == ESSAY.strip()
 
 
-async def test_long_prose_that_a_call_follows_is_set_apart_from_the_answer() -> None:
+async def test_long_prose_before_a_call_is_separated_from_the_answer() -> None:
     planning = {**tool_reply(bash("ls")), "content": ESSAY}
     model = ScriptedModel([planning, tool_reply(call("submit", answer="42."))])
     run = Run(model)
@@ -170,7 +170,7 @@ async def test_long_prose_that_a_call_follows_is_set_apart_from_the_answer() -> 
     assert (result.answer, run.events.answer) == ("42.", ESSAY.lstrip() + "\n\n42.")
 
 
-async def test_answer_file_follows_prose_that_was_streamed_after_a_tool_was_used() -> None:
+async def test_answer_file_is_sent_after_streamed_prose() -> None:
     to_file = tool_reply(bash("echo better > output/answer.txt"))
     run = Run(ScriptedModel([to_file, text_reply(ESSAY)]))
     result = await run.go(stream=True)
@@ -178,15 +178,17 @@ async def test_answer_file_follows_prose_that_was_streamed_after_a_tool_was_used
     assert run.events.answer.split() == [*ESSAY.split(), "better"]
 
 
-async def test_long_call_written_as_text_is_not_taken_for_prose() -> None:
-    written = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " + "a" * 2000}})
-    model = ScriptedModel([text_reply(written), tool_reply(call("submit", answer="42."))])
+async def test_long_call_written_as_text_is_not_streamed() -> None:
+    call_as_text = json.dumps(
+        {"name": "execute_bash", "arguments": {"command": "echo " + "a" * 2000}}
+    )
+    model = ScriptedModel([text_reply(call_as_text), tool_reply(call("submit", answer="42."))])
     run = Run(model)
     assert (await run.go(stream=True)).answer == run.events.answer == "42."
 
 
-async def test_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> None:
-    class Slow(HalfWay):
+async def test_answer_interrupted_by_the_time_limit_is_followed_by_the_final_answer() -> None:
+    class Slow(HaltingModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             if len(body["messages"]) == 2:
                 steps = ScriptedModel([tool_reply(bash("ls"))])
@@ -210,11 +212,11 @@ async def test_streamed_run_emits_the_same_events_in_pieces() -> None:
         text_reply("Let me check:"),
         tool_reply(call("submit", answer="There are 42.")),
     ]
-    whole, streamed = Run(ScriptedModel(script)), Run(ScriptedModel(script))
-    first, second = await whole.go(), await streamed.go(stream=True, narration="reasoning")
+    unstreamed, streamed = Run(ScriptedModel(script)), Run(ScriptedModel(script))
+    first, second = await unstreamed.go(), await streamed.go(stream=True, narration="reasoning")
     pieces = (AnswerDelta, CallAccepted, ReasoningDelta)
     assert [event for event in streamed.events if not isinstance(event, pieces)] == [
-        event for event in whole.events if not isinstance(event, pieces)
+        event for event in unstreamed.events if not isinstance(event, pieces)
     ]
-    assert streamed.events.reasoning == whole.events.reasoning
+    assert streamed.events.reasoning == unstreamed.events.reasoning
     assert (second.answer, second.stop_reason) == (first.answer, first.stop_reason)

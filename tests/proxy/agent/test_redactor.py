@@ -1,4 +1,4 @@
-"""Redaction of streamed texts: what is held back, and when it is emitted."""
+"""Redaction of streamed texts, which are held back until a secret cannot continue."""
 
 from policies.limits import StopReason
 from policies.redaction import Redaction, SecretFinder
@@ -24,7 +24,7 @@ def redacted(*events: Event) -> list[Event]:
     return [shown for event in events for shown in redactor.events(event)]
 
 
-def test_thinking_and_narration_stay_what_they_are_and_come_before_the_call() -> None:
+def test_reasoning_and_narration_keep_their_kind_and_precede_the_call() -> None:
     call = ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SECRET}", "n": [SECRET, 1]})
     events = (ReasoningDelta("I "), ReasoningDelta("think."), Narration("I do."), call)
     assert redacted(*events) == [
@@ -34,7 +34,7 @@ def test_thinking_and_narration_stay_what_they_are_and_come_before_the_call() ->
     ]
 
 
-def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_between() -> None:
+def test_secret_split_across_output_pieces_is_redacted_despite_events_between() -> None:
     ended = ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SECRET}", 0, 1, 0.0)
     events = (
         ToolOutput(1, "stdout", SECRET[:9]),
@@ -49,6 +49,6 @@ def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_betwee
     ]
 
 
-def test_the_end_of_the_answer_comes_before_the_end_of_the_run() -> None:
+def test_held_back_end_of_the_answer_precedes_the_end_of_the_run() -> None:
     pieces = (AnswerDelta(SECRET[:9], {"content": []}), AnswerDelta(SECRET[9:]), FINISHED)
     assert redacted(*pieces) == [AnswerDelta(SHOWN), FINISHED]

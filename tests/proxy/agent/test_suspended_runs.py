@@ -14,23 +14,23 @@ from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryArtifactStore, Run, bash, valid
 
-PARKS = SessionState(Session("somebody", "run:r1"), "parked")
+SUSPENDED_STATE = SessionState(Session("somebody", "run:r1"), "parked")
 SUNNY = {"type": "text", "text": "sunny"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
 
 
-def result_of(id: str, content: Any = "sunny") -> dict[str, Any]:
+def tool_result(id: str, content: Any = "sunny") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": content}
 
 
-def asked(result: Result) -> dict[str, Any]:
-    """Return the messages of the turn as the client has them."""
+def assistant_message(result: Result) -> dict[str, Any]:
+    """Return the assistant message of a suspended run as the client sends it back."""
     return {"role": "assistant", "content": None, "tool_calls": list(result.tool_calls)}
 
 
 async def suspended_run(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
-    result = await run.go(client_tools=[LOOKUP], suspend_as=PARKS, **fields)
+    result = await run.go(client_tools=[LOOKUP], suspend_as=SUSPENDED_STATE, **fields)
     assert result.suspended_run
     return result, SuspendedRun.from_json(result.suspended_run.to_json())
 
@@ -38,20 +38,20 @@ async def suspended_run(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
 async def test_client_tool_results_are_appended_to_the_history() -> None:
     model = ScriptedModel([MIXED, tool_reply(bash("cat file")), SUBMIT])
     run = Run(model)
-    first, waiting = await suspended_run(run)
-    messages = [USER, asked(first), result_of("call_r1_1")]
+    first, suspended = await suspended_run(run)
+    messages = [USER, assistant_message(first), tool_result("call_r1_1")]
     second = await run.go(
         run_id="r2",
         messages=messages,
         client_tools=[LOOKUP],
-        resume_from=waiting.resume_from,
-        suspended_run=waiting,
+        resume_from=suspended.resume_from,
+        suspended_run=suspended,
     )
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[: len(before)] == before
     assert [message["role"] for message in after[len(before) :]] == ["assistant", "tool", "tool"]
-    theirs = after[len(before)]["tool_calls"][1]["id"]
-    assert after[-1] == {"role": "tool", "tool_call_id": theirs, "content": "sunny"}
+    model_call_id = after[len(before)]["tool_calls"][1]["id"]
+    assert after[-1] == {"role": "tool", "tool_call_id": model_call_id, "content": "sunny"}
     assert all(valid(body) for body in model.requests)
     assert run.events.observations[1] == "Exit code: 0\n[stdout]\nkept"
     assert (second.answer, second.stop_reason) == ("42", StopReason.SUBMITTED)
@@ -62,37 +62,37 @@ async def test_client_tool_results_are_appended_to_the_history() -> None:
 async def test_client_may_drop_and_edit_earlier_messages() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
-    _, waiting = await suspended_run(run)
-    messages = [{"role": "user", "content": "edited"}, result_of("call_r1_1")]
-    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
-    told = model.requests[1]["messages"]
-    assert [message["content"] for message in told if message["role"] == "user"] == [
+    _, suspended = await suspended_run(run)
+    messages = [{"role": "user", "content": "edited"}, tool_result("call_r1_1")]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=suspended)
+    sent = model.requests[1]["messages"]
+    assert [message["content"] for message in sent if message["role"] == "user"] == [
         USER["content"]
     ]
-    assert told[-1]["content"] == "sunny"
+    assert sent[-1]["content"] == "sunny"
 
 
 async def test_instructions_with_tool_results_replace_earlier_instructions() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     first = [{"role": "system", "content": "You are the first."}, USER]
-    result, waiting = await suspended_run(run, messages=first)
+    result, suspended = await suspended_run(run, messages=first)
     second = [{"role": role, "content": f"Be {role}."} for role in ("system", "developer")]
-    messages = [*second, USER, asked(result), result_of("call_r1_1")]
-    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
+    messages = [*second, USER, assistant_message(result), tool_result("call_r1_1")]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=suspended)
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
     assert after[1:3] == [second[1], USER]
-    assert waiting.with_instructions(after[:2]).own_start == waiting.own_start + 1
+    assert suspended.with_instructions(after[:2]).own_start == suspended.own_start + 1
 
 
 async def test_messages_after_tool_results_are_kept() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
-    first, waiting = await suspended_run(run)
+    first, suspended = await suspended_run(run)
     more = {"role": "user", "content": "And hurry."}
-    messages = [USER, asked(first), result_of("call_r1_1"), more]
-    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
+    messages = [USER, assistant_message(first), tool_result("call_r1_1"), more]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=suspended)
     assert model.requests[1]["messages"][-2:] == [
         {"role": "tool", "tool_call_id": "call_0_1", "content": "sunny"},
         more,
@@ -102,16 +102,16 @@ async def test_messages_after_tool_results_are_kept() -> None:
 async def test_unanswered_client_call_gets_a_default_result() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x"), call("lookup", key="y")), SUBMIT])
     run = Run(model)
-    first, waiting = await suspended_run(run)
-    messages = [USER, asked(first), result_of("call_r1_2")]
-    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
-    told = [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"]
-    assert told == [NO_RESULT, "sunny"]
+    first, suspended = await suspended_run(run)
+    messages = [USER, assistant_message(first), tool_result("call_r1_2")]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=suspended)
+    sent = [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"]
+    assert sent == [NO_RESULT, "sunny"]
     assert valid(model.requests[1])
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("content", "expected"),
     [
         ("sunny", "Result of lookup:\nsunny"),
         ([SUNNY, ", warm"], "Result of lookup:\nsunny, warm"),
@@ -119,35 +119,43 @@ async def test_unanswered_client_call_gets_a_default_result() -> None:
         (None, "Result of lookup:\n"),
     ],
 )
-async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, told: Any) -> None:
+async def test_result_of_a_call_written_as_text_is_a_user_message(
+    content: Any, expected: Any
+) -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     model = ScriptedModel([text_reply(text), SUBMIT])
     run = Run(model)
-    first, waiting = await suspended_run(run)
-    answer = result_of("call_r1_1", said)
+    first, suspended = await suspended_run(run)
+    answer = tool_result("call_r1_1", content)
     await run.go(
-        messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
+        messages=[USER, assistant_message(first), answer],
+        client_tools=[LOOKUP],
+        suspended_run=suspended,
     )
-    assert model.requests[1]["messages"][-1] == {"role": "user", "content": told}
+    assert model.requests[1]["messages"][-1] == {"role": "user", "content": expected}
 
 
 async def test_tool_result_without_content_is_empty() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
     run = Run(model)
-    first, waiting = await suspended_run(run)
-    answer = result_of("call_r1_1", None)
+    first, suspended = await suspended_run(run)
+    answer = tool_result("call_r1_1", None)
     await run.go(
-        messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
+        messages=[USER, assistant_message(first), answer],
+        client_tools=[LOOKUP],
+        suspended_run=suspended,
     )
     assert model.requests[1]["messages"][-1]["content"] == ""
 
 
-async def test_resumed_run_has_its_files_and_other_runs_save_none() -> None:
+async def test_only_a_suspended_run_saves_its_files() -> None:
     run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
     await suspended_run(run)
-    assert run.snapshots.kept.keys() == {PARKS.session}
-    await run.go(run_id="r2", suspend_as=replace(PARKS, session=Session("somebody", "run:r2")))
-    assert run.snapshots.kept.keys() == {PARKS.session}
+    assert run.snapshots.kept.keys() == {SUSPENDED_STATE.session}
+    await run.go(
+        run_id="r2", suspend_as=replace(SUSPENDED_STATE, session=Session("somebody", "run:r2"))
+    )
+    assert run.snapshots.kept.keys() == {SUSPENDED_STATE.session}
 
 
 async def test_answer_file_of_an_earlier_run_is_ignored() -> None:
@@ -175,33 +183,35 @@ async def test_answer_file_of_an_earlier_run_is_ignored() -> None:
 
 @pytest.mark.parametrize("name", ["execute_bash", "submit"])
 async def test_proxy_tool_is_renamed_if_the_client_uses_its_name(name: str) -> None:
-    theirs = {**LOOKUP, "function": {"name": name, "parameters": {"type": "object"}}}
-    ours = {"execute_bash": "sandbox_execute_bash", "submit": "sandbox_submit"}[name]
-    model = ScriptedModel([tool_reply({**bash("echo 1"), "name": ours}), tool_reply(call(name))])
+    client_tool = {**LOOKUP, "function": {"name": name, "parameters": {"type": "object"}}}
+    proxy_name = {"execute_bash": "sandbox_execute_bash", "submit": "sandbox_submit"}[name]
+    model = ScriptedModel(
+        [tool_reply({**bash("echo 1"), "name": proxy_name}), tool_reply(call(name))]
+    )
     if name == "submit":
-        model = ScriptedModel([tool_reply(call(ours, answer="42"))])
+        model = ScriptedModel([tool_reply(call(proxy_name, answer="42"))])
     run = Run(model)
-    result = await run.go(client_tools=[theirs])
+    result = await run.go(client_tools=[client_tool])
     names = [tool["function"]["name"] for tool in model.requests[0]["tools"]]
     assert sorted(names).count(name) == 1
-    assert ours in names
-    assert ours in model.requests[0]["messages"][0]["content"]
+    assert proxy_name in names
+    assert proxy_name in model.requests[0]["messages"][0]["content"]
     if name == "submit":
         assert result.answer == "42"
     else:
-        assert [made["function"]["name"] for made in result.tool_calls] == [name]
+        assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == [name]
         assert run.events.observations == ["Exit code: 0\n[stdout]\n1"]
 
 
-async def test_call_of_the_clients_own_submit_is_no_answer() -> None:
-    theirs = {**LOOKUP, "function": {"name": "submit", "parameters": {"type": "object"}}}
+async def test_call_of_a_client_tool_named_submit_is_no_answer() -> None:
+    client_tool = {**LOOKUP, "function": {"name": "submit", "parameters": {"type": "object"}}}
     run = Run(ScriptedModel([tool_reply(call("submit", answer="theirs"))]))
-    result = await run.go(client_tools=[theirs], stream=True)
+    result = await run.go(client_tools=[client_tool], stream=True)
     assert (result.answer, run.events.answer) == ("", "")
-    assert [made["function"]["name"] for made in result.tool_calls] == ["submit"]
+    assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == ["submit"]
 
 
-async def test_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:
+async def test_required_client_call_forces_tools_and_removes_submit() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP], must_call=True)
     assert result.finish_reason == "tool_calls"
@@ -209,9 +219,9 @@ async def test_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:
     assert "submit" not in [tool["function"]["name"] for tool in model.requests[0]["tools"]]
 
 
-async def test_of_a_last_turn_that_calls_others_too_every_call_is_answered() -> None:
-    wrong = tool_reply(call("nonsense"), call("nonsense"))
-    model = ScriptedModel([tool_reply(bash("echo 1")), wrong, text_reply("It is 42.")])
+async def test_unknown_calls_in_a_required_final_call_are_answered() -> None:
+    unknown_calls = tool_reply(call("nonsense"), call("nonsense"))
+    model = ScriptedModel([tool_reply(bash("echo 1")), unknown_calls, text_reply("It is 42.")])
     run = Run(model, limits=Limits(max_turns=1))
     result = await run.go(client_tools=[LOOKUP], must_call=True)
     assert result.answer == "It is 42."
@@ -233,21 +243,21 @@ async def test_required_client_call_is_requested_at_a_limit() -> None:
     ("messages", "expected"),
     [
         ([USER], []),
-        ([result_of("call_r1_1"), result_of("call_r1_2")], ["r1"]),
-        ([result_of("call_r1_1"), result_of("call_r2_1"), USER], ["r2", "r1"]),
-        ([result_of("call_r1_1"), {"role": "assistant", "content": "Well."}, USER], []),
-        ([result_of("toolu_1"), {"role": "tool"}, {"role": "tool", "tool_call_id": 7}], []),
+        ([tool_result("call_r1_1"), tool_result("call_r1_2")], ["r1"]),
+        ([tool_result("call_r1_1"), tool_result("call_r2_1"), USER], ["r2", "r1"]),
+        ([tool_result("call_r1_1"), {"role": "assistant", "content": "Well."}, USER], []),
+        ([tool_result("toolu_1"), {"role": "tool"}, {"role": "tool", "tool_call_id": 7}], []),
     ],
 )
-def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
+def test_suspended_runs_are_found_by_the_ids_of_answered_calls(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
     assert answered_run_ids(messages) == expected
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-async def test_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_it_is_named(
-    is_kept: bool,
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_earlier_file_is_saved_again_if_the_answer_names_it_and_its_artifact_is_gone(
+    is_stored: bool,
 ) -> None:
     sandboxes, snapshots, artifact_store = (
         MemorySandboxes(),
@@ -270,15 +280,15 @@ async def test_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_
         result = await run.go(
             resume_from=ResumePoint(session), save_as=SessionState(session, str(n))
         )
-        if not is_kept:
+        if not is_stored:
             artifact_store.saved.clear()
     assert result.answer == "It is in [a.csv](https://files.test/a.csv)."
-    named = [] if is_kept else ["/testbed/output/a.csv"]
+    named = [] if is_stored else ["/testbed/output/a.csv"]
     assert [artifact.path for artifact in result.artifacts] == named
 
 
 async def test_foreign_call_id_is_replaced() -> None:
     reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
-    result, waiting = await suspended_run(Run(ScriptedModel([reply])))
-    assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]
-    assert waiting.calls == [("call_r1_1", "call_r1_x", "lookup")]
+    result, suspended = await suspended_run(Run(ScriptedModel([reply])))
+    assert [tool_call["id"] for tool_call in result.tool_calls] == ["call_r1_1"]
+    assert suspended.calls == [("call_r1_1", "call_r1_x", "lookup")]

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from proxy.agent.tool_calls import TextArgument, recover_answer
-from tests.proxy.agent.cuts import cuts
+from tests.proxy.agent.random_pieces import random_pieces
 
 ALPHABET = [
     "a",
@@ -31,13 +31,13 @@ ALPHABET = [
 
 @pytest.mark.parametrize("ascii_only", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_any_answer_in_any_pieces_is_read_as_json_means_it(seed: int, ascii_only: bool) -> None:
+def test_answer_in_any_pieces_is_decoded_like_json(seed: int, ascii_only: bool) -> None:
     rng = random.Random(seed)
     answer = "".join(rng.choice(ALPHABET) for _ in range(rng.randint(0, 60)))
-    answer = json.loads(json.dumps(answer))  # two halves that met by chance are one character
+    answer = json.loads(json.dumps(answer))  # adjacent surrogate halves become one character
     text = json.dumps({"answer": answer, "more": "x"}, ensure_ascii=ascii_only)
     stream = TextArgument("answer")
-    read = "".join(stream.feed(piece) for piece in cuts(text, seed))
+    read = "".join(stream.feed(piece) for piece in random_pieces(text, seed))
     assert (read, stream.text) == (answer, answer)
 
 
@@ -45,7 +45,7 @@ def test_any_answer_in_any_pieces_is_read_as_json_means_it(seed: int, ascii_only
 def test_surrogate_pairs_are_never_split(seed: int) -> None:
     text = json.dumps({"answer": "😀" * 20})
     stream = TextArgument("answer")
-    for piece in cuts(text, seed, longest=3):
+    for piece in random_pieces(text, seed, max_chars=3):
         stream.feed(piece).encode()
     assert stream.text == "😀" * 20
 
@@ -54,7 +54,7 @@ def test_surrogate_pairs_are_never_split(seed: int) -> None:
 def test_text_read_so_far_is_a_prefix_of_the_answer(seed: int) -> None:
     answer = 'One "two"\n\\three\\ \u00e9😀 four.'
     stream = TextArgument("answer")
-    for piece in cuts(json.dumps({"answer": answer}), seed):
+    for piece in random_pieces(json.dumps({"answer": answer}), seed):
         stream.feed(piece)
         assert answer.startswith(stream.text)
     assert stream.text == answer
@@ -66,7 +66,7 @@ def test_text_read_so_far_is_a_prefix_of_the_answer(seed: int) -> None:
 def test_blanks_around_the_names_do_not_matter(head: str) -> None:
     for seed in range(10):
         stream = TextArgument("answer")
-        for piece in cuts(head + 'yes"}', seed, longest=4):
+        for piece in random_pieces(head + 'yes"}', seed, max_chars=4):
             stream.feed(piece)
         assert stream.text == "yes"
 
@@ -88,10 +88,13 @@ def test_blanks_around_the_names_do_not_matter(head: str) -> None:
         "answer: a",
     ],
 )
-def test_arguments_without_a_text_as_answer_give_nothing(arguments: str) -> None:
+def test_arguments_without_a_text_answer_have_no_text(arguments: str) -> None:
     for seed in range(5):
         stream = TextArgument("answer")
-        assert "".join(stream.feed(piece) for piece in cuts(arguments, seed, longest=4)) == ""
+        assert (
+            "".join(stream.feed(piece) for piece in random_pieces(arguments, seed, max_chars=4))
+            == ""
+        )
 
 
 def test_nothing_after_the_answer_is_read() -> None:
@@ -125,6 +128,6 @@ def test_answer_is_recovered_from_broken_json(arguments: str, answer: str) -> No
     assert recover_answer(arguments) == answer
     for seed in range(20):
         stream = TextArgument("answer")
-        for piece in cuts(arguments, seed):
+        for piece in random_pieces(arguments, seed):
             stream.feed(piece)
         assert (stream.text if stream.is_complete else "") == answer

@@ -13,7 +13,7 @@ from proxy.agent.tool_calls import ToolCall, Turn, parse_turn
 NAMES = ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
 
-def understood(message: dict[str, Any]) -> Turn:
+def parse(message: dict[str, Any]) -> Turn:
     return parse_turn(message, NAMES, (f"call_{n}" for n in itertools.count(1)))
 
 
@@ -26,29 +26,29 @@ def message(*entries: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(entries)}
 
 
-def test_well_formed_message_is_the_very_same_object() -> None:
-    said = message(entry('{"command" : "ls"}', index=0, extra={"x": 1}))
-    turn = understood(said)
-    assert turn.message is said
+def test_well_formed_message_is_returned_as_the_same_object() -> None:
+    sent = message(entry('{"command" : "ls"}', index=0, extra={"x": 1}))
+    turn = parse(sent)
+    assert turn.message is sent
     assert turn.calls == (
-        ToolCall("c1", "execute_bash", {"command": "ls"}, raw=said["tool_calls"][0]),
+        ToolCall("c1", "execute_bash", {"command": "ls"}, raw=sent["tool_calls"][0]),
     )
     assert not turn.as_text
 
 
 @pytest.mark.parametrize("calls", [None, [], "none", {}])
 def test_message_without_calls_has_none(calls: object) -> None:
-    said = {"role": "assistant", "content": "42", "tool_calls": calls}
-    assert understood(said) == Turn(said, (), as_text=False)
+    sent = {"role": "assistant", "content": "42", "tool_calls": calls}
+    assert parse(sent) == Turn(sent, (), as_text=False)
 
 
-def test_repair_leaves_the_original_alone_and_every_other_field_in_place() -> None:
-    said = {**message(entry("{broken", extra={"x": 1}), entry("{}", id="c2")), "reasoning": "Hm."}
-    before = json.dumps(said)
-    turn = understood(said)
-    assert json.dumps(said) == before
+def test_repair_copies_the_message_and_keeps_all_other_fields() -> None:
+    sent = {**message(entry("{broken", extra={"x": 1}), entry("{}", id="c2")), "reasoning": "Hm."}
+    before = json.dumps(sent)
+    turn = parse(sent)
+    assert json.dumps(sent) == before
     assert turn.message == {
-        **said,
+        **sent,
         "tool_calls": [
             entry('{"invalid_arguments": "{broken"}', extra={"x": 1}),
             entry("{}", id="c2"),
@@ -56,23 +56,23 @@ def test_repair_leaves_the_original_alone_and_every_other_field_in_place() -> No
     }
 
 
-def test_client_can_see_what_the_model_wrote() -> None:
-    [call] = understood(message(entry("{broken"))).calls
+def test_call_keeps_the_arguments_that_the_model_wrote() -> None:
+    [call] = parse(message(entry("{broken"))).calls
     assert (call.raw, call.written) == (entry("{broken"), "{broken")
 
 
 def test_missing_and_repeated_ids_are_replaced_by_new_ones() -> None:
-    turn = understood(message(entry(), entry(), entry(id=""), entry(id=None), entry(id="c2")))
+    turn = parse(message(entry(), entry(), entry(id=""), entry(id=None), entry(id="c2")))
     assert [call.id for call in turn.calls] == ["c1", "call_1", "call_2", "call_3", "c2"]
-    assert [made["id"] for made in turn.message["tool_calls"]] == [c.id for c in turn.calls]
+    assert [call["id"] for call in turn.message["tool_calls"]] == [c.id for c in turn.calls]
 
 
 def test_missing_type_is_added() -> None:
     bare = {"id": "c1", "function": {"name": "execute_bash", "arguments": "{}"}}
-    assert understood(message(bare)).message["tool_calls"] == [entry()]
+    assert parse(message(bare)).message["tool_calls"] == [entry()]
 
 
-SCRAPS: list[Any] = [
+VALUES: list[Any] = [
     None,
     0,
     7.5,
@@ -100,35 +100,35 @@ SCRAPS: list[Any] = [
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_a_model_sends_can_be_answered_and_sent_back(seed: int) -> None:
+def test_any_tool_calls_can_be_parsed_and_sent_back(seed: int) -> None:
     rng = random.Random(seed)
 
-    def scrap() -> Any:
-        return rng.choice(SCRAPS)
+    def random_value() -> Any:
+        return rng.choice(VALUES)
 
     def call() -> Any:
         if rng.random() < 0.2:
-            return scrap()
+            return random_value()
         fields = {
-            "id": scrap(),
+            "id": random_value(),
             "type": "function",
-            "function": {"name": scrap(), "arguments": scrap()},
+            "function": {"name": random_value(), "arguments": random_value()},
         }
         return {key: value for key, value in fields.items() if rng.random() < 0.9}
 
-    turn = understood(message(*(call() for _ in range(rng.randint(1, 5)))))
-    made = turn.message["tool_calls"]
-    json.dumps(made)
-    assert [call.id for call in turn.calls] == [call["id"] for call in made]
-    assert len({call["id"] for call in made}) == len(made)
-    for call_made, understood_call in zip(made, turn.calls, strict=True):
-        assert call_made["function"]["name"]
-        assert isinstance(json.loads(call_made["function"]["arguments"]), dict)
-        assert isinstance(understood_call.arguments, dict) or understood_call.mistake
+    turn = parse(message(*(call() for _ in range(rng.randint(1, 5)))))
+    sent_calls = turn.message["tool_calls"]
+    json.dumps(sent_calls)
+    assert [call.id for call in turn.calls] == [call["id"] for call in sent_calls]
+    assert len({call["id"] for call in sent_calls}) == len(sent_calls)
+    for sent_call, parsed_call in zip(sent_calls, turn.calls, strict=True):
+        assert sent_call["function"]["name"]
+        assert isinstance(json.loads(sent_call["function"]["arguments"]), dict)
+        assert isinstance(parsed_call.arguments, dict) or parsed_call.mistake
 
 
-def written(text: Any) -> list[tuple[str, Any]]:
-    turn = understood({"role": "assistant", "content": text})
+def calls_in_text(text: Any) -> list[tuple[str, Any]]:
+    turn = parse({"role": "assistant", "content": text})
     assert turn.as_text == bool(turn.calls)
     return [(call.name, call.arguments) for call in turn.calls]
 
@@ -140,17 +140,17 @@ CALLED = [("execute_bash", {"command": "ls"})]
 def test_calls_in_tags_are_found_in_order() -> None:
     other = {"name": "submit", "arguments": {"answer": "42"}}
     text = f"<tool_call>{json.dumps(BASH)}</tool_call> and\n<tool_call>\n{json.dumps(other)}"
-    assert written(text) == [*CALLED, ("submit", {"answer": "42"})]
+    assert calls_in_text(text) == [*CALLED, ("submit", {"answer": "42"})]
 
 
-def test_same_call_written_twice_is_one() -> None:
-    assert written(f"<tool_call>{json.dumps(BASH)}</tool_call>" * 2) == CALLED
+def test_repeated_call_in_text_is_found_once() -> None:
+    assert calls_in_text(f"<tool_call>{json.dumps(BASH)}</tool_call>" * 2) == CALLED
 
 
-def test_text_in_parts_is_read_as_one() -> None:
+def test_call_split_across_text_parts_is_found() -> None:
     half = len(json.dumps(BASH)) // 2
     parts = [json.dumps(BASH)[:half], json.dumps(BASH)[half:]]
-    assert written([{"type": "text", "text": part} for part in parts]) == CALLED
+    assert calls_in_text([{"type": "text", "text": part} for part in parts]) == CALLED
 
 
 @pytest.mark.parametrize("mark", ["```", "</tool_call>", "<tool_call>"])
@@ -158,30 +158,30 @@ def test_mark_inside_an_argument_does_not_end_the_call(mark: str) -> None:
     arguments = {"command": "create", "path": "/x", "file_text": f"a\n{mark}\nb"}
     call = json.dumps({"name": "str_replace_editor", "arguments": arguments})
     expected = [("str_replace_editor", arguments)]
-    assert written(f"<tool_call>{call}</tool_call>") == expected
+    assert calls_in_text(f"<tool_call>{call}</tool_call>") == expected
     if mark == "```":
-        assert written(f"```json\n{call}\n```") == expected
+        assert calls_in_text(f"```json\n{call}\n```") == expected
 
 
-def test_several_fences_and_a_list_in_one() -> None:
+def test_calls_in_several_fences_and_in_a_list_are_found() -> None:
     other = {"name": "submit", "answer": "42"}
     text = f"```json\n{json.dumps(BASH)}\n```\nthen\n```json\n{json.dumps(other)}\n```"
-    assert written(text) == [*CALLED, ("submit", {"answer": "42"})]
-    assert written(f"```json\n{json.dumps([BASH, other])}\n```") == [
+    assert calls_in_text(text) == [*CALLED, ("submit", {"answer": "42"})]
+    assert calls_in_text(f"```json\n{json.dumps([BASH, other])}\n```") == [
         *CALLED,
         ("submit", {"answer": "42"}),
     ]
 
 
-def test_tool_with_a_parameter_called_command_keeps_it() -> None:
+def test_parameter_named_command_is_kept() -> None:
     text = '{"name": "str_replace_editor", "command": "view", "path": "/x"}'
-    assert written(text) == [("str_replace_editor", {"command": "view", "path": "/x"})]
+    assert calls_in_text(text) == [("str_replace_editor", {"command": "view", "path": "/x"})]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_prose_can_be_parsed(seed: int) -> None:
     rng = random.Random(seed)
-    scraps = [
+    parts = [
         "<tool_call>",
         "</tool_call>",
         "```json\n",
@@ -202,27 +202,27 @@ def test_any_prose_can_be_parsed(seed: int) -> None:
         "{}" * 3,
         "[" * 2000,
     ]
-    text = "".join(rng.choice(scraps) for _ in range(rng.randint(0, 20)))
-    turn = understood({"role": "assistant", "content": text})
+    text = "".join(rng.choice(parts) for _ in range(rng.randint(0, 20)))
+    turn = parse({"role": "assistant", "content": text})
     assert turn.message["content"] == text
     assert all(call.name for call in turn.calls)
 
 
 @pytest.mark.parametrize("content", [None, 42, {"text": "x"}, [None, {"text": 7}, "x"], []])
 def test_content_that_is_no_text_holds_no_call(content: object) -> None:
-    assert written(content) == []
+    assert calls_in_text(content) == []
 
 
 @pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>no call {}", "<tool_call>{{}}"])
 def test_text_kept_of_repetitive_calls_is_bounded(piece: str) -> None:
     text = "".join(piece.format(number) for number in range(10 * MAX_CALLS))
-    turn = understood({"role": "assistant", "content": text})
+    turn = parse({"role": "assistant", "content": text})
     assert 0 < len(turn.calls) <= MAX_CALLS
     assert sum(len(call.written) for call in turn.calls) <= len(text)
 
 
 @pytest.mark.parametrize(
-    ("written", "arguments"),
+    ("text", "arguments"),
     [
         ('<create_user>{"name": "Bob"}</create_user>', {"name": "Bob"}),
         ('<create_user>{"name": "Bob", "age": 5}', {"name": "Bob", "age": 5}),
@@ -230,16 +230,18 @@ def test_text_kept_of_repetitive_calls_is_bounded(piece: str) -> None:
     ],
 )
 def test_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
-    written: str, arguments: dict[str, Any] | None
+    text: str, arguments: dict[str, Any] | None
 ) -> None:
-    turn = parse_turn({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
+    turn = parse_turn({"role": "assistant", "content": text}, ["create_user"], iter(["c1"]))
     assert [call.arguments for call in turn.calls] == ([] if arguments is None else [arguments])
 
 
 @pytest.mark.parametrize("count", [MAX_CALLS, MAX_CALLS + 1, 5000])
 def test_calls_written_as_text_are_taken_up_to_their_bound(count: int) -> None:
-    one = '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo %s"}}</tool_call>'
-    text = "\n".join(one % number for number in range(count))
+    template = (
+        '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo %s"}}</tool_call>'
+    )
+    text = "\n".join(template % number for number in range(count))
     ids = (f"call_{number}" for number in itertools.count())
     turn = parse_turn({"role": "assistant", "content": text}, ["execute_bash"], ids)
     assert (len(turn.calls), turn.has_more) == (MAX_CALLS, count > MAX_CALLS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from proxy.audit.audit_log import LAST, AuditLogWriter, Finding, day_of, verify
 
 NOW = 4_000_000_000.0
-"""So late that no day before is older than days are kept."""
+"""In the year 2096, so that no earlier day exceeds the retention time."""
 DAY = day_of(NOW)
 
 
@@ -18,13 +18,13 @@ def write(
 
 
 def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines: int) -> Path:
-    book = AuditLogWriter(directory, run_id, key, lambda: now)
-    book.begin()
+    writer = AuditLogWriter(directory, run_id, key, lambda: now)
+    writer.begin()
     for number in range(1, lines):
-        book.append(book.line({"kind": "call", "step": number, "é": "\ud800"}))
-    book.append(book.line({"kind": "failure", LAST: True, "error": "none"}))
-    book.finish()
-    book.close()
+        writer.append(writer.line({"kind": "call", "step": number, "é": "\ud800"}))
+    writer.append(writer.line({"kind": "failure", LAST: True, "error": "none"}))
+    writer.finish()
+    writer.close()
     return directory / f"{run_id}.jsonl"
 
 
@@ -40,7 +40,7 @@ def states(root: Path, *names: str, key: bytes | None = None) -> list[str]:
     return [finding.state for finding in found(root, *names, key=key)]
 
 
-def wrong(root: Path, key: bytes | None = None) -> Sequence[str]:
+def errors(root: Path, key: bytes | None = None) -> Sequence[str]:
     """Return the errors as text."""
     findings = found(root, key=key)
     return [f"{each.name}: {each.words}" for each in findings if each.state == "WRONG"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.audit.audit_log import LAST, AuditLogWriter, HashChain, Index, log_path
-from tests.proxy.audit.logs import DAY, NOW, found, states, write, wrong
+from tests.proxy.audit.logs import DAY, NOW, errors, found, states, write
 
 A_DAY_S = 86_400.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,10 +34,10 @@ def test_untouched_logs_verify(tmp_path: Path) -> None:
 def test_flipped_bit_anywhere_in_a_log_is_found(tmp_path: Path) -> None:
     (log,) = write(tmp_path, "a", lines=2)
     written = log.read_bytes()
-    chosen = random.Random(5)
+    rng = random.Random(5)
     for position in range(len(written)):
         changed = bytearray(written)
-        changed[position] ^= 1 << chosen.randrange(8)
+        changed[position] ^= 1 << rng.randrange(8)
         log.write_bytes(changed)
         assert states(tmp_path, "a") == ["WRONG"], position
     log.write_bytes(written)
@@ -71,14 +71,14 @@ def test_flipped_last_byte_is_found_while_another_run_continues(
         assert states(tmp_path, "a", key=key) == ["WRONG"], bit
 
 
-@pytest.mark.parametrize("spoilt", [b"\n", b"\r", b" ", b"}", b"\x8a", b"\xff", b"{"])
-def test_damaged_index_is_not_continued(tmp_path: Path, spoilt: bytes) -> None:
+@pytest.mark.parametrize("damage", [b"\n", b"\r", b" ", b"}", b"\x8a", b"\xff", b"{"])
+def test_damaged_index_is_not_continued(tmp_path: Path, damage: bytes) -> None:
     write(tmp_path, "a")
     index = index_of(tmp_path)
     written = index.read_bytes()
     for position in (-1, -2, -30, written.rindex(b"\n", 0, -1)):
         changed = bytearray(written)
-        changed[position : position + 1 or None] = spoilt
+        changed[position : position + 1 or None] = damage
         if changed != written:
             index.write_bytes(changed)
             with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def lines_of(log: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("order", "what"),
+    ("order", "message"),
     [
         ([0, 2, 3], "line 2 has the number 2, and 1 was due"),
         ([0, 2, 1, 3], "line 2 has the number 2, and 1 was due"),
@@ -103,44 +103,44 @@ def lines_of(log: Path) -> list[bytes]:
     ],
 )
 def test_lines_that_are_missing_moved_or_added_are_found(
-    tmp_path: Path, order: list[int], what: str
+    tmp_path: Path, order: list[int], message: str
 ) -> None:
     (log,) = write(tmp_path, "a", lines=4)
     lines = lines_of(log)
     log.write_bytes(b"".join(lines[number] for number in order))
-    assert wrong(tmp_path) == [f"{DAY}/a: {what}"]
+    assert errors(tmp_path) == [f"{DAY}/a: {message}"]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 50])
-def test_a_finished_log_that_is_cut_off_anywhere_is_found(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("removed_bytes", [1, 2, 50])
+def test_truncated_finished_log_is_found(tmp_path: Path, removed_bytes: int) -> None:
     (log,) = write(tmp_path, "a")
-    log.write_bytes(log.read_bytes()[:-cut])
-    assert len(wrong(tmp_path)) == 1
+    log.write_bytes(log.read_bytes()[:-removed_bytes])
+    assert len(errors(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("more", [b"x", b"\n", b"{", b"{}\n"])
-def test_data_appended_to_a_log_is_found(tmp_path: Path, more: bytes) -> None:
+@pytest.mark.parametrize("data", [b"x", b"\n", b"{", b"{}\n"])
+def test_data_appended_to_a_log_is_found(tmp_path: Path, data: bytes) -> None:
     (log,) = write(tmp_path, "a")
-    log.write_bytes(log.read_bytes() + more)
-    assert len(wrong(tmp_path)) == 1
+    log.write_bytes(log.read_bytes() + data)
+    assert len(errors(tmp_path)) == 1
 
 
-def test_the_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
+def test_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
     first, second = write(tmp_path, "a", "b")
     first.write_bytes(second.read_bytes())
-    assert wrong(tmp_path) == [f"{DAY}/a: line 1 does not go on from what is before it"]
+    assert errors(tmp_path) == [f"{DAY}/a: line 1 does not go on from what is before it"]
 
 
 def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
     first, _ = write(tmp_path, "a", "b")
     first.rename(first.with_name("c.jsonl"))
-    assert wrong(tmp_path) == [
+    assert errors(tmp_path) == [
         f"{DAY}/a: the log is missing",
         f"{DAY}/c: line 1 does not go on from what is before it",
     ]
     chain = HashChain("c", None)
     log_path(tmp_path / DAY, "c").write_bytes(chain.line("now", {LAST: True}))
-    assert wrong(tmp_path)[1] == f"{DAY}/c: it is not in the index"
+    assert errors(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
 
 def test_removed_index_or_day_is_found(tmp_path: Path) -> None:
@@ -149,13 +149,13 @@ def test_removed_index_or_day_is_found(tmp_path: Path) -> None:
     first, second, third = sorted(tmp_path.iterdir())
     assert states(tmp_path) == ["ok"] * 6
     shutil.move(second, tmp_path.with_suffix(".away"))
-    assert wrong(tmp_path) == [f"{third.name}/index: the logs of {second.name} are missing"]
+    assert errors(tmp_path) == [f"{third.name}/index: the logs of {second.name} are missing"]
     shutil.move(tmp_path.with_suffix(".away"), second)
     index_of(tmp_path, first.name).unlink()
-    assert wrong(tmp_path)[0] == f"{first.name}/index: it is missing, or empty"
+    assert errors(tmp_path)[0] == f"{first.name}/index: it is missing, or empty"
 
 
-def test_a_day_may_end_after_the_next_has_begun(tmp_path: Path) -> None:
+def test_log_of_a_day_may_end_on_the_next_day(tmp_path: Path) -> None:
     late = AuditLogWriter(tmp_path / DAY, "late", None, lambda: NOW)
     late.begin()
     write(tmp_path, "next", now=NOW + A_DAY_S)
@@ -172,19 +172,19 @@ def test_rewrite_without_the_key_is_found(tmp_path: Path) -> None:
     assert states(tmp_path) == ["WRONG", "WRONG"]
     shutil.rmtree(tmp_path / DAY)
     write(tmp_path, "a")
-    assert states(tmp_path) == ["ok", "ok"]  # without a key nobody can tell
+    assert states(tmp_path) == ["ok", "ok"]  # without the key the change is undetectable
     assert states(tmp_path, key=key) == ["WRONG", "WRONG"]
 
 
-@pytest.mark.parametrize("left", [0, 1, 30, None])
-def test_a_log_that_breaks_off_is_unfinished_and_not_wrong(
-    tmp_path: Path, left: int | None
+@pytest.mark.parametrize("kept_bytes", [0, 1, 30, None])
+def test_interrupted_log_is_unfinished_and_not_wrong(
+    tmp_path: Path, kept_bytes: int | None
 ) -> None:
-    book = AuditLogWriter(tmp_path / DAY, "a", None, lambda: NOW)
-    book.begin()
-    first, second = book.line({"kind": "request"}), book.line({"kind": "call"})
-    book.append(first + second[:left])
-    book.close()
+    writer = AuditLogWriter(tmp_path / DAY, "a", None, lambda: NOW)
+    writer.begin()
+    first, second = writer.line({"kind": "request"}), writer.line({"kind": "call"})
+    writer.append(first + second[:kept_bytes])
+    writer.close()
     assert states(tmp_path) == ["ok", "unfinished"]
 
 
@@ -205,7 +205,7 @@ write(Path(sys.argv[1]), *(f"{sys.argv[2]}{number}" for number in range(10)))
 
 
 def test_two_processes_keep_one_index(tmp_path: Path) -> None:
-    # Not by multiprocessing: that leaves a process of its own, which other tests take for theirs.
+    # multiprocessing would leave a helper process that other tests would count.
     command = [sys.executable, "-c", WRITE_MANY, str(tmp_path)]
     processes = [subprocess.Popen([*command, name], cwd=ROOT) for name in "ab"]
     assert [process.wait(60) for process in processes] == [0, 0]

@@ -62,8 +62,8 @@ async def rejection(item: Item, *, is_streamed: bool = True) -> str:
 async def test_endless_line_is_rejected() -> None:
     """Without the limit, such a line made the proxy use 18.9 GB."""
     endless = Endless(b"data: ", b"x" * MIB, 1 << 10)
-    words = await rejection(Frames(endless))
-    assert "32 MiB" in words
+    message = await rejection(Frames(endless))
+    assert "32 MiB" in message
     assert endless.sent < 2 * MAX_EVENT_BYTES
 
 
@@ -71,8 +71,10 @@ async def test_endless_line_is_rejected() -> None:
     "body", [b"[" + b"{}," * (8 * MIB) + b"{}]", b"[" * 1000 + b"]" * 1000, b"9" * (257 * MIB)]
 )
 async def test_json_response_is_limited_in_size_and_values(body: bytes) -> None:
-    words = await rejection(Raw(200, body, {"content-type": "application/json"}), is_streamed=False)
-    assert "more than" in words or "longer than" in words
+    message = await rejection(
+        Raw(200, body, {"content-type": "application/json"}), is_streamed=False
+    )
+    assert "more than" in message or "longer than" in message
 
 
 async def test_event_with_too_many_values_is_rejected() -> None:

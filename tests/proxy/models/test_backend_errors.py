@@ -223,7 +223,7 @@ LLAMA_CPP_ERROR = {
 
 
 @pytest.mark.parametrize(
-    ("words", "window", "prompt", "answer"),
+    ("message", "window", "prompt", "answer"),
     [
         # OpenAI
         (
@@ -337,15 +337,15 @@ LLAMA_CPP_ERROR = {
     ],
 )
 def test_sizes_are_parsed_from_the_message(
-    words: str, window: int, prompt: int | None, answer: int | None
+    message: str, window: int, prompt: int | None, answer: int | None
 ) -> None:
-    error = backend_error({"error": {"message": words, "code": 400}}, status=400)
+    error = backend_error({"error": {"message": message, "code": 400}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert error.sizes == ContextSizes(window, prompt, answer)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "the request exceeds the available context size, try increasing it",
         "Input is too long for requested model.",
@@ -358,8 +358,8 @@ def test_sizes_are_parsed_from_the_message(
     ],
     ids=["none", "none either", "a word", "too small", "too large", "prompt fits", "other digits"],
 )
-def test_message_without_plausible_sizes_yields_none(words: str) -> None:
-    error = backend_error({"error": {"message": words}}, status=400)
+def test_message_without_plausible_sizes_yields_none(message: str) -> None:
+    error = backend_error({"error": {"message": message}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert error.sizes == ContextSizes()
 

@@ -71,7 +71,7 @@ async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> Backend
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 async def test_tools_work_without_mcp(provider: str) -> None:
     """For a call with tools, litellm 1.106 imports `mcp`, which is not a dependency."""
-    assert importlib.util.find_spec("mcp") is None, "with mcp installed this test says nothing"
+    assert importlib.util.find_spec("mcp") is None, "this test needs an environment without mcp"
     name, reply = f"{provider}/fake-model", tool_reply(call("bash", command="ls"))
     async with scripted_backend([reply, reply]) as backend:
         model = LiteLLMModel([name], api_key=KEY, api_base=backend.base_url, timeout_s=5)
@@ -241,15 +241,15 @@ async def test_error_in_a_relayed_stream_is_an_event() -> None:
 
 
 async def test_cancelled_stream_ends_the_backends_work() -> None:
-    heard_first = asyncio.Event()
+    first_delta = asyncio.Event()
 
     async def on_delta(delta: ModelDelta) -> None:
-        heard_first.set()
+        first_delta.set()
 
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
     async with opened([held]) as (backend, model):
         run = asyncio.create_task(model.complete(BODY, on_delta))
-        await heard_first.wait()
+        await first_delta.wait()
         run.cancel()
         await backend.requests[0].gone.wait()
         with pytest.raises(asyncio.CancelledError):

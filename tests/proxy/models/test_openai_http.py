@@ -465,7 +465,7 @@ async def test_exception_of_the_listener_propagates_and_ends_the_backends_work()
     async def refuse(delta: ModelDelta) -> None:
         raise TimeoutError("the client is too slow")
 
-    # The listener fails at the first text, the second piece; from the third on all is held.
+    # The listener fails at the first text, which is the second piece. The third is held back.
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
     async with opened([held]) as (backend, model):
         with pytest.raises(TimeoutError, match="the client is too slow"):

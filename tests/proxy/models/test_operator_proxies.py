@@ -188,9 +188,9 @@ async def test_server_tunnels_tls_to_its_backend(tmp_path: Path) -> None:
             }
             async with serving(
                 tmp_path, "bubblewrap", "https://allowed.example/v1", **variables
-            ) as ours:
+            ) as own_server:
                 body = {**BODY, "model": "m:plain"}
-                response = await client.post(f"{ours.url}/v1/chat/completions", json=body)
+                response = await client.post(f"{own_server.url}/v1/chat/completions", json=body)
     server.close()
     assert response.json()["choices"][0]["message"]["content"] == "42"
     assert proxy.asked[-1] == "CONNECT allowed.example:443"
@@ -225,8 +225,8 @@ async def test_fetcher_and_egress_use_no_proxy(monkeypatch: pytest.MonkeyPatch) 
     async with behind_proxy(monkeypatch) as (_, proxy), internet.server(origin):
         with anyio.fail_after(10):
             fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-            room = ByteBudget(1 << 20, "key")
-            await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, budget=room)
+            budget = ByteBudget(1 << 20, "key")
+            await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, budget=budget)
             rules = EgressRules(Egress(mode="open"))
             dialer = Dialer(rules, (), internet.resolve, internet.connect, 5)
             _, writer = await dialer.dial(Target("allowed.example", 80))

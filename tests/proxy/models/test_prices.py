@@ -62,7 +62,7 @@ def test_cost_of_a_call_is_the_same_as_in_litellm(
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": 40},
     }
-    theirs = sum(
+    litellm_cost = sum(
         litellm.cost_calculator.cost_per_token(model=model, usage_object=litellm.Usage(**usage))
     )
-    assert cost_usd(tariffs[model], parse_usage(usage)) == pytest.approx(theirs)
+    assert cost_usd(tariffs[model], parse_usage(usage)) == pytest.approx(litellm_cost)

@@ -21,7 +21,7 @@ def failing_model(*errors: dict[str, Any]) -> ScriptedModel:
 
 
 class Delays(list[float]):
-    """Replaces `sleep` and records the delays."""
+    """A `sleep` that records the delays instead of waiting."""
 
     async def __call__(self, delay_s: float) -> None:
         self.append(delay_s)
@@ -100,7 +100,7 @@ async def test_retry_after_beyond_the_maximum_is_not_retried() -> None:
 
 
 class TruncatedModel(ScriptedModel):
-    """Streams its completion, then loses the connection."""
+    """A model that streams its completion, then loses the connection."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Completion:
         await super().complete(body, on_delta)
@@ -133,7 +133,7 @@ async def test_failure_without_listener_is_retried() -> None:
 
 
 class FailingOnceModel(ScriptedModel):
-    """Accepts its first call, then loses the connection before the first piece."""
+    """A model that accepts its first call, then loses the connection before the first piece."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Completion:
         if not self.requests:

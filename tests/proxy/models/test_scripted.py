@@ -140,7 +140,7 @@ replies:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("replies: [", "not YAML: while parsing a flow"),
         ("", "the script: Input should be"),
@@ -149,13 +149,11 @@ replies:
         ("replies: [{tool_calls: [{}]}]", "replies.0.tool_calls.0.name: Field required"),
     ],
 )
-def test_malformed_script_is_reported_in_one_line(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_malformed_script_is_reported_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "script.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"script\.yaml") as raised:
         ScriptedModel.from_yaml(path)
     line = str(raised.value)
-    assert line.startswith(f"{path}: {complaint}")
+    assert line.startswith(f"{path}: {message}")
     assert "\n" not in line

@@ -95,8 +95,8 @@ def test_truncated_response_is_estimated_by_its_length() -> None:
 
 
 def test_response_without_usage_is_estimated_by_its_text() -> None:
-    made = {"choices": [{"message": {"content": "x" * 4000}}], "model": "y" * 4000}
-    assert read(JSON, json.dumps(made).encode()).estimated_tokens == 1001
+    completion = {"choices": [{"message": {"content": "x" * 4000}}], "model": "y" * 4000}
+    assert read(JSON, json.dumps(completion).encode()).estimated_tokens == 1001
     vectors = {"data": [{"embedding": [0.1] * 4000}]}
     assert read(JSON, json.dumps(vectors).encode()).estimated_tokens == 1
 

@@ -77,20 +77,20 @@ RESULT = Result(
 )
 
 
-def again(record: Record) -> Record:
+def round_trip(record: Record) -> Record:
     return Record.from_json(record.status, record.to_json())
 
 
 def test_results_and_events_survive_serialization() -> None:
     record = Record("completed", EVENTS, replace(RESULT, others=[RESULT]))
-    assert again(record) == record
-    assert again(record).outcome().stop_reason is StopReason.SUBMITTED
+    assert round_trip(record) == record
+    assert round_trip(record).outcome().stop_reason is StopReason.SUBMITTED
 
 
-def test_an_error_stays_what_it_was() -> None:
+def test_error_survives_serialization() -> None:
     error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
     with pytest.raises(ProxyError) as caught:
-        again(Record("failed", error=error)).outcome()
+        round_trip(Record("failed", error=error)).outcome()
     restored = caught.value
     assert (restored.status, restored.headers, restored.body()) == (
         429,
@@ -106,12 +106,12 @@ def test_record_of_a_failed_run_has_the_reason(
     status: RunStatus, expected: type[ProxyError]
 ) -> None:
     with pytest.raises(expected):
-        again(Record(status)).outcome()
+        round_trip(Record(status)).outcome()
     with pytest.raises(expected):
         Record.from_json(status, "").outcome()
 
 
 def test_internal_error_is_recorded_as_internal() -> None:
     with pytest.raises(ProxyError) as caught:
-        again(Record("failed")).outcome()
+        round_trip(Record("failed")).outcome()
     assert caught.value.code == "internal_error"

@@ -1,4 +1,4 @@
-"""A run at work and its listeners."""
+"""A run in progress and its subscribers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +16,8 @@ from tests.fakes.results import SUBMITTED
 RESULT = replace(SUBMITTED, answer="42", stop_reason=StopReason.ANSWERED)
 
 
-class CountingSubscriber:
-    """Work that tells how far it has come."""
+class CountingWork:
+    """Work that counts its finished turns."""
 
     def __init__(self, turns: int) -> None:
         self.done = 0
@@ -30,14 +30,12 @@ class CountingSubscriber:
         return RESULT
 
 
-def started(
-    work: CountingSubscriber, on_unsubscribed: Callable[[Run], None] = lambda run: None
-) -> Run:
-    head = RunMetadata(id="r1", model="m", container_id="cntr_test", created=0)
-    return Run(head, RequestIdentity(owner="o", fingerprint="f"), work, on_unsubscribed)
+def started(work: CountingWork, on_unsubscribed: Callable[[Run], None] = lambda run: None) -> Run:
+    metadata = RunMetadata(id="r1", model="m", container_id="cntr_test", created=0)
+    return Run(metadata, RequestIdentity(owner="o", fingerprint="f"), work, on_unsubscribed)
 
 
-async def heard(subscriber: Subscriber) -> list[Event]:
+async def read_all(subscriber: Subscriber) -> list[Event]:
     events: list[Event] = []
     while new := await subscriber.events():
         events += new
@@ -45,17 +43,17 @@ async def heard(subscriber: Subscriber) -> list[Event]:
 
 
 async def test_each_subscriber_gets_all_events() -> None:
-    run = started(CountingSubscriber(3))
+    run = started(CountingWork(3))
     with anyio.fail_after(5), run.subscribe() as first:
         await run.ended()
         with run.subscribe() as late:
             turns = [TurnStarted(1), TurnStarted(2), TurnStarted(3)]
-            assert await heard(first) == await heard(late) == turns
+            assert await read_all(first) == await read_all(late) == turns
     assert run.result() is RESULT
 
 
 async def test_run_waits_for_its_only_subscriber() -> None:
-    work = CountingSubscriber(10 * MAX_BEHIND)
+    work = CountingWork(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.subscribe() as subscriber:
         await anyio.wait_all_tasks_blocked()
@@ -63,36 +61,36 @@ async def test_run_waits_for_its_only_subscriber() -> None:
         assert len(await subscriber.events()) == MAX_BEHIND
         await anyio.wait_all_tasks_blocked()
         assert work.done == 2 * MAX_BEHIND - 1
-        await heard(subscriber)
+        await read_all(subscriber)
     assert work.done == 10 * MAX_BEHIND
 
 
 async def test_run_waits_for_the_fastest_subscriber() -> None:
-    work = CountingSubscriber(10 * MAX_BEHIND)
+    work = CountingWork(10 * MAX_BEHIND)
     run = started(work)
     with anyio.fail_after(5), run.subscribe() as slow, run.subscribe() as fast:
-        assert len(await heard(fast)) == 10 * MAX_BEHIND
-        assert len(await heard(slow)) == 10 * MAX_BEHIND
+        assert len(await read_all(fast)) == 10 * MAX_BEHIND
+        assert len(await read_all(slow)) == 10 * MAX_BEHIND
 
 
 async def test_run_continues_when_the_awaited_subscriber_leaves() -> None:
-    work = CountingSubscriber(10 * MAX_BEHIND)
-    alone: list[Run] = []
-    run = started(work, alone.append)
+    work = CountingWork(10 * MAX_BEHIND)
+    unsubscribed: list[Run] = []
+    run = started(work, unsubscribed.append)
     with anyio.fail_after(5):
         with run.subscribe():
             await anyio.wait_all_tasks_blocked()
-        assert alone == [run]
+        assert unsubscribed == [run]
         await run.ended()
     assert (work.done, run.status) == (10 * MAX_BEHIND, "completed")
 
 
 async def test_subscribers_of_a_cancelled_run_are_notified() -> None:
-    run = started(CountingSubscriber(10 * MAX_BEHIND))
+    run = started(CountingWork(10 * MAX_BEHIND))
     with anyio.fail_after(5), run.subscribe() as subscriber:
         await anyio.wait_all_tasks_blocked()
         run.cancel("by hand")
-        await heard(subscriber)
+        await read_all(subscriber)
     assert run.status == "cancelled"
     with pytest.raises(RunCancelledError):
         run.result()

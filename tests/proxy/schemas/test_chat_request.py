@@ -146,8 +146,8 @@ def test_guided_fields_become_structured_outputs(
 
 
 def test_structured_outputs_are_preferred_to_guided_fields() -> None:
-    given = {"structured_outputs": {"regex": "b"}, "guided_regex": "a"}
-    assert params_of(**given).final == given
+    params = {"structured_outputs": {"regex": "b"}, "guided_regex": "a"}
+    assert params_of(**params).final == params
 
 
 @pytest.mark.parametrize(
@@ -194,20 +194,20 @@ def test_functions_become_tools() -> None:
 
 def test_function_calls_and_results_become_tool_calls_and_results() -> None:
     call = {"name": "lookup", "arguments": '{"a": 1}'}
-    lonely = {"role": "function", "name": "other", "content": "?"}
+    unmatched = {"role": "function", "name": "other", "content": "?"}
     messages = [
         *MESSAGES,
         {"role": "assistant", "content": None, "function_call": call},
         {"role": "function", "name": "lookup", "content": "7"},
-        lonely,
+        unmatched,
     ]
     id = function_call_id(session_states(MESSAGES)[0], "lookup", '{"a": 1}')
-    made = {"id": id, "type": "function", "function": call}
+    tool_call = {"id": id, "type": "function", "function": call}
     assert request_of(functions=[{"name": "lookup"}], messages=messages).messages == [
         *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "assistant", "content": None, "tool_calls": [tool_call]},
         {"role": "tool", "tool_call_id": id, "content": "7"},
-        lonely,
+        unmatched,
     ]
 
 
@@ -366,18 +366,18 @@ def test_include_usage_is_read_from_stream_options(options: dict[str, Any], want
 
 
 def test_required_tool_choice_means_a_client_tool() -> None:
-    made = request_of(tools=[tool("a")], tool_choice="required")
-    assert (made.must_call, made.tool_choice) == (True, None)
-    made = request_of(tool_choice="required")
-    assert (made.must_call, made.tool_choice) == (False, "required")
+    request = request_of(tools=[tool("a")], tool_choice="required")
+    assert (request.must_call, request.tool_choice) == (True, None)
+    request = request_of(tool_choice="required")
+    assert (request.must_call, request.tool_choice) == (False, "required")
 
 
 @pytest.mark.parametrize(("mode", "must_call"), [("auto", False), ("required", True)])
 def test_model_sees_only_allowed_tools(mode: str, must_call: bool) -> None:
     named = {"type": "function", "function": {"name": "b"}}
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
-    made = request_of(tools=[tool("a"), tool("b")], tool_choice=choice)
-    assert (made.client_tools, made.must_call) == ([tool("b")], must_call)
+    request = request_of(tools=[tool("a"), tool("b")], tool_choice=choice)
+    assert (request.client_tools, request.must_call) == ([tool("b")], must_call)
 
 
 def test_client_tool_may_have_the_name_of_a_sandbox_tool() -> None:

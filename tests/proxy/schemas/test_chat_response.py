@@ -127,16 +127,16 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "argument
 NOTHING = replace(RESULT, answer="42", artifacts=[], skipped_files=[], response={}, usage={})
 
 
-def whole(result: Result, reasoning: str = "") -> dict[str, Any]:
+def completion_of(result: Result, reasoning: str = "") -> dict[str, Any]:
     builder = ChatCompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "off")
     builder.event(ReasoningDelta(reasoning))
-    made = builder.finish(result)
-    json.dumps(made).encode()
-    return made
+    completion = builder.finish(result)
+    json.dumps(completion).encode()
+    return completion
 
 
 def test_completion_with_all_fields() -> None:
-    assert whole(RESULT, "$ ls\n") == {
+    assert completion_of(RESULT, "$ ls\n") == {
         "id": "chatcmpl-r1",
         "object": "chat.completion",
         "created": 7,
@@ -164,8 +164,8 @@ def test_completion_with_all_fields() -> None:
 
 
 def test_empty_completion_has_the_required_fields() -> None:
-    made = whole(NOTHING)
-    assert made["choices"] == [
+    completion = completion_of(NOTHING)
+    assert completion["choices"] == [
         {
             "index": 0,
             "message": {
@@ -178,7 +178,7 @@ def test_empty_completion_has_the_required_fields() -> None:
             "finish_reason": "stop",
         }
     ]
-    assert {key: made["usage"][key] for key in made["usage"] if key != "sandbox"} == {
+    assert {key: completion["usage"][key] for key in completion["usage"] if key != "sandbox"} == {
         "prompt_tokens": 0,
         "completion_tokens": 0,
         "total_tokens": 0,
@@ -187,19 +187,19 @@ def test_empty_completion_has_the_required_fields() -> None:
 
 def test_completion_with_client_calls_has_null_content() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="tool_calls")
-    choice = whole(result)["choices"][0]
+    choice = completion_of(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
     assert choice["message"]["tool_calls"] == [CALL]
 
 
 def test_completion_has_logprobs() -> None:
     token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
-    made = whole(replace(NOTHING, choice={"logprobs": {"content": [token]}}))
-    assert made["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
+    completion = completion_of(replace(NOTHING, choice={"logprobs": {"content": [token]}}))
+    assert completion["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
 
 
 @pytest.mark.parametrize(
-    ("answer", "pointed_at"),
+    ("answer", "expected"),
     [
         (f"See [the plot]({URL}).", "the plot"),
         (f"See ![the plot]({URL}).", "the plot"),
@@ -210,11 +210,11 @@ def test_completion_has_logprobs() -> None:
         ("", ""),
     ],
 )
-def test_annotation_spans_the_link_text(answer: str, pointed_at: str) -> None:
+def test_annotation_spans_the_link_text(answer: str, expected: str) -> None:
     result = replace(NOTHING, answer=answer, artifacts=[PICTURE])
-    [annotation] = whole(result)["choices"][0]["message"]["annotations"]
+    [annotation] = completion_of(result)["choices"][0]["message"]["annotations"]
     at = annotation["url_citation"]
-    assert answer[at["start_index"] : at["end_index"]] == pointed_at
+    assert answer[at["start_index"] : at["end_index"]] == expected
 
 
 # Streamed
@@ -248,7 +248,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict
     }
 
 
-def thinking(text: str, **more: Any) -> dict[str, Any]:
+def reasoning_chunk(text: str, **more: Any) -> dict[str, Any]:
     return chunk({"reasoning": text, "reasoning_content": text}, **more)
 
 
@@ -279,11 +279,11 @@ def test_step_is_streamed_as_reasoning() -> None:
         ToolOutput(1, "stdout", "b\nc"),
         FINISHED,
     ) == [
-        [thinking("Hm.")],
-        [thinking("\n````console\n$ ls\npwd\n", sandbox=start)],
+        [reasoning_chunk("Hm.")],
+        [reasoning_chunk("\n````console\n$ ls\npwd\n", sandbox=start)],
         [],
-        [thinking("ab\n", sandbox=output)],
-        [thinking("c\n[exit 0, 1.2 s, 3 lines]\n````\n", sandbox=end)],
+        [reasoning_chunk("ab\n", sandbox=output)],
+        [reasoning_chunk("c\n[exit 0, 1.2 s, 3 lines]\n````\n", sandbox=end)],
     ]
 
 
@@ -308,7 +308,7 @@ def test_run_events_have_no_frame(steps: str) -> None:
 
 def test_steps_off_streams_only_the_models_reasoning() -> None:
     assert frames(ReasoningDelta("Hm."), STARTED, FINISHED, AnswerDelta("42"), steps="off") == [
-        [thinking("Hm.")],
+        [reasoning_chunk("Hm.")],
         [],
         [],
         [chunk({"content": "42"})],
@@ -328,7 +328,7 @@ def test_failure_between_steps_streams_only_the_error(steps: str) -> None:
 def test_failure_closes_the_open_step() -> None:
     encoder = stream()
     encoder.event(STARTED)
-    assert data(encoder.fail(GONE)) == [thinking("[not finished]\n````\n"), GONE.body()]
+    assert data(encoder.fail(GONE)) == [reasoning_chunk("[not finished]\n````\n"), GONE.body()]
 
 
 def test_stream_ends_with_images_then_finish_reason_and_files() -> None:
@@ -365,16 +365,16 @@ def test_usage_chunk_has_no_choices() -> None:
 
 def test_chunks_are_single_ascii_lines() -> None:
     encoder = stream(include_usage=True)
-    made = [encoder.begin()]
-    made += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
-    *frames, end = "".join([*made, encoder.finish(RESULT)]).split("\n\n")
+    texts = [encoder.begin()]
+    texts += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
+    *frames, end = "".join([*texts, encoder.finish(RESULT)]).split("\n\n")
     assert end == ""
     assert all(frame.isascii() and "\n" not in frame for frame in frames)
 
 
 def test_sandbox_object_lists_compactions() -> None:
-    assert "segments" not in whole(RESULT)["sandbox"]
-    made = replace(RESULT, segments=2, compactions=[Compaction("stubs", "nearly full", 90, 50)])
-    shown = whole(made)["sandbox"]
+    assert "segments" not in completion_of(RESULT)["sandbox"]
+    result = replace(RESULT, segments=2, compactions=[Compaction("stubs", "nearly full", 90, 50)])
+    shown = completion_of(result)["sandbox"]
     compaction = {"kind": "stubs", "cause": "nearly full", "tokens_before": 90, "tokens_after": 50}
     assert (shown["segments"], shown["compactions"]) == (2, [compaction])

@@ -16,18 +16,18 @@ from tests.proxy.schemas.test_chat_response import (
     RESULT,
     STARTED,
     chunk,
+    completion_of,
     data,
     frames,
     stream,
-    whole,
 )
 
 
 def test_completion_keeps_the_backends_own_fields() -> None:
     choice = {"index": 3, "logprobs": None, "stop_reason": 7, "token_ids": [1], "other": None}
     response = {"id": "x", "model": "y", "prompt_token_ids": [2], "kv_transfer_params": None}
-    made = whole(replace(NOTHING, choice=choice, response=response))
-    assert made["choices"][0] | {"message": None} == {
+    completion = completion_of(replace(NOTHING, choice=choice, response=response))
+    assert completion["choices"][0] | {"message": None} == {
         "index": 0,
         "message": None,
         "logprobs": None,
@@ -35,18 +35,18 @@ def test_completion_keeps_the_backends_own_fields() -> None:
         "stop_reason": 7,
         "token_ids": [1],
     }
-    assert (made["id"], made["model"]) == ("chatcmpl-r1", "qwen3")
-    assert (made["prompt_token_ids"], "kv_transfer_params" in made) == ([2], False)
+    assert (completion["id"], completion["model"]) == ("chatcmpl-r1", "qwen3")
+    assert (completion["prompt_token_ids"], "kv_transfer_params" in completion) == ([2], False)
 
 
 def test_completion_with_refusal_has_null_content() -> None:
-    message = whole(replace(NOTHING, answer="", refusal="No."))["choices"][0]["message"]
+    message = completion_of(replace(NOTHING, answer="", refusal="No."))["choices"][0]["message"]
     assert (message["content"], message["refusal"]) == (None, "No.")
 
 
 def test_function_call_is_returned_as_function_call() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
-    choice = whole(result)["choices"][0]
+    choice = completion_of(result)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
     assert choice["message"]["function_call"] == {"name": "lookup", "arguments": "{}"}
     assert "tool_calls" not in choice["message"]
@@ -54,7 +54,7 @@ def test_function_call_is_returned_as_function_call() -> None:
 
 def test_sandbox_object_has_the_warnings() -> None:
     result = replace(NOTHING, warnings=[RunWarning("response_format_violated", "It is not JSON.")])
-    assert whole(result)["sandbox"]["warnings"] == [
+    assert completion_of(result)["sandbox"]["warnings"] == [
         {"code": "response_format_violated", "message": "It is not JSON."}
     ]
 
@@ -63,20 +63,20 @@ def test_usage_is_summed_over_choices() -> None:
     other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
     builder = ChatCompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "reasoning")
     builder.event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
-    made = builder.finish(replace(RESULT, others=[other]))
-    first, second = made["choices"]
+    completion = builder.finish(replace(RESULT, others=[other]))
+    first, second = completion["choices"]
     assert (first["index"], second["index"]) == (0, 1)
     assert (second["message"]["content"], second["message"]["reasoning"]) == ("43", "$ ls\n")
-    assert (made["sandbox"]["run_id"], second["sandbox"]["run_id"]) == ("r1", "r2")
-    assert made["usage"]["prompt_tokens"] == 35
-    stats = made["usage"]["sandbox"]
+    assert (completion["sandbox"]["run_id"], second["sandbox"]["run_id"]) == ("r1", "r2")
+    assert completion["usage"]["prompt_tokens"] == 35
+    stats = completion["usage"]["sandbox"]
     assert (stats["llm_calls"], stats["wall_ms"], stats["context_tokens"]) == (4, 1200, 18)
 
 
 def test_function_call_is_streamed_as_function_call() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
-    made, last = data(stream().finish(result))
-    assert made == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
+    first, last = data(stream().finish(result))
+    assert first == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
     assert last["choices"][0]["finish_reason"] == "function_call"
 
 
@@ -87,8 +87,8 @@ def test_refusal_is_streamed_as_refusal() -> None:
 def test_choices_are_streamed_with_their_index() -> None:
     encoder = stream()
     events = [AnswerDelta("a"), ChoiceEvent(2, AnswerDelta("c")), ChoiceEvent(2, AnswerDelta("d"))]
-    made = [made["choices"][0] for each in events for made in data(encoder.event(each))]
-    assert [(choice["index"], choice["delta"]) for choice in made] == [
+    streamed = [part["choices"][0] for event in events for part in data(encoder.event(event))]
+    assert [(choice["index"], choice["delta"]) for choice in streamed] == [
         (0, {"content": "a"}),
         (2, {"role": "assistant", "content": "c"}),
         (2, {"content": "d"}),
@@ -103,12 +103,12 @@ def test_choices_are_streamed_with_their_index() -> None:
 
 
 def test_each_choice_has_its_own_reasoning() -> None:
-    whole = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
+    builder = ChatCompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
     for event in (ReasoningDelta("a"), ChoiceEvent(1, ReasoningDelta("b")), ReasoningDelta("c")):
-        whole.event(event)
-    made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
-    thoughts = [choice["message"].get("reasoning") for choice in made]
-    assert thoughts == ["ac", "b", None]
+        builder.event(event)
+    choices = builder.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
+    reasoning = [choice["message"].get("reasoning") for choice in choices]
+    assert reasoning == ["ac", "b", None]
 
 
 @pytest.mark.parametrize("steps", STEPS_MODES)
@@ -119,7 +119,7 @@ def test_completion_has_the_reasoning_of_the_stream(steps: StepsMode) -> None:
     for event in events:
         builder.event(event)
     message = builder.finish(NOTHING)["choices"][0]["message"]
-    deltas = [made["choices"][0]["delta"] for each in frames(*events, steps=steps) for made in each]
+    deltas = [part["choices"][0]["delta"] for each in frames(*events, steps=steps) for part in each]
     assert message["reasoning"] == "".join(delta.get("reasoning", "") for delta in deltas)
 
 

@@ -8,13 +8,13 @@ import pytest
 from policies.history import UNANSWERED
 from proxy.schemas.messages_request import as_chat, as_chat_to_count, count_tokens_body
 
-ASKED: dict[str, Any] = {"model": "m", "max_tokens": 10}
+BASE: dict[str, Any] = {"model": "m", "max_tokens": 10}
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
 WARMTH_USE = {"type": "tool_use", "id": "toolu_1", "name": "warmth", "input": {}}
 
 
 def chat(**body: Any) -> Any:
-    request = {**ASKED, "messages": [{"role": "user", "content": "Hello."}], **body}
+    request = {**BASE, "messages": [{"role": "user", "content": "Hello."}], **body}
     return as_chat(request).chat
 
 
@@ -29,7 +29,7 @@ def translated(*content: Any, role: str = "user") -> Any:
 
 def test_request_without_parameters_becomes_a_chat_completion() -> None:
     assert chat(system="Be brief.", temperature=0.5, top_p=0.9, top_k=4, stream=True) == {
-        **ASKED,
+        **BASE,
         "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Hello."},
@@ -53,7 +53,7 @@ def test_parameters_are_renamed_and_unknown_parameters_kept() -> None:
     del found["messages"]
     named = {"name": "answer", "schema": schema, "strict": True}
     assert found == {
-        **ASKED,
+        **BASE,
         "stop": ["Two"],
         "user": "u",
         "service_tier": "default",
@@ -82,8 +82,8 @@ def test_system_blocks_are_joined() -> None:
 
 
 def test_billing_header_of_claude_code_is_dropped() -> None:
-    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.db9;"}
-    found = chat(system=[bill, {"type": "text", "text": "A"}])
+    billing_header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.db9;"}
+    found = chat(system=[billing_header, {"type": "text", "text": "A"}])
     assert found["messages"][0] == {"role": "system", "content": "A"}
 
 
@@ -286,7 +286,7 @@ def test_tool_choice_is_translated(choice: Any, chosen: Any) -> None:
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "code_execution"}])
 def test_choice_of_code_execution_starts_with_a_tool(choice: Any) -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
-    request = {**ASKED, "messages": [{"role": "user", "content": "Hello."}]}
+    request = {**BASE, "messages": [{"role": "user", "content": "Hello."}]}
     found = as_chat({**request, "tools": [computer], "tool_choice": choice})
     assert (found.starts_with_tool, found.chat["tool_choice"]) == (True, None)
 

@@ -11,10 +11,10 @@ from proxy.schemas.validation import request_body, text
 from tests.openapi.description import described, field_names
 
 PICTURE = {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "low"}
-CALLED = {"type": "function_call", "call_id": "call_1", "name": "lookup", "arguments": "{}"}
+FUNCTION_CALL = {"type": "function_call", "call_id": "call_1", "name": "lookup", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "42"}
-WORDS = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
-SAID = [{"type": "output_text", "text": "Yes.", "annotations": []}]
+TEXT_PARTS = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
+OUTPUT_TEXT = [{"type": "output_text", "text": "Yes.", "annotations": []}]
 SHELL_CALL = {"type": "shell_call", "call_id": "step_1_1", "action": {"commands": ["ls"]}}
 MCP = {"type": "mcp", "server_label": "x"}
 MISSING = "missing_required_parameter"
@@ -35,8 +35,8 @@ def test_every_field_of_openais_description_is_known() -> None:
 
 
 def test_fields_for_openais_servers_are_dropped() -> None:
-    given: dict[str, Any] = {"background_options": {}, "access_programs": {}, "image": {}}
-    assert set(chat(**given)) == set(chat())
+    input_: dict[str, Any] = {"background_options": {}, "access_programs": {}, "image": {}}
+    assert set(chat(**input_)) == set(chat())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_fields_for_openais_servers_are_dropped() -> None:
             "input[0].content[0].image_url",
             "invalid_type",
         ),
-        ({"input": [{**CALLED, "name": 1}]}, "input[0].name", "invalid_type"),
+        ({"input": [{**FUNCTION_CALL, "name": 1}]}, "input[0].name", "invalid_type"),
         (
             {"input": [{"type": "function_call_output", "output": ""}]},
             "input[0].call_id",
@@ -174,20 +174,20 @@ def test_reference_to_unknown_item_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "messages"),
+    ("input_", "messages"),
     [
         ("Hello.", [{"role": "user", "content": "Hello."}]),
         ([{"role": "user", "content": "Hi."}], [{"role": "user", "content": "Hi."}]),
         (
-            [{"type": "message", "role": "user", "content": WORDS}],
+            [{"type": "message", "role": "user", "content": TEXT_PARTS}],
             [{"role": "user", "content": "one\ntwo"}],
         ),
         (
-            [{"role": "user", "content": [*WORDS, PICTURE]}],
-            [{"role": "user", "content": [*WORDS, PICTURE]}],
+            [{"role": "user", "content": [*TEXT_PARTS, PICTURE]}],
+            [{"role": "user", "content": [*TEXT_PARTS, PICTURE]}],
         ),
         (
-            [{"role": "assistant", "content": SAID}],
+            [{"role": "assistant", "content": OUTPUT_TEXT}],
             [{"role": "assistant", "content": "Yes."}],
         ),
         (
@@ -204,7 +204,12 @@ def test_reference_to_unknown_item_is_not_found() -> None:
             [],
         ),
         (
-            [{"role": "assistant", "content": SAID}, CALLED, {**CALLED, "call_id": "b"}, RESULT],
+            [
+                {"role": "assistant", "content": OUTPUT_TEXT},
+                FUNCTION_CALL,
+                {**FUNCTION_CALL, "call_id": "b"},
+                RESULT,
+            ],
             [
                 {
                     "role": "assistant",
@@ -223,8 +228,8 @@ def test_reference_to_unknown_item_is_not_found() -> None:
         ),
     ],
 )
-def test_input_items_become_chat_messages(given: Any, messages: list[Any]) -> None:
-    assert chat(input=given)["messages"] == messages
+def test_input_items_become_chat_messages(input_: Any, messages: list[Any]) -> None:
+    assert chat(input=input_)["messages"] == messages
 
 
 @pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
@@ -234,8 +239,8 @@ def test_empty_call_id_is_kept(kind: str) -> None:
 
 
 def test_instructions_and_system_messages_are_joined() -> None:
-    given = [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]
-    assert chat(instructions="a", input=given)["messages"] == [
+    input_ = [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]
+    assert chat(instructions="a", input=input_)["messages"] == [
         {"role": "system", "content": "a\n\nb"},
         {"role": "user", "content": "c"},
     ]
@@ -332,7 +337,7 @@ def test_errors_name_the_paths_of_the_request() -> None:
         }
     )
     assert translation.chat["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
-    outputs = as_chat({"model": "m", "input": [CALLED, {**RESULT, "output": [PICTURE]}]})
+    outputs = as_chat({"model": "m", "input": [FUNCTION_CALL, {**RESULT, "output": [PICTURE]}]})
     assert outputs.param_paths["messages[1].content"] == "input[1].output"
     for chat_path, path in [
         ("sandbox.file_ids[2]", "tools[0].container.file_ids[1]"),
@@ -355,7 +360,7 @@ def test_input_items_get_ids() -> None:
             "id": "msg_1_in0",
         }
     ]
-    assert input_items([CALLED, {**RESULT, "id": "fco_x"}], "1") == [
-        {"status": "completed", **CALLED, "id": "fc_1_in0"},
+    assert input_items([FUNCTION_CALL, {**RESULT, "id": "fco_x"}], "1") == [
+        {"status": "completed", **FUNCTION_CALL, "id": "fc_1_in0"},
         {"status": "completed", **RESULT, "id": "fco_x"},
     ]

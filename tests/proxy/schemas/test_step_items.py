@@ -75,8 +75,8 @@ class Stream:
         return self
 
     @property
-    def beside(self) -> list[dict[str, Any]]:
-        """What the frames have that is no chunk's."""
+    def extra_fields(self) -> list[dict[str, Any]]:
+        """Return the fields of the frames that are not fields of a chunk."""
         names = ("id", "object", "created", "model", "choices", "sandbox")
         found = [{k: frame[k] for k in frame if k not in names} for frame in self.frames]
         return [keys for keys in found if keys]
@@ -105,7 +105,7 @@ def test_frames_of_a_card() -> None:
         "status": "completed",
     }
     begun = {**item, "arguments": "", "status": "in_progress"}
-    assert stream.beside == [
+    assert stream.extra_fields == [
         status("Running: ls -la"),
         {"type": "response.output_item.added", "output_index": 1, "item": begun},
         {"type": "response.output_item.done", "output_index": 1, "item": item},
@@ -184,7 +184,7 @@ def test_submit_has_no_card() -> None:
     stream = Stream(started(1, "submit", answer="42"), submit, AnswerDelta("42"))
     stream.add(stream.encoder.finish(RESULT))
     assert stream.reader.shown == ["message: 42"]
-    assert stream.beside == []
+    assert stream.extra_fields == []
 
 
 def test_status_line_shows_the_last_line_of_output() -> None:
@@ -227,7 +227,7 @@ def test_single_step_and_file_are_counted_in_the_singular() -> None:
 def test_answer_without_steps_has_no_status_line() -> None:
     stream = Stream(AnswerDelta("Hello."))
     stream.add(stream.encoder.finish(RESULT))
-    assert stream.beside == []
+    assert stream.extra_fields == []
 
 
 def test_failed_run_leaves_no_card_open() -> None:
@@ -254,15 +254,15 @@ def test_long_result_is_cut_in_the_middle() -> None:
 @pytest.mark.parametrize("text", ["\ud83d", "\u2028", "数", "\n", '"'])
 def test_frames_are_ascii_lines_without_lone_surrogates(text: str) -> None:
     encoder = Stream().encoder
-    made = [
+    texts = [
         encoder.event(started(1, command=text, path=text)),
         encoder.event(ToolOutput(1, "stdout", text)),
         encoder.event(finished(1, text)),
         encoder.finish(replace(RESULT, artifacts=[replace(TABLE, path=f"/x/{text}.csv")])),
     ]
-    *frames, _ = "".join(made).split("\n\n")
+    *frames, _ = "".join(texts).split("\n\n")
     assert all(frame.isascii() and "\n" not in frame for frame in frames)
-    for frame in data("".join(made)):
+    for frame in data("".join(texts)):
         json.dumps(frame, ensure_ascii=False).encode()
         arguments = frame.get("item", {}).get("arguments")
         json.dumps(json.loads(arguments or "{}"), ensure_ascii=False).encode()

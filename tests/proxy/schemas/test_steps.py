@@ -36,7 +36,7 @@ class StepText:
         self._renderer = StepTextRenderer(steps, self._state)
         self.abandon = self._renderer.abandon
 
-    def of(self, event: Event) -> str:
+    def render(self, event: Event) -> str:
         text = self._renderer.render(event)
         self._state.update(event)
         return text
@@ -77,11 +77,11 @@ def finished(
     ],
 )
 def test_tool_call_is_shown_as_one_line(name: str, arguments: dict[str, Any], shown: str) -> None:
-    assert StepText("reasoning").of(started(name, arguments)) == f"````console\n{shown}"
+    assert StepText("reasoning").render(started(name, arguments)) == f"````console\n{shown}"
 
 
 def test_long_command_is_cut() -> None:
-    shown = StepText("reasoning").of(started("execute_bash", {"command": "x" * 100_000}))
+    shown = StepText("reasoning").render(started("execute_bash", {"command": "x" * 100_000}))
     assert shown == "````console\n$ " + "x" * MAX_COMMAND_CHARS + " ...\n"
 
 
@@ -96,29 +96,29 @@ def test_long_command_is_cut() -> None:
 )
 def test_outcome_is_shown_as_one_line(event: ToolCallFinished, shown: str) -> None:
     text = StepText("reasoning")
-    text.of(started("t", {}))
-    assert text.of(event) == f"{shown}````\n"
+    text.render(started("t", {}))
+    assert text.render(event) == f"{shown}````\n"
 
 
 def shown_of(output: list[str], observation: str = "") -> str:
     """Return the shown output of a command, between the call and the outcome."""
     text = StepText("reasoning")
-    text.of(started("execute_bash", {"command": "c"}))
-    pieces = [text.of(ToolOutput(2, "stdout", piece)) for piece in output]
-    end = text.of(replace(finished(0, 1), observation=observation))
+    text.render(started("execute_bash", {"command": "c"}))
+    pieces = [text.render(ToolOutput(2, "stdout", piece)) for piece in output]
+    end = text.render(replace(finished(0, 1), observation=observation))
     return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n````\n")])
 
 
 def test_output_lines_are_shown_when_complete() -> None:
     text = StepText("reasoning")
-    text.of(started("execute_bash", {"command": "c"}))
-    heard = [
+    text.render(started("execute_bash", {"command": "c"}))
+    events = [
         ToolOutput(2, "stdout", "one\ntw"),
         ToolOutput(2, "stderr", "oh"),
         ToolOutput(2, "stdout", "o\nthree"),
         finished(0, 3),
     ]
-    assert [text.of(event) for event in heard] == [
+    assert [text.render(event) for event in events] == [
         "one\n",
         "",
         "two\n",
@@ -138,7 +138,7 @@ def test_output_slightly_above_the_limit_is_shown_completely() -> None:
 def test_long_output_is_shortened_to_its_beginning_and_end() -> None:
     lines = [f"{n}" for n in range(1000)]
     expected = [*lines[:HEAD_LINES], OUTPUT_LEFT_OUT, *lines[-TAIL_LINES:], ""]
-    pieces = [f"{line}\n" for line in lines[:200]]  # the sandbox sends only so much as it comes
+    pieces = [f"{line}\n" for line in lines[:200]]  # live output is limited to its beginning
     assert shown_of(pieces, "\n".join(lines)) == "\n".join(expected)
 
 
@@ -160,7 +160,7 @@ def test_step_begins_on_a_new_line() -> None:
         *step,
     ]
     shown = "````console\nnonsense\n[0.0 s]\n````\n"
-    assert "".join(map(text.of, events)) == f"{shown}Hm.\n{shown}So.\n{shown}"
+    assert "".join(map(text.render, events)) == f"{shown}Hm.\n{shown}So.\n{shown}"
 
 
 def blocks_of(text: str) -> list[tuple[str, str]]:
@@ -184,7 +184,7 @@ def test_fences_in_output_do_not_split_the_markdown_block(fence: str, before: st
         finished(0, 3),
         ReasoningDelta("So."),
     ]
-    lines = "".join(map(text.of, events)).splitlines(keepends=True)
+    lines = "".join(map(text.render, events)).splitlines(keepends=True)
     first, (kind, step), last = blocks_of("".join(f"{before}{line}" for line in lines))
     assert (first, kind, last) == (("inline", "Hm."), "fence", ("inline", "So."))
     assert step.startswith("$ cat <<E\n")
@@ -203,27 +203,27 @@ def test_fences_in_the_tail_of_long_output_are_indented() -> None:
 
 def test_abandoned_step_closes_its_block() -> None:
     text = StepText("reasoning")
-    text.of(started("nonsense", {}))
+    text.render(started("nonsense", {}))
     assert text.abandon() == "[not finished]\n````\n"
 
 
 def test_submit_is_not_shown_as_a_step() -> None:
     text = StepText("reasoning")
     events: list[Event] = [started("submit", {"answer": "42"}), finished(None, None)]
-    assert [text.of(event) for event in events] == ["", ""]
+    assert [text.render(event) for event in events] == ["", ""]
     assert text.abandon() == ""
 
 
 def test_steps_off_shows_only_reasoning() -> None:
     text = StepText("off")
     events: list[Event] = [started("nonsense", {}), finished(0, 1), ReasoningDelta("Hm.")]
-    assert [text.of(event) for event in events] == ["", "", "Hm."]
+    assert [text.render(event) for event in events] == ["", "", "Hm."]
 
 
 def test_lone_surrogates_are_replaced() -> None:
     text = StepText("reasoning")
-    assert text.of(ReasoningDelta("a \ud83d")) == "a ?"
-    assert text.of(started("execute_bash", {"command": "\ud83d"})) == "\n````console\n$ ?\n"
+    assert text.render(ReasoningDelta("a \ud83d")) == "a ?"
+    assert text.render(started("execute_bash", {"command": "\ud83d"})) == "\n````console\n$ ?\n"
 
 
 def test_step_extension_describes_the_step() -> None:
@@ -247,5 +247,5 @@ def test_step_extension_describes_the_step() -> None:
 
 
 def test_omitted_steps_are_counted() -> None:
-    assert StepText("reasoning").of(StepsOmitted(12)) == "[the first 12 steps are not kept]\n"
-    assert StepText("off").of(StepsOmitted(12)) == ""
+    assert StepText("reasoning").render(StepsOmitted(12)) == "[the first 12 steps are not kept]\n"
+    assert StepText("off").render(StepsOmitted(12)) == ""

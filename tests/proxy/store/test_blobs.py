@@ -60,15 +60,15 @@ async def test_files_are_not_accessed_in_the_event_loops_thread(
 @pytest.mark.parametrize("size", [1, 3_000_000])
 async def test_cancelled_writer_leaves_no_file(size: int, blobs: BlobStore, tmp_path: Path) -> None:
     for turns in range(6):
-        keeping = asyncio.create_task(store_blob(blobs, b"x" * size))
+        storing = asyncio.create_task(store_blob(blobs, b"x" * size))
         for _ in range(turns):
             await asyncio.sleep(0)
-        keeping.cancel()
-        await asyncio.wait({keeping})
-        if keeping.cancelled():
+        storing.cancel()
+        await asyncio.wait({storing})
+        if storing.cancelled():
             assert list((tmp_path / "blobs").iterdir()) == []
         else:
-            await blobs.remove([keeping.result().name])
+            await blobs.remove([storing.result().name])
 
 
 async def test_empty_blob_is_stored(blobs: BlobStore, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ async def test_stream_belongs_to_its_owner_and_is_deleted_with_its_response(
     clock.advance(HOUR_S)
     assert await store.responses.frames(MINE, "resp_2") is None
     await store.sweep()
-    for id in ("resp_1", "resp_2"):  # nothing of the old ones is in the way
+    for id in ("resp_1", "resp_2"):  # rows of the deleted responses do not conflict
         await begin(store, id)
         await store.responses.end(MINE, id, {"status": "completed", "output": []}, "anew")
         assert await store.responses.frames(MINE, id) == "anew"
@@ -277,7 +277,7 @@ async def test_conversation_belongs_to_its_owner(store: Store) -> None:
 
 @pytest.fixture(params=["response", "conversation"])
 async def oldest(request: pytest.FixtureRequest, store: Store) -> AsyncIterator[str]:
-    """The id of the least recently used holder, of 600 KiB."""
+    """Yield the id of the least recently used response or conversation, of 600 KiB."""
     if request.param == "response":
         await begin(store, "resp_1")
         await end(store, "resp_1", "x" * 600 * KIB)
@@ -287,7 +287,7 @@ async def oldest(request: pytest.FixtureRequest, store: Store) -> AsyncIterator[
     yield (await store.conversations.create(MINE, {}, [long])).id
 
 
-async def test_oldest_holders_beyond_the_quota_are_deleted(
+async def test_oldest_responses_and_conversations_beyond_the_quota_are_deleted(
     store: Store, clock: ManualClock, oldest: str
 ) -> None:
     clock.advance(1)

@@ -49,7 +49,7 @@ async def test_expense_of_a_request_cancelled_while_taking_is_returned(
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     taking = asyncio.create_task(getattr(account, kind)(Expense(tokens=60)))
     await asyncio.sleep(0)
-    await asyncio.sleep(0)  # the store's thread has it now
+    await asyncio.sleep(0)  # now the thread of the store executes it
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking

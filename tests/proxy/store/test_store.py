@@ -105,7 +105,7 @@ async def test_expired_upload_is_not_found_before_a_sweep(store: Store, clock: M
     assert await store.uploads.get(OWNER, upload.id) is None
     assert await names(store) == []
     assert not await store.uploads.delete(OWNER, upload.id)
-    await uploaded(store, b"x" * 100)  # nor does it take room
+    await uploaded(store, b"x" * 100)  # the expired upload uses no quota
 
 
 async def test_use_of_a_container_postpones_its_expiry(store: Store, clock: ManualClock) -> None:

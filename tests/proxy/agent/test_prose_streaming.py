@@ -22,14 +22,15 @@ from proxy.agent.model import Completion, CompletionStopped
 from proxy.agent.prose import HOLD_CHARS, Prose, ProseRules
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.errors import SandboxLostError
-from tests.proxy.agent.runs import SUBMIT, Events, Played, Run, bash
+from tests.proxy.agent.runs import SUBMIT, Events, Run, SequentialModel, bash
 
 ESSAY = "Sandboxes are older than models, and older than computers. " * 8
 STEPS = tool_reply(bash("ls"))
 
 
-class Halting(Played):
-    """Writes so much of its last reply's prose and waits until somebody has seen any of it."""
+class HaltingModel(SequentialModel):
+    """A model whose last reply pauses after `halts_after` characters until a part of the answer is
+    emitted."""
 
     def __init__(self, replies: list[dict[str, Any]], halts_after: int) -> None:
         super().__init__(replies)
@@ -37,7 +38,7 @@ class Halting(Played):
         self._halts_after = halts_after
         self.seen = anyio.Event()
 
-    async def see(self, event: Event) -> None:
+    async def on_event(self, event: Event) -> None:
         """Continue the reply once a part of the answer was emitted."""
         if isinstance(event, AnswerDelta):
             self.seen.set()
@@ -60,11 +61,11 @@ class Halting(Played):
 
 @pytest.mark.parametrize("before", [[], [STEPS]], ids=["first turn", "after a tool"])
 @pytest.mark.parametrize("halts_after", [HOLD_CHARS + 8, 24], ids=["by length", "by time"])
-async def test_prose_shows_while_the_model_still_writes(
+async def test_prose_is_streamed_while_the_model_writes(
     before: list[dict[str, Any]], halts_after: int
 ) -> None:
-    model = Halting([*before, text_reply(ESSAY)], halts_after)
-    run = Run(model, events=Events(model.see))
+    model = HaltingModel([*before, text_reply(ESSAY)], halts_after)
+    run = Run(model, events=Events(model.on_event))
     with anyio.fail_after(20):
         result = await run.go(stream=True)
     assert result.answer == run.events.answer
@@ -72,29 +73,27 @@ async def test_prose_shows_while_the_model_still_writes(
     assert len([event for event in run.events if isinstance(event, AnswerDelta)]) > 2
 
 
-async def test_failure_to_show_prose_by_time_fails_the_run() -> None:
-    model = Halting([text_reply(ESSAY)], 24)
+async def test_failure_of_a_delayed_emission_fails_the_run() -> None:
+    model = HaltingModel([text_reply(ESSAY)], 24)
 
-    async def see_and_fail(event: Event) -> None:
+    async def fail_at_the_first_piece(event: Event) -> None:
         is_first = isinstance(event, AnswerDelta) and not model.seen.is_set()
-        await model.see(event)
+        await model.on_event(event)
         if is_first:
             raise SandboxLostError("gone while links were looked for")
 
     with anyio.fail_after(20), pytest.raises(SandboxLostError):
-        await Run(model, events=Events(see_and_fail)).go(stream=True)
+        await Run(model, events=Events(fail_at_the_first_piece)).go(stream=True)
 
 
 async def test_short_prose_before_a_call_is_reasoning() -> None:
-    run = Run(Played([{**STEPS, "content": "I look first."}, SUBMIT]))
+    run = Run(SequentialModel([{**STEPS, "content": "I look first."}, SUBMIT]))
     await run.go(stream=True)
     assert (run.events.answer, run.events.reasoning) == ("42", "I look first.")
 
 
-async def test_long_prose_before_a_call_stays_set_apart_and_is_no_part_of_the_whole_answer() -> (
-    None
-):
-    run = Run(Played([{**STEPS, "content": ESSAY}, SUBMIT]))
+async def test_long_prose_before_a_call_is_separated_from_the_answer() -> None:
+    run = Run(SequentialModel([{**STEPS, "content": ESSAY}, SUBMIT]))
     result = await run.go(stream=True)
     assert run.events.answer == f"{ESSAY}\n\n42"
     assert (result.answer, result.answer_offset) == ("42", len(ESSAY) + 2)
@@ -102,8 +101,10 @@ async def test_long_prose_before_a_call_stays_set_apart_and_is_no_part_of_the_wh
     assert isinstance(run.events[at + 1], ToolCallStarted)
 
 
-async def test_strict_separation_keeps_narration_out_of_the_content() -> None:
-    run = Run(Played([{**STEPS, "content": ESSAY}, {**STEPS, "content": ESSAY * 3}, SUBMIT]))
+async def test_narration_as_reasoning_keeps_prose_before_calls_out_of_the_answer() -> None:
+    run = Run(
+        SequentialModel([{**STEPS, "content": ESSAY}, {**STEPS, "content": ESSAY * 3}, SUBMIT])
+    )
     result = await run.go(stream=True, narration="reasoning")
     assert (result.answer, run.events.answer) == ("42", "42")
     assert run.events.reasoning == ESSAY * 4
@@ -112,37 +113,37 @@ async def test_strict_separation_keeps_narration_out_of_the_content() -> None:
 @pytest.mark.parametrize("space", ["", "\n\n", "  "])
 async def test_submitted_answer_that_was_streamed_is_not_sent_again(space: str) -> None:
     submit = tool_reply(call("submit", answer=f"{ESSAY}{space}"), content=ESSAY)
-    run = Run(Played([STEPS, submit]))
+    run = Run(SequentialModel([STEPS, submit]))
     result = await run.go(stream=True)
     assert result.answer == run.events.answer
     assert result.answer.split() == ESSAY.split()
     assert result.stop_reason is StopReason.SUBMITTED
 
 
-async def test_submitted_answer_that_only_begins_like_the_prose_is_sent_whole() -> None:
+async def test_submitted_answer_that_only_begins_like_the_prose_is_sent_completely() -> None:
     submit = tool_reply(call("submit", answer=f"{ESSAY} So there."), content=ESSAY)
-    run = Run(Played([submit]))
+    run = Run(SequentialModel([submit]))
     result = await run.go(stream=True)
     assert result.answer == f"{ESSAY} So there."
     assert run.events.answer == f"{ESSAY}\n\n{ESSAY} So there."
 
 
-WRITTEN = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " + "a" * 400}})
+CALL_AS_TEXT = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " + "a" * 400}})
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        WRITTEN,
-        f"<tool_call>{WRITTEN}</tool_call>",
-        f"{ESSAY}\n<tool_call>\n{WRITTEN}\n</tool_call>",
+        CALL_AS_TEXT,
+        f"<tool_call>{CALL_AS_TEXT}</tool_call>",
+        f"{ESSAY}\n<tool_call>\n{CALL_AS_TEXT}\n</tool_call>",
         f'{ESSAY}\n<execute_bash>{{"command": "echo {ESSAY}"}}</execute_bash>',
-        f"{ESSAY}\n<execute_bash>\n{WRITTEN}\n" * 3,
-        f"{ESSAY}\n```json\n{WRITTEN}\n```",
+        f"{ESSAY}\n<execute_bash>\n{CALL_AS_TEXT}\n" * 3,
+        f"{ESSAY}\n```json\n{CALL_AS_TEXT}\n```",
     ],
 )
 async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> None:
-    run = Run(Played([text_reply(text), SUBMIT]))
+    run = Run(SequentialModel([text_reply(text), SUBMIT]))
     result = await run.go(stream=True)
     assert result.answer == "42"
     assert "execute_bash" not in run.events.answer
@@ -163,21 +164,21 @@ async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> Non
         '```json\n{"name": "execute_bash"}\n```'.replace("execute_bash", "Bob") + ESSAY,
     ],
 )
-async def test_code_and_json_that_call_nothing_show_while_they_are_written(text: str) -> None:
-    model = Halting([text_reply(text)], HOLD_CHARS + 60)
-    run = Run(model, events=Events(model.see))
+async def test_code_and_json_without_calls_are_streamed(text: str) -> None:
+    model = HaltingModel([text_reply(text)], HOLD_CHARS + 60)
+    run = Run(model, events=Events(model.on_event))
     with anyio.fail_after(20):
         result = await run.go(stream=True)
     assert result.answer == run.events.answer
     assert result.answer.strip() == text.strip()
 
 
-# What the client's parameters ask of prose
+# Parameters of the client
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_string_ends_the_prose_without_another_call(stream: bool) -> None:
-    model = Played([text_reply(f"{ESSAY}END of it all, and then some.")])
+    model = SequentialModel([text_reply(f"{ESSAY}END of it all, and then some.")])
     run = Run(model)
     result = await run.go(final={"stop": ["END of", "never"]}, stream=stream)
     assert (result.answer.strip(), result.finish_reason) == (ESSAY.strip(), "stop")
@@ -185,14 +186,14 @@ async def test_stop_string_ends_the_prose_without_another_call(stream: bool) -> 
     assert (len(model.requests), result.choice["stop_reason"]) == (1, "END of")
 
 
-async def test_submitted_answer_ends_at_a_stop_string_too() -> None:
-    model = Played([tool_reply(call("submit", answer="42. END of it"))])
+async def test_submitted_answer_ends_at_a_stop_string() -> None:
+    model = SequentialModel([tool_reply(call("submit", answer="42. END of it"))])
     result = await Run(model).go(final={"stop": "END"}, stream=True)
     assert (result.answer, len(model.requests)) == ("42. ", 1)
 
 
-async def test_log_probabilities_of_prose_need_no_other_call() -> None:
-    class WithLogprobs(Played):
+async def test_logprobs_of_prose_need_no_further_call() -> None:
+    class WithLogprobs(SequentialModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             logprobs = {"logprobs": {"content": [{"token": "42"}]}}
@@ -204,19 +205,19 @@ async def test_log_probabilities_of_prose_need_no_other_call() -> None:
     assert model.requests[0]["logprobs"] is True
 
 
-async def test_backend_without_log_probabilities_beside_tools_gives_them_in_a_last_call() -> None:
+async def test_logprobs_refused_with_tools_are_requested_in_the_final_call() -> None:
     refused = {"error": {"status": 400, "message": "logprobs is not supported with tools"}}
-    model = Played([refused, text_reply("42"), text_reply("42")])
+    model = SequentialModel([refused, text_reply("42"), text_reply("42")])
     assert (await Run(model).go(final={"logprobs": True})).answer == "42"
     assert [request.get("logprobs") for request in model.requests] == [True, None, True]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reply", [text_reply('{"n": 42}'), text_reply('```json\n{"n": 42}\n```')])
-async def test_prose_in_the_form_asked_for_needs_no_other_call(
+async def test_prose_in_the_required_form_needs_no_further_call(
     reply: dict[str, Any], stream: bool
 ) -> None:
-    model = Played([reply])
+    model = SequentialModel([reply])
     form = {"response_format": {"type": "json_object"}}
     run = Run(model)
     result = await run.go(final=form, answer_form=ANY_OBJECT, stream=stream)
@@ -224,11 +225,11 @@ async def test_prose_in_the_form_asked_for_needs_no_other_call(
     assert (result.finish_reason, len(model.requests)) == ("stop", 1)
 
 
-@pytest.mark.parametrize("begins", ['{"id": "', '```json\n{"type": "', '[{"function": "'])
-def test_long_text_that_may_be_a_call_is_looked_at_few_times(begins: str) -> None:
+@pytest.mark.parametrize("beginning", ['{"id": "', '```json\n{"type": "', '[{"function": "'])
+def test_long_text_that_may_be_a_call_is_parsed_in_linear_time(beginning: str) -> None:
     prose = Prose(ProseRules(max_tokens=1, tool_names=["execute_bash"]))
-    prose.add(TextDelta(begins))
-    for number in range(200_000):  # a second; hours where each piece costs a look
+    prose.add(TextDelta(beginning))
+    for number in range(200_000):  # takes a second; hours if it is parsed at each piece
         prose.add(TextDelta(f"{number}, "))
         assert prose.ready(is_due=True) == []
     assert len(prose.rest()) == 200_001
@@ -238,7 +239,7 @@ def test_stop_string_of_any_length_is_found() -> None:
     stop = "".join(f"{number}, " for number in range(100_000))
     prose = Prose(ProseRules(stops=(stop,)))
     prose.add(TextDelta(f"{ESSAY}{stop[:1000]}"))
-    for number in range(2000):  # a second, and many minutes where all its lengths are looked for
+    for number in range(2000):  # takes a second; minutes if each prefix is compared
         prose.add(TextDelta(f"{number}; "))
         prose.ready(is_due=True)
     with pytest.raises(CompletionStopped):
@@ -246,7 +247,7 @@ def test_stop_string_of_any_length_is_found() -> None:
     assert not prose.text.endswith(stop)
 
 
-def test_half_of_a_stop_string_is_not_shown() -> None:
+def test_partial_stop_string_is_held_back() -> None:
     prose = Prose(ProseRules(stops=("END of",)))
     prose.add(TextDelta(ESSAY))
     prose.add(TextDelta(" EN"))

@@ -1,4 +1,4 @@
-"""Reasoning is separated from the model's text."""
+"""Removal of reasoning from the text of a model."""
 
 import pytest
 
@@ -6,16 +6,16 @@ from proxy.agent.context import strip_reasoning
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", ""),
         ("said", "said"),
         ("<think>a</think>\n\nsaid", "said"),
-        ("a</think>said", "said"),  # the chat template has opened it
-        ("<think>a", ""),  # cut off
+        ("a</think>said", "said"),  # the chat template has opened the tag
+        ("<think>a", ""),  # truncated
         ("one <think>a</think>two<think>b", "one two"),
         ("<think>a<think>b</think>c</think>said", "said"),
     ],
 )
-def test_reasoning_is_stripped(text: str, said: str) -> None:
-    assert strip_reasoning(text) == said
+def test_reasoning_is_stripped(text: str, expected: str) -> None:
+    assert strip_reasoning(text) == expected

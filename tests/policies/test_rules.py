@@ -1,4 +1,4 @@
-"""Which rule an act meets, and what is said of it."""
+"""Matching of rules, and the refusals of their actions."""
 
 from typing import Any
 
@@ -27,18 +27,18 @@ RULES = RuleSet(
         ("ls k.pem", None),
     ],
 )
-def test_the_first_rule_that_is_met_holds(command: str, name: str | None) -> None:
+def test_first_matching_rule_applies(command: str, name: str | None) -> None:
     rule = RULES.first_match("command", command)
     assert (rule.name if rule else None) == name
 
 
-def test_a_rule_is_about_one_kind_of_act() -> None:
+def test_rule_applies_only_to_its_target() -> None:
     assert RULES.first_match("file", "/testbed/k.pem") == RULES.rules[3]
     assert RULES.first_match("egress", "orders.example.com:443") == RULES.rules[4]
     assert RULES.first_match("egress", "orders.example.com:4433") is None
 
 
-def test_rule_refuses_unless_its_action_is_flag() -> None:
+def test_rule_refuses_unless_its_action_is_log() -> None:
     assert [rule.refusal for rule in RULES.rules[:3]] == [
         None,
         "rule secrets forbids this: they are not yours",
@@ -47,7 +47,7 @@ def test_rule_refuses_unless_its_action_is_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "does"),
+    ("tool", "arguments", "expected"),
     [
         ("execute_bash", {"command": "ls"}, ("command", "ls")),
         ("execute_bash", {"command": "y", "job_id": "1"}, ("command", "y")),
@@ -62,24 +62,24 @@ def test_rule_refuses_unless_its_action_is_flag() -> None:
         ("submit", {"answer": "ls"}, None),
     ],
 )
-def test_rule_subject_of_a_call(tool: str, arguments: dict[str, Any], does: object) -> None:
-    assert rule_subject(tool, arguments) == does
+def test_rule_subject_of_a_call(tool: str, arguments: dict[str, Any], expected: object) -> None:
+    assert rule_subject(tool, arguments) == expected
 
 
-@pytest.mark.parametrize("written", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])
-def test_a_pattern_that_means_nothing_or_everything_is_refused(written: str) -> None:
+@pytest.mark.parametrize("pattern", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])
+def test_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="is not a valid pattern"):
-        Rule("rule", "command", written, "deny")
+        Rule("rule", "command", pattern, "deny")
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "é", "a\n"])
-def test_a_name_that_no_metric_can_have_is_refused(name: str) -> None:
+def test_name_that_no_metric_label_can_have_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a rule's name has letters"):
         Rule(name, "command", "a", "deny")
 
 
-def test_no_pattern_takes_long_and_no_text_is_too_odd() -> None:
+def test_patterns_are_matched_in_linear_time_and_on_any_text() -> None:
     rule = Rule("slow", "command", r"(?:a+)+(?:a+)+(?:a+)+b", "deny")
-    watch = RuleSet((rule,))
-    assert watch.first_match("command", "a" * 200_000) is None
-    assert watch.first_match("command", "\ud800é" + "a" * 9 + "b") == rule
+    rules = RuleSet((rule,))
+    assert rules.first_match("command", "a" * 200_000) is None
+    assert rules.first_match("command", "\ud800é" + "a" * 9 + "b") == rule

@@ -1,4 +1,4 @@
-"""Until a tool has run, the answer is that of the bare model."""
+"""The plain turn: until a tool has run, a run answers like the model without tools."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,11 +19,11 @@ from proxy.agent.events import (
 from proxy.agent.model import Completion, StopRetryingError
 from proxy.errors import ContextOverflowError, OutOfTimeError, ToolsRefusedError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from tests.proxy.agent.runs import LOOKUP, OVERFLOW, SUBMIT, USER, Played, Run, bash
+from tests.proxy.agent.runs import LOOKUP, OVERFLOW, SUBMIT, USER, Run, SequentialModel, bash
 
 PLAIN = {"model": "m", "messages": [USER]}
-CUT = {"content": "There are for", "finish_reason": "length"}
-BAD = tool_reply({"name": "execute_bash", "arguments": '{"command": '})
+TRUNCATED = {"content": "There are for", "finish_reason": "length"}
+MALFORMED = tool_reply({"name": "execute_bash", "arguments": '{"command": '})
 UNKNOWN = tool_reply(call("search", query="how many"))
 
 
@@ -32,11 +32,11 @@ UNKNOWN = tool_reply(call("search", query="how many"))
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [[], [LOOKUP]])
-async def test_plain_turn_ends_the_run_whatever_it_calls(
+async def test_plain_turn_ends_the_run_for_any_call(
     tools: list[dict[str, Any]], stream: bool
 ) -> None:
-    says = {**UNKNOWN, "content": "There are 42."}
-    model = Played([UNKNOWN, UNKNOWN, says, *[UNKNOWN] * 20])
+    with_text = {**UNKNOWN, "content": "There are 42."}
+    model = SequentialModel([UNKNOWN, UNKNOWN, with_text, *[UNKNOWN] * 20])
     run = Run(model)
     result = await run.go(client_tools=tools, stream=stream)
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.ANSWERED)
@@ -46,35 +46,35 @@ async def test_plain_turn_ends_the_run_whatever_it_calls(
 
 async def test_plain_turn_keeps_only_client_tool_calls() -> None:
     both = tool_reply(call("execute_bash", command="ls"), call("lookup"))
-    model = Played([UNKNOWN, UNKNOWN, both, text_reply("Done.")])
+    model = SequentialModel([UNKNOWN, UNKNOWN, both, text_reply("Done.")])
     run = Run(model)
     result = await run.go(client_tools=[LOOKUP])
-    assert [made["function"]["name"] for made in result.tool_calls] == ["lookup"]
-    assert len(run.events.observations) == 2  # of the calls of a tool that nobody has
+    assert [tool_call["function"]["name"] for tool_call in result.tool_calls] == ["lookup"]
+    assert len(run.events.observations) == 2  # for the calls of an unknown tool
     assert result.suspended_run is not None
     (last,) = result.suspended_run.messages[-1:]
-    assert [made["function"]["name"] for made in last["tool_calls"]] == ["lookup"]
+    assert [tool_call["function"]["name"] for tool_call in last["tool_calls"]] == ["lookup"]
 
 
-# Cut off
+# Truncated answers
 
 
-async def test_first_answer_that_is_cut_off_is_returned_and_nothing_is_summed_up() -> None:
-    model = Played([CUT])
+async def test_truncated_first_answer_is_returned_without_compaction() -> None:
+    model = SequentialModel([TRUNCATED])
     result = await Run(model).go(token_limits={"max_tokens": 5000})
     assert (result.answer, result.finish_reason) == ("There are for", "length")
     assert (len(model.requests), list(result.compactions)) == (1, [])
 
 
-async def test_thinking_that_is_cut_off_is_returned_as_it_would_be_without_tools() -> None:
-    model = Played([{"content": "", "reasoning": "Hm, let me", "finish_reason": "length"}])
+async def test_truncated_reasoning_ends_the_run_without_another_call() -> None:
+    model = SequentialModel([{"content": "", "reasoning": "Hm, let me", "finish_reason": "length"}])
     result = await Run(model).go()
     assert (result.answer, result.finish_reason, len(model.requests)) == ("", "length", 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_visible_prose_is_cut_at_the_clients_own_limit(stream: bool) -> None:
-    model = Played([text_reply("one two three four five six seven eight nine ten " * 20)])
+async def test_prose_is_truncated_at_the_clients_token_limit(stream: bool) -> None:
+    model = SequentialModel([text_reply("one two three four five six seven eight nine ten " * 20)])
     run = Run(model)
     result = await run.go(token_limits={"max_tokens": 12}, stream=stream)
     assert model.requests[0]["max_tokens"] == 4096
@@ -85,31 +85,31 @@ async def test_visible_prose_is_cut_at_the_clients_own_limit(stream: bool) -> No
     assert run.events.answer == result.answer
 
 
-async def test_call_has_room_for_its_arguments_beyond_the_clients_limit() -> None:
+async def test_tool_call_may_exceed_the_clients_token_limit() -> None:
     answer = "There are forty-two of them, and here is why: " + "because it is so. " * 20
-    model = Played([tool_reply(call("submit", answer=answer))])
+    model = SequentialModel([tool_reply(call("submit", answer=answer))])
     result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, result.finish_reason) == (answer, "stop")
 
 
-async def test_operator_may_give_calls_less_room() -> None:
-    model = Played([text_reply("42")])
+async def test_min_turn_tokens_is_configurable() -> None:
+    model = SequentialModel([text_reply("42")])
     await Run(model, limits=Limits(min_turn_tokens=100)).go(token_limits={"max_tokens": 12})
     assert model.requests[0]["max_tokens"] == 100
 
 
-async def test_room_that_does_not_fit_into_the_window_is_given_up() -> None:
-    model = Played([OVERFLOW, text_reply("42")])
+async def test_overflow_lowers_max_tokens_to_the_clients_limit() -> None:
+    model = SequentialModel([OVERFLOW, text_reply("42")])
     result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, model.requests[-1]["max_tokens"]) == ("42", 12)
     assert "tools" in model.requests[-1]
 
 
-# Calls that break off
+# Interrupted calls
 
 
-class Breaking(Played):
-    """A model whose first call breaks off after these pieces and is retried."""
+class FailingOnceModel(SequentialModel):
+    """A model whose first call fails after these pieces and is retried."""
 
     def __init__(self, replies: list[Any], pieces: list[ModelDelta]) -> None:
         super().__init__(replies)
@@ -133,27 +133,27 @@ class Breaking(Played):
         [ReasoningDelta("Hm, ")],
     ],
 )
-async def test_reply_that_was_not_shown_is_retried(pieces: list[ModelDelta]) -> None:
-    said = {**SUBMIT, "content": "I have it."}
-    run = Run(Breaking([said], pieces))
+async def test_reply_without_emitted_pieces_is_retried(pieces: list[ModelDelta]) -> None:
+    reply = {**SUBMIT, "content": "I have it."}
+    run = Run(FailingOnceModel([reply], pieces))
     result = await run.go(stream=False)
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
     assert run.events.reasoning == "I have it."
 
 
-async def test_partly_shown_call_is_not_retried() -> None:
-    run = Run(Breaking([SUBMIT], [ToolCallDelta(0, "submit", '{"answer": "4')]))
+async def test_partly_streamed_submit_is_not_retried() -> None:
+    run = Run(FailingOnceModel([SUBMIT], [ToolCallDelta(0, "submit", '{"answer": "4')]))
     with pytest.raises(StopRetryingError):
         await run.go(stream=True)
 
 
-# Words of ours
+# Echoes of the proxy's texts
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", [system_prompt(), final_request(StopReason.WALL_TIME)])
-async def test_echo_is_ended_and_followed_by_the_plain_turn(echo: str, stream: bool) -> None:
-    model = Played([text_reply(echo), text_reply("There are 42.")])
+async def test_echo_is_stopped_and_followed_by_the_plain_turn(echo: str, stream: bool) -> None:
+    model = SequentialModel([text_reply(echo), text_reply("There are 42.")])
     run = Run(model)
     result = await run.go(stream=stream)
     assert (result.answer, run.events.answer) == ("There are 42.", "There are 42.")
@@ -165,20 +165,20 @@ async def test_echo_is_ended_and_followed_by_the_plain_turn(echo: str, stream: b
 async def test_echo_as_final_answer_is_replaced_by_the_best_earlier_answer() -> None:
     steps = {**tool_reply(bash("ls")), "content": "There are 42."}
     echo = text_reply(final_request(StopReason.MAX_TURNS))
-    result = await Run(Played([steps, echo]), limits=Limits(max_turns=1)).go()
+    result = await Run(SequentialModel([steps, echo]), limits=Limits(max_turns=1)).go()
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.MAX_TURNS)
 
 
 async def test_echo_after_a_tool_call_is_no_answer() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
-    result = await Run(Played([found, text_reply(NUDGE)])).go()
+    result = await Run(SequentialModel([found, text_reply(NUDGE)])).go()
     assert (result.answer, result.tool_trouble) == ("42", ("echo",))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_beside_a_call_is_dropped_and_the_call_is_run(stream: bool) -> None:
     quoting = {**SUBMIT, "content": f"{system_prompt()} So I hand it in."}
-    run = Run(Played([tool_reply(bash("ls")), quoting]))
+    run = Run(SequentialModel([tool_reply(bash("ls")), quoting]))
     result = await run.go(stream=stream)
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
     assert result.tool_trouble == ()
@@ -187,76 +187,76 @@ async def test_echo_beside_a_call_is_dropped_and_the_call_is_run(stream: bool) -
 
 
 async def test_texts_of_the_client_may_be_repeated() -> None:
-    words = system_prompt()
-    client = {"role": "user", "content": f"Repeat this: {words}"}
-    model = Played([text_reply(words)])
-    assert (await Run(model).go(messages=[client])).answer == words.strip()
+    prompt = system_prompt()
+    client = {"role": "user", "content": f"Repeat this: {prompt}"}
+    model = SequentialModel([text_reply(prompt)])
+    assert (await Run(model).go(messages=[client])).answer == prompt.strip()
 
 
 # Runaways
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_runaway_prose_is_cut_as_length(stream: bool) -> None:
-    result = await Run(Played([text_reply("I am sorry. " * 3000)])).go(stream=stream)
+async def test_runaway_prose_is_truncated_with_finish_reason_length(stream: bool) -> None:
+    result = await Run(SequentialModel([text_reply("I am sorry. " * 3000)])).go(stream=stream)
     assert (result.finish_reason, result.tool_trouble) == ("length", ("runaway",))
     assert 4_000 <= len(result.answer) <= 5_000
 
 
-async def test_runaway_thinking_is_cut_as_length() -> None:
-    run = Run(Played([{"content": "42", "reasoning": "Wait, let me check. " * 3000}]))
+async def test_runaway_reasoning_is_truncated_with_finish_reason_length() -> None:
+    run = Run(SequentialModel([{"content": "42", "reasoning": "Wait, let me check. " * 3000}]))
     result = await run.go(stream=True)
     assert (result.answer, result.finish_reason) == ("", "length")
     assert len(run.events.reasoning) <= 5_000
 
 
-# Calls that come to nothing
+# Missing and malformed calls
 
 
-async def test_announced_call_that_is_not_made_costs_few_tokens() -> None:
+async def test_announced_call_that_is_not_made_uses_few_tokens() -> None:
     long = "I would begin by looking at the directory, and then go on from there. " * 50
-    model = Played([text_reply("Let me check:"), text_reply(long)])
+    model = SequentialModel([text_reply("Let me check:"), text_reply(long)])
     result = await Run(model).go()
     assert (result.answer, result.finish_reason) == ("Let me check:", "stop")
     assert result.usages[1]["completion_tokens"] <= 48
 
 
-async def test_announced_call_is_not_asked_for_where_the_clients_limit_has_no_room() -> None:
-    model = Played([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
+async def test_announced_call_is_not_requested_beyond_the_clients_token_limit() -> None:
+    model = SequentialModel([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
     result = await Run(model).go(token_limits={"max_tokens": 60})
     assert (result.answer, len(model.requests)) == ("Let me check:", 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_run_continues_after_a_nudged_call(stream: bool) -> None:
-    model = Played([text_reply("Let me check:"), tool_reply(bash("ls")), SUBMIT])
+    model = SequentialModel([text_reply("Let me check:"), tool_reply(bash("ls")), SUBMIT])
     run = Run(model)
     result = await run.go(stream=stream)
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
     assert "Let me check:" in (run.events.answer if stream else run.events.reasoning)
 
 
-@pytest.mark.parametrize("bad", [BAD, UNKNOWN], ids=["malformed", "unknown"])
-async def test_plain_turn_follows_repeated_malformed_calls(bad: dict[str, Any]) -> None:
-    model = Played([bad, bad, text_reply("There are 42.")])
+@pytest.mark.parametrize("invalid_call", [MALFORMED, UNKNOWN], ids=["malformed", "unknown"])
+async def test_plain_turn_follows_repeated_malformed_calls(invalid_call: dict[str, Any]) -> None:
+    model = SequentialModel([invalid_call, invalid_call, text_reply("There are 42.")])
     result = await Run(model).go()
     assert (result.answer, result.tool_trouble) == ("There are 42.", ("malformed_call",))
     assert model.requests[2] == PLAIN
 
 
 async def test_malformed_call_can_be_corrected() -> None:
-    result = await Run(Played([BAD, tool_reply(bash("ls")), SUBMIT])).go()
+    result = await Run(SequentialModel([MALFORMED, tool_reply(bash("ls")), SUBMIT])).go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
 @pytest.mark.parametrize("answer", [{"n": 42}, [42]])
-async def test_submitting_an_object_is_a_mistake(answer: Any) -> None:
-    model = Played([tool_reply(call("submit", answer=answer)), SUBMIT])
+async def test_submit_of_an_object_is_refused(answer: Any) -> None:
+    model = SequentialModel([tool_reply(call("submit", answer=answer)), SUBMIT])
     result = await Run(model).go()
     assert (result.answer, len(model.requests)) == ("42", 2)
 
 
-async def test_plain_request_has_every_parameter_of_the_clients_and_its_tools() -> None:
+async def test_plain_request_has_all_parameters_and_tools_of_the_client() -> None:
     fields = {
         "base": {"temperature": 0.5},
         "final": {"logit_bias": {"1": 1}},
@@ -265,7 +265,7 @@ async def test_plain_request_has_every_parameter_of_the_clients_and_its_tools() 
         "tool_choice": "auto",
         "plain_messages": [{"role": "user", "content": "How many, in full?"}],
     }
-    model = Played([text_reply(""), text_reply("42")])
+    model = SequentialModel([text_reply(""), text_reply("42")])
     assert (await Run(model).go(**fields)).answer == "42"
     assert model.requests[1] == {
         "model": "m",
@@ -278,8 +278,8 @@ async def test_plain_request_has_every_parameter_of_the_clients_and_its_tools() 
     }
 
 
-async def test_plain_request_may_end_in_a_call_of_the_clients() -> None:
-    model = Played([text_reply(""), tool_reply(call("lookup", key="x"))])
+async def test_plain_request_may_end_in_a_client_call() -> None:
+    model = SequentialModel([text_reply(""), tool_reply(call("lookup", key="x"))])
     result = await Run(model).go(client_tools=[LOOKUP])
     assert (result.stop_reason, result.finish_reason) == (
         StopReason.CLIENT_TOOL_CALLS,
@@ -290,7 +290,7 @@ async def test_plain_request_may_end_in_a_call_of_the_clients() -> None:
 # Backends
 
 
-class Refusing(Played):
+class Refusing(SequentialModel):
     """A backend that refuses tools."""
 
     error: Exception = ToolsRefusedError("no tools here", status=400)
@@ -317,8 +317,8 @@ async def test_plain_turn_follows_a_refusal_of_tools(kind: type[Refusing]) -> No
 @pytest.mark.parametrize(
     "limits", [Limits(max_turns=0), Limits(max_total_tokens=0), Limits(max_commands=0)]
 )
-async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits) -> None:
-    model = Played([text_reply("There are 42.")])
+async def test_limit_that_allows_no_turn_leads_to_the_plain_turn(limits: Limits) -> None:
+    model = SequentialModel([text_reply("There are 42.")])
     result = await Run(model, limits=limits).go()
     assert (result.answer, model.requests) == ("There are 42.", [PLAIN])
 
@@ -327,7 +327,7 @@ async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits)
 
 
 class Pausing(ScriptedModel):
-    """Sends its text and then stalls."""
+    """A model that sends its text and never returns."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         await super().complete(body, on_delta)
@@ -354,8 +354,8 @@ async def test_deadline_without_any_text_is_an_error() -> None:
         await Run(Pausing([text_reply("")])).go(deadline_s=0.2)
 
 
-async def test_unfinished_turn_is_counted_beside_the_last_answer() -> None:
-    class PausingOnce(Played):
+async def test_usage_of_an_unfinished_turn_is_estimated() -> None:
+    class PausingOnce(SequentialModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             if "tools" in body and len(body["messages"]) > 2:
@@ -375,8 +375,8 @@ async def test_unfinished_turn_is_counted_beside_the_last_answer() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_last_answer_that_the_deadline_cuts_off_is_kept(stream: bool) -> None:
-    class PausingAtLast(Played):
+async def test_final_answer_truncated_by_the_deadline_is_returned(stream: bool) -> None:
+    class PausingAtLast(SequentialModel):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             if "tools" not in body:

@@ -13,12 +13,12 @@ from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash
 SUM, LOOK, FETCH = bash("python3 -c 'print(2**64)'"), bash("ls"), bash("curl https://example.org")
 
 
-def usage(prompt: int, completion: int, *, cached: int = 0, thought: int = 0) -> dict[str, Any]:
+def usage(prompt: int, completion: int, *, cached: int = 0, reasoning: int = 0) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": thought},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 
@@ -38,16 +38,19 @@ async def test_turn_counts_once_for_each_capability_that_its_calls_use() -> None
     )
 
 
-async def test_only_calls_of_the_sandboxs_tools_that_are_run_count() -> None:
+async def test_only_executed_calls_of_sandbox_tools_count_for_capabilities() -> None:
     renamed = {**LOOKUP, "function": {**LOOKUP["function"], "name": "execute_bash"}}
-    theirs = await answered([tool_reply(FETCH), SUBMIT], client_tools=[renamed])
-    ours = call("sandbox_execute_bash", command="ls")
-    both = await answered([tool_reply(ours, FETCH)], client_tools=[renamed])
-    late = await answered([tool_reply(call("submit", answer="1"), FETCH)])
-    barred = await answered([tool_reply(LOOK, FETCH), SUBMIT], max_tool_calls=1)
+    client_call = await answered([tool_reply(FETCH), SUBMIT], client_tools=[renamed])
+    sandbox_call = call("sandbox_execute_bash", command="ls")
+    mixed = await answered([tool_reply(sandbox_call, FETCH)], client_tools=[renamed])
+    after_submit = await answered([tool_reply(call("submit", answer="1"), FETCH)])
+    beyond_limit = await answered([tool_reply(LOOK, FETCH), SUBMIT], max_tool_calls=1)
     broken = {"name": "execute_bash", "arguments": '{"command": "ls'}
-    unread = await answered([tool_reply(broken), SUBMIT])
-    counted = [each.stats.capability_turns for each in (theirs, both, late, barred, unread)]
+    malformed = await answered([tool_reply(broken), SUBMIT])
+    counted = [
+        each.stats.capability_turns
+        for each in (client_call, mixed, after_submit, beyond_limit, malformed)
+    ]
     assert [(turns["external_resources"], turns["file_management"]) for turns in counted] == [
         (0, 0),
         (0, 1),
@@ -60,9 +63,9 @@ async def test_only_calls_of_the_sandboxs_tools_that_are_run_count() -> None:
 async def test_usage_sums_all_calls_and_trajectory_counts_each_token_once() -> None:
     result = await answered(
         [
-            {**tool_reply(LOOK), "usage": usage(100, 10, thought=4)},
+            {**tool_reply(LOOK), "usage": usage(100, 10, reasoning=4)},
             {**tool_reply(LOOK), "usage": usage(150, 20, cached=110)},
-            {**SUBMIT, "usage": usage(200, 5, cached=170, thought=1)},
+            {**SUBMIT, "usage": usage(200, 5, cached=170, reasoning=1)},
         ],
         usage_of="last_call",
     )

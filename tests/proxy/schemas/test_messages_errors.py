@@ -11,7 +11,7 @@ HELLO = [{"role": "user", "content": "Hello."}]
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
 
 
-def fault(**body: Any) -> str:
+def error_message(**body: Any) -> str:
     with pytest.raises(BadRequestError) as caught:
         as_chat({"model": "m", "max_tokens": 10, "messages": HELLO, **body})
     message: str = error_body(caught.value, "req_1")["error"]["message"]
@@ -74,7 +74,7 @@ def fault(**body: Any) -> str:
     ],
 )
 def test_invalid_request_error_names_the_path(body: Any, beginning: str) -> None:
-    assert fault(**body).startswith(beginning)
+    assert error_message(**body).startswith(beginning)
 
 
 def test_continued_thread_is_refused_with_404() -> None:

@@ -11,10 +11,10 @@ from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Events, Run, bash
 
-MADE = tool_reply(bash("echo 1 > output/a.csv; echo 2 > output/b.csv"))
+MAKE_FILES = tool_reply(bash("echo 1 > output/a.csv; echo 2 > output/b.csv"))
 
 
-def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run:
+def run_with_loss(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run:
     """Return a run whose sandbox ends at the first event of a kind."""
     sandboxes = MemorySandboxes()
 
@@ -38,16 +38,16 @@ def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run
 async def test_answer_is_returned_with_a_warning_of_the_lost_sandbox(
     replies: list[dict[str, Any]], limits: Limits, answer: str, stop: StopReason, stream: bool
 ) -> None:
-    run = losing([MADE, *replies], ToolCallFinished, limits=limits)
-    kept = SessionState(Session("somebody", "run:r1"), "kept")
-    result = await run.go(stream=stream, client_tools=[LOOKUP], save_as=kept)
+    run = run_with_loss([MAKE_FILES, *replies], ToolCallFinished, limits=limits)
+    state = SessionState(Session("somebody", "run:r1"), "kept")
+    result = await run.go(stream=stream, client_tools=[LOOKUP], save_as=state)
     assert (result.answer, result.stop_reason) == (answer, stop)
     assert [each.code for each in result.warnings] == ["sandbox_lost"]
     assert (result.artifacts, result.skipped_files) == ((), ())
 
 
 async def test_files_saved_before_the_loss_are_artifacts() -> None:
-    result = await losing([MADE, SUBMIT], FileProduced).go()
+    result = await run_with_loss([MAKE_FILES, SUBMIT], FileProduced).go()
     assert [each.path for each in result.artifacts] == ["/testbed/output/a.csv"]
     assert [(each.path, each.why) for each in result.skipped_files] == [
         ("/testbed/output/b.csv", "lost")

@@ -1,4 +1,5 @@
-"""The reference's observations, byte for byte: each text here was written down by hand."""
+"""Observations of the reference style. The expected texts equal those of the reference
+implementation."""
 
 import pytest
 
@@ -14,7 +15,7 @@ from policies.reference_style import (
 )
 
 LIMITS = ObservationLimits(max_chars=1 << 20, max_lines=80)
-LATE = (
+TIMEOUT_OBSERVATION = (
     "Exit code: -1\n"
     "Execution output of \\[execute_bash]:\n"
     "\\[STDOUT]\n"
@@ -22,13 +23,15 @@ LATE = (
 )
 
 
-def seen(exit_code: int = 0, stdout: str = "", stderr: str = "", *, timed_out: bool = False) -> str:
+def observation(
+    exit_code: int = 0, stdout: str = "", stderr: str = "", *, timed_out: bool = False
+) -> str:
     outcome = CommandOutcome(exit_code, stdout, stderr, timeout_s=120, timed_out=timed_out)
     return command_observation(outcome, LIMITS)
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "stdout", "stderr", "words"),
+    ("exit_code", "stdout", "stderr", "expected"),
     [
         (
             0,
@@ -59,21 +62,23 @@ def seen(exit_code: int = 0, stdout: str = "", stderr: str = "", *, timed_out: b
         (0, "x", " \n", "Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\nx"),
     ],
 )
-def test_a_command(exit_code: int, stdout: str, stderr: str, words: str) -> None:
-    assert seen(exit_code, stdout, stderr) == words
+def test_command_shows_exit_code_and_streams(
+    exit_code: int, stdout: str, stderr: str, expected: str
+) -> None:
+    assert observation(exit_code, stdout, stderr) == expected
 
 
-def test_colours_and_carriage_returns_are_not_shown_but_other_escapes_are() -> None:
-    shown = seen(0, "\x1b[1;31mred\x1b[0m\r\n\x1b[2Jcleared\n")
+def test_only_colours_and_carriage_returns_are_removed() -> None:
+    shown = observation(0, "\x1b[1;31mred\x1b[0m\r\n\x1b[2Jcleared\n")
     assert shown.endswith("\\[STDOUT]\nred\n\x1b[2Jcleared\n")
 
 
-def test_eighty_lines_are_shown_whole() -> None:
+def test_eighty_lines_are_shown_completely() -> None:
     text = "".join(f"{n}\n" for n in range(80))
-    assert seen(0, text).endswith(f"\\[STDOUT]\n{text}")
+    assert observation(0, text).endswith(f"\\[STDOUT]\n{text}")
 
 
-def test_of_more_the_first_and_last_forty_are_shown_in_each_stream() -> None:
+def test_longer_stream_shows_its_first_and_last_forty_lines() -> None:
     text = "".join(f"{n}\n" for n in range(81))
     first, last = "\n".join(map(str, range(40))), "\n".join(map(str, range(41, 81)))
     cut = (
@@ -81,24 +86,24 @@ def test_of_more_the_first_and_last_forty_are_shown_in_each_stream() -> None:
         "<Observation truncated in middle for saving context>\n"
         f"--------------------------------------------------\n{last}"
     )
-    assert seen(0, text, text) == (
+    assert observation(0, text, text) == (
         f"Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n{cut}\n\\[STDERR]\n{cut}"
     )
 
 
 def test_long_line_is_not_cut() -> None:
-    assert seen(0, "x" * 300_000).endswith("x" * 300_000)
+    assert observation(0, "x" * 300_000).endswith("x" * 300_000)
 
 
-def test_a_command_that_was_stopped_has_no_output() -> None:
-    assert seen(143, "partial\n", "more\n", timed_out=True) == LATE
+def test_timed_out_command_has_no_output() -> None:
+    assert observation(143, "partial\n", "more\n", timed_out=True) == TIMEOUT_OBSERVATION
 
 
 def test_exit_code_124_counts_as_timeout() -> None:
-    assert seen(124, "partial\n") == LATE
+    assert observation(124, "partial\n") == TIMEOUT_OBSERVATION
 
 
-def test_the_other_texts() -> None:
+def test_fixed_texts_equal_those_of_the_reference() -> None:
     assert FINISHED == "<<< Finished >>>"
     assert NO_COMMAND == "Error: No command provided."
     assert (

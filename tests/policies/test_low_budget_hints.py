@@ -1,4 +1,4 @@
-"""The model is told what remains when that is little, at few points."""
+"""Reminders of low budgets, at a few levels."""
 
 import pytest
 
@@ -21,13 +21,13 @@ LIMITS = Limits(
 )
 
 
-def told(limits: Limits, spent: Spent) -> str:
+def reminder_of(limits: Limits, spent: Spent) -> str:
     return reminder(low_budget_hints(limits, spent), {})
 
 
-def test_while_there_is_enough_nothing_is_said() -> None:
-    assert told(LIMITS, Spent()) == ""
-    assert told(LIMITS, Spent(turns=79, wall_time_s=799, tokens=79_999)) == ""
+def test_sufficient_budget_gives_no_reminder() -> None:
+    assert reminder_of(LIMITS, Spent()) == ""
+    assert reminder_of(LIMITS, Spent(turns=79, wall_time_s=799, tokens=79_999)) == ""
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,25 @@ def test_while_there_is_enough_nothing_is_said() -> None:
     ],
 )
 def test_reminder_names_the_low_budget(spent: Spent, line: str) -> None:
-    assert told(LIMITS, spent) == line
+    assert reminder_of(LIMITS, spent) == line
 
 
-def test_the_same_is_not_said_again() -> None:
-    left = {"turns": LowBudgetHint("19 steps", 1)}
-    assert reminder(left, {"turns": 1}) == ""
-    assert reminder(left, {}) == "[19 steps remain.]"
-    left |= {"tokens": LowBudgetHint("7 tokens", 2)}
-    assert reminder(left, {"turns": 1, "tokens": 2}) == ""
-    again = reminder(left, {"turns": 1, "tokens": 1})
-    assert again == "[19 steps and 7 tokens remain. Hand in what you have.]"
+def test_reminder_is_not_repeated_at_the_same_level() -> None:
+    hints = {"turns": LowBudgetHint("19 steps", 1)}
+    assert reminder(hints, {"turns": 1}) == ""
+    assert reminder(hints, {}) == "[19 steps remain.]"
+    hints |= {"tokens": LowBudgetHint("7 tokens", 2)}
+    assert reminder(hints, {"turns": 1, "tokens": 2}) == ""
+    reminder_text = reminder(hints, {"turns": 1, "tokens": 1})
+    assert reminder_text == "[19 steps and 7 tokens remain. Hand in what you have.]"
 
 
 def test_unlimited_budget_gives_no_reminder() -> None:
-    assert told(Limits(max_cost_usd=None), Spent(cost_usd=1000.0)) == ""
-    assert told(Limits(max_egress_mib=0), Spent()) == ""
+    assert reminder_of(Limits(max_cost_usd=None), Spent(cost_usd=1000.0)) == ""
+    assert reminder_of(Limits(max_egress_mib=0), Spent()) == ""
 
 
-def test_the_keys_day_is_told_of_as_such() -> None:
+def test_daily_budget_is_named_in_the_reminder() -> None:
     budget = DailyBudget(runs=1, tokens=1000, cpu_s=100)
-    left = low_daily_budget_hints(budget, Expense(runs=1, tokens=990, cpu_s=10))
-    assert reminder(left, {}) == "[10 tokens of today's budget remain. Hand in what you have.]"
+    hints = low_daily_budget_hints(budget, Expense(runs=1, tokens=990, cpu_s=10))
+    assert reminder(hints, {}) == "[10 tokens of today's budget remain. Hand in what you have.]"

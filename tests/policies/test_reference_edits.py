@@ -1,4 +1,4 @@
-"""The reference's editor, byte for byte: each text here was written down by hand."""
+"""Editor of the reference style. The expected texts equal those of the reference implementation."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CLIPPED = (
 TEN = "\n".join(f"line {n}" for n in range(1, 11))
 
 
-def test_a_view_numbers_the_lines_and_the_empty_one_after_the_last_newline() -> None:
+def test_view_numbers_the_lines_and_the_empty_last_line() -> None:
     assert view_file("/a.py", "def f():\n\treturn 1\n", None) == (
         "Here's the result of running `cat -n` on /a.py:\n"
         "     1\tdef f():\n     2\t        return 1\n     3\t"
@@ -35,7 +35,7 @@ def test_a_view_numbers_the_lines_and_the_empty_one_after_the_last_newline() -> 
         ([1], "     1\ta\n     2\tb\n     3\tc\n     4\t"),
     ],
 )
-def test_a_view_of_a_range(view_range: list[int], shown: str) -> None:
+def test_view_of_a_range_shows_its_lines(view_range: list[int], shown: str) -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n"
     assert view_file("/a.py", "a\nb\nc\n", view_range) == heading + shown
 
@@ -57,17 +57,17 @@ def test_a_view_of_a_range(view_range: list[int], shown: str) -> None:
         ),
     ],
 )
-def test_a_view_of_a_range_that_there_is_not(view_range: list[int], complaint: str) -> None:
+def test_view_of_an_invalid_range_is_an_error(view_range: list[int], complaint: str) -> None:
     assert view_file("/a.py", "a\nb\nc\n", view_range) == complaint
 
 
-def test_a_long_view_is_clipped_with_its_heading() -> None:
+def test_long_view_is_clipped_including_its_heading() -> None:
     heading = "Here's the result of running `cat -n` on /a.py:\n     1\t"
     shown = heading + "x" * (10_000 - len(heading)) + CLIPPED
     assert view_file("/a.py", "x" * 20_000, None) == shown
 
 
-def test_nothing_to_view() -> None:
+def test_empty_file_and_directory_are_reported_as_empty() -> None:
     assert view_file("/a.py", "", None) == "(empty file: /a.py)"
     assert list_directory("/d", "") == "(empty directory: /d)"
     assert list_directory("/d", "/d\n/d/a.py\n") == (
@@ -76,7 +76,7 @@ def test_nothing_to_view() -> None:
     )
 
 
-def test_a_created_file_has_one_newline_more_and_its_tabs() -> None:
+def test_created_file_gets_a_newline_and_keeps_its_tabs() -> None:
     assert create_file("/a.py", "def f():\n\treturn 1\n") == EditResult(
         "def f():\n\treturn 1\n\n",
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
@@ -85,7 +85,7 @@ def test_a_created_file_has_one_newline_more_and_its_tabs() -> None:
     )
 
 
-def test_a_created_file_is_shown_clipped() -> None:
+def test_view_of_a_created_file_is_clipped() -> None:
     assert create_file("/a.py", "x" * 10_001).observation == (
         "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
         f"     1\t{'x' * 10_000}{CLIPPED}\n"
@@ -93,7 +93,7 @@ def test_a_created_file_is_shown_clipped() -> None:
     )
 
 
-def test_a_replacement_shows_four_lines_around_it_and_turns_tabs_into_spaces() -> None:
+def test_replacement_shows_four_lines_of_context_and_expands_tabs() -> None:
     assert replace_text("/a.py", f"\tindented\n{TEN}\n", "line 5", "five\n5") == EditResult(
         "        indented\nline 1\nline 2\nline 3\nline 4\nfive\n5\nline 6\nline 7\nline 8\nline 9"
         "\nline 10\n\n",
@@ -119,11 +119,11 @@ def test_a_replacement_shows_four_lines_around_it_and_turns_tabs_into_spaces() -
         ),
     ],
 )
-def test_a_replacement_that_cannot_be_made(content: str | None, old: str, complaint: str) -> None:
+def test_impossible_replacement_is_an_error(content: str | None, old: str, complaint: str) -> None:
     assert replace_text("/a.py", content, old, "x") == complaint
 
 
-def test_an_insertion_shows_four_lines_around_it() -> None:
+def test_insertion_shows_four_lines_of_context() -> None:
     assert insert_text("/a.py", f"{TEN}\n", 6, "new\n\tlines") == EditResult(
         "line 1\nline 2\nline 3\nline 4\nline 5\nline 6\nnew\n        lines\nline 7\nline 8\nline 9"
         "\nline 10\n\n",
@@ -135,7 +135,7 @@ def test_an_insertion_shows_four_lines_around_it() -> None:
     )
 
 
-def test_an_insertion_at_the_start_and_into_an_empty_file() -> None:
+def test_text_is_inserted_at_the_start_and_into_an_empty_file() -> None:
     at_start, into_empty = insert_text("/a.py", "a", 0, "b"), insert_text("/a.py", "", 0, "b")
     assert isinstance(at_start, EditResult)
     assert isinstance(into_empty, EditResult)
@@ -153,7 +153,7 @@ def test_an_insertion_at_the_start_and_into_an_empty_file() -> None:
         (None, 0, "x", "Error: Could not read file /a.py"),
     ],
 )
-def test_an_insertion_that_cannot_be_made(
+def test_impossible_insertion_is_an_error(
     content: str | None, line: int, new: str, complaint: str
 ) -> None:
     assert insert_text("/a.py", content, line, new) == complaint

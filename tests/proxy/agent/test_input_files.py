@@ -17,8 +17,8 @@ SHOWN = "Exit code: 0\n[stdout]\n"
 SHOW = tool_reply(bash(f"cat {PATH}"))
 
 
-class File:
-    """A given file that counts how often it is read, and has an end that may fail."""
+class CountedFile:
+    """An input file that counts its reads, and that may fail at its end."""
 
     def __init__(self, *pieces: bytes, failure: Exception | None = None) -> None:
         self.input = InputFile(PATH, "one", self.read)
@@ -38,7 +38,7 @@ class File:
 
 
 async def test_input_file_is_uploaded_once_before_the_first_command() -> None:
-    file = File(b"one ", b"two")
+    file = CountedFile(b"one ", b"two")
     run = Run(ScriptedModel([SHOW, SHOW, SUBMIT]))
     await run.go(inputs=[file.input])
     assert run.events.observations[:2] == [f"{SHOWN}one two"] * 2
@@ -48,19 +48,19 @@ async def test_input_file_is_uploaded_once_before_the_first_command() -> None:
 async def test_editor_finds_the_input_file() -> None:
     view = call("str_replace_editor", command="view", path=PATH)
     run = Run(ScriptedModel([tool_reply(view), SUBMIT]))
-    await run.go(inputs=[File(b"one two").input])
+    await run.go(inputs=[CountedFile(b"one two").input])
     assert "one two" in run.events.observations[0]
 
 
-async def test_run_that_does_nothing_in_its_sandbox_reads_no_file() -> None:
-    file = File(b"one")
+async def test_run_without_commands_reads_no_input_file() -> None:
+    file = CountedFile(b"one")
     result = await Run(ScriptedModel([SUBMIT])).go(inputs=[file.input])
     assert (result.stop_reason, file.begun) == (StopReason.SUBMITTED, 0)
 
 
 async def test_replacement_sandbox_has_the_input_file() -> None:
     sandboxes = MemorySandboxes()
-    file = File(b"one")
+    file = CountedFile(b"one")
 
     async def lose(event: Event) -> None:
         if isinstance(event, ToolCallFinished) and event.step == 1:
@@ -75,18 +75,18 @@ async def test_replacement_sandbox_has_the_input_file() -> None:
 
 
 async def test_failed_upload_is_in_one_observation() -> None:
-    good = InputFile("/testbed/documents/b.txt", "two", File(b"two").read)
-    bad = File(b"one", failure=SandboxFileError("the upload is gone"))
+    good = InputFile("/testbed/documents/b.txt", "two", CountedFile(b"two").read)
+    bad = CountedFile(b"one", failure=SandboxFileError("the upload is gone"))
     show = tool_reply(bash("ls documents; cat documents/b.txt"))
     run = Run(ScriptedModel([show, show, SUBMIT]))
     await run.go(inputs=[bad.input, good])
-    told = f"[the given file {PATH} is not in the sandbox: the upload is gone]"
-    assert run.events.observations[:2] == [f"{told}\n{SHOWN}b.txt\ntwo", f"{SHOWN}b.txt\ntwo"]
+    error_line = f"[the given file {PATH} is not in the sandbox: the upload is gone]"
+    assert run.events.observations[:2] == [f"{error_line}\n{SHOWN}b.txt\ntwo", f"{SHOWN}b.txt\ntwo"]
     assert (bad.begun, bad.ended) == (1, 1)
 
 
 async def test_input_file_with_an_internal_error_fails_the_run() -> None:
-    bad = File(b"one", failure=RuntimeError("ours"))
+    bad = CountedFile(b"one", failure=RuntimeError("ours"))
     sandboxes = MemorySandboxes()
     with pytest.raises(RuntimeError, match="ours"):
         await Run(ScriptedModel([SHOW]), sandboxes).go(inputs=[bad.input])

@@ -1,4 +1,4 @@
-"""Whether prose is the answer or the announcement of more work."""
+"""Detection of answers among the texts of a model. Other texts announce more work."""
 
 import pytest
 
@@ -36,7 +36,7 @@ from policies.answer_form import is_answer
         "Illustration: see plot.png.",
     ],
 )
-def test_these_are_answers(text: str) -> None:
+def test_text_is_an_answer(text: str) -> None:
     assert is_answer(text, "stop")
 
 
@@ -69,14 +69,14 @@ def test_these_are_answers(text: str) -> None:
         "Working on it\N{HORIZONTAL ELLIPSIS}",
     ],
 )
-def test_these_announce_more(text: str) -> None:
+def test_announcement_of_more_work_is_no_answer(text: str) -> None:
     assert not is_answer(text, "stop")
 
 
 @pytest.mark.parametrize("finish_reason", ["stop", "tool_calls", "content_filter", "eos"])
-def test_whole_prose_is_an_answer_however_it_ended(finish_reason: str) -> None:
+def test_complete_text_is_an_answer_for_any_finish_reason(finish_reason: str) -> None:
     assert is_answer("There are 42.", finish_reason)
 
 
-def test_prose_that_was_cut_off_is_none() -> None:
+def test_truncated_text_is_no_answer() -> None:
     assert not is_answer("There are 42.", "length")
