@@ -186,7 +186,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
     services, pool = build_services(config, model, backend, listener, software)
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
-    announce(listener, backend.name, check)
+    announce(listener, backend.name, check, isolation.network)
     app = create_app(services, _lifespan(services, pool, backend))
     # Existing objects live as long as the server. Collecting them took 0.08 s each time, a fifth of
     # the processor time of plain requests.

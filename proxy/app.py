@@ -65,6 +65,7 @@ def build_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
     app.state.endpoints = _endpoints()
+    app.state.backend_check = system.BackendCheck(services.model)
     app.router.default = passthrough.forward_unmatched
     hot = {route.path: route.app for route in _routes() if route.path in HOT_PATHS}
     app.router.middleware_stack = FastPathMiddleware(app.router.middleware_stack, hot)

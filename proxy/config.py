@@ -111,7 +111,8 @@ class BackendConfig(_Section):
     """openai: any OpenAI-compatible URL; litellm: any provider that litellm supports; scripted: a
     script in place of a model."""
     base_url: str | None = Field(default="http://127.0.0.1:8000/v1", pattern="^https?://")
-    """URL of the OpenAI-compatible server, up to /v1."""
+    """URL of the OpenAI-compatible server, up to /v1. litellm: null, which is then the default, for
+    the provider's own URL."""
     api_key_env: str | None = None
     """Name of the environment variable with the backend's key; null: OPENAI_API_KEY, if it is set
     and the URL is OpenAI's own."""
@@ -153,6 +154,13 @@ class BackendConfig(_Section):
     limits the cost."""
     script: Path | None = None
     """scripted: YAML file with the script."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use_the_providers_url(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.get("provider") == "litellm":
+            return {"base_url": None, **tree}
+        return tree
 
 
 class DockerConfig(_Section):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from socket import socket
 
+from policies.egress import Egress
 from policies.isolation import Isolation
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.model import Model
@@ -29,6 +30,9 @@ MAX_PROBED = 20
 """Maximum number of models whose tool support is probed."""
 PROBE_S = 60.0
 """Timeout of the probe of one model, in seconds."""
+_WORKS, _OPTIONAL, _BROKEN = "Works:", "Not available, and not required:", "To correct first:"
+_MARKS = {_WORKS: "ok  ", _OPTIONAL: "--  ", _BROKEN: "FAIL"}
+"""The mark of each line, by the title of its group."""
 
 
 async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
@@ -72,15 +76,22 @@ async def _check_tools(
     return Check(title, not verdict.reason, verdict.message or "supported")
 
 
-def announce(listener: socket, backend: str, model: Check) -> None:
-    """Log the address of the server, its sandbox backend and its model backend."""
-    log.info("sandboxes: %s", backend)
+def announce(listener: socket, backend: str, model: Check, network: Egress) -> None:
+    """Log the address of the server, its sandboxes and what they may reach, and its model
+    backend."""
+    log.info("sandboxes: %s; network: %s", backend, _reach(network))
     if model.ok:
         log.info("model backend: %s", model.detail)
     else:
         log.warning("the model backend does not answer: %s", model.detail)
     host, port = listener.getsockname()[:2]
     log.info("serving at http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
+
+
+def _reach(network: Egress) -> str:
+    if network.mode == "allowlist":
+        return f"allowlist ({', '.join(network.allowed_hosts) or 'no hosts'})"
+    return {"none": "none", "open": "all public hosts"}[network.mode]
 
 
 async def require_sound(
@@ -123,35 +134,52 @@ async def diagnose(
     *,
     self_test: bool,
 ) -> int:
-    """Print all checks. Return the exit code: 1 if a check failed that `serve` requires, else 0.
+    """Print all checks, those to act on last, and whether `serve` would work. Return the exit code:
+    1 if a check failed that `serve` requires, else 0.
 
     `key` is that of `check_model`. `builders` are the sandbox backends in order of preference:
     `serve` uses the first that can be built. With `self_test`, slow escape attempts are made too.
     """
-    lines = [_line(await check_model(model, key), needed=True)]
+    found: dict[str, list[Check]] = {title: [] for title in _MARKS}
+
+    def add(check: Check, *, needed: bool) -> None:
+        found[_WORKS if check.ok else _BROKEN if needed else _OPTIONAL].append(check)
+
+    add(await check_model(model, key), needed=True)
     if probe is not None:
-        lines += [_line(each, needed=False) for each in await check_tools(probe, tool_settings)]
+        for check in await check_tools(probe, tool_settings):
+            add(check, needed=False)
     await model.aclose()
     taken = ""
     for name, build in builders.items():
         checks, there = await _examine(name, build, isolation, self_test=self_test)
         needed = not taken and (there or name == list(builders)[-1])
         taken = name if needed and there else taken
-        lines += [_line(check, needed=needed and not _only_missed(check)) for check in checks]
-    lines.append(_line(Check("sandboxes", bool(taken), taken or "none"), needed=True))
-    sys.stdout.writelines(text for text, _ in lines)
-    return 0 if all(fine for _, fine in lines) else 1
+        for check in checks:
+            add(check, needed=needed and not _only_missed(check))
+    add(Check("sandboxes", bool(taken), taken or "none"), needed=True)
+    for title, checks in found.items():
+        if checks:
+            sys.stdout.write(f"{title}\n")
+            sys.stdout.writelines(
+                f"{_MARKS[title]}  {each.name}: {each.detail}\n" for each in checks
+            )
+    names = [check.name for check in found[_BROKEN]]
+    sys.stdout.write(f"{_verdict(names)}\n")
+    return 1 if names else 0
+
+
+def _verdict(broken: Sequence[str]) -> str:
+    if not broken:
+        return "`sandbox-proxy serve` would work."
+    if broken == ["model backend"]:
+        return "`sandbox-proxy serve` would start, but no request can be answered yet."
+    return "`sandbox-proxy serve` would not work: correct the lines marked FAIL."
 
 
 def _only_missed(check: Check) -> bool:
     """Return True for a program of the image that models may miss and the proxy does not need."""
     return check.name.startswith("image ") and check.name not in REQUIRED
-
-
-def _line(check: Check, *, needed: bool) -> tuple[str, bool]:
-    """Return the line of a check, and False if it failed and is needed."""
-    mark = "ok  " if check.ok else "FAIL" if needed else "--  "
-    return f"{mark}  {check.name}: {check.detail}\n", check.ok or not needed
 
 
 async def _examine(

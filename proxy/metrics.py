@@ -93,8 +93,8 @@ class Metrics(Collector):
         self.tools = _LabelValues(0, (tool.name for tool in make_tools()))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, those of the last release under their old names as well. When a series
-        was created is left out: it would double the counters."""
+        """Yield all metrics; those of the last release under their old names as well. The times at
+        which series were created are left out: they would double the counters."""
         for family in self._registry.collect():
             family.samples = [each for each in family.samples if not each.name.endswith("_created")]
             yield family
@@ -116,12 +116,12 @@ class Metrics(Collector):
     async def model_call(
         self, complete: Complete, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
-        """Await a model call of a run. Raises what it raises. From the first answered call on, the
-        model's name is a label value."""
+        """Return the completion of a model call, and observe its duration. The model's name is a
+        label value from its first answered call on. Raises the errors of `complete`."""
         model, began = str(body.get("model")), time.monotonic()
         first: float | None = None
 
-        def hear(delta: ModelDelta) -> Awaitable[None]:
+        def timed(delta: ModelDelta) -> Awaitable[None]:
             nonlocal first
             if first is None and isinstance(delta, PIECES):
                 first = time.monotonic()
@@ -129,7 +129,7 @@ class Metrics(Collector):
             return on_delta(delta)
 
         try:
-            reply = await complete(body, hear if on_delta else None)
+            reply = await complete(body, timed if on_delta else None)
             self._models.add(model)
             return reply
         finally:
@@ -138,19 +138,23 @@ class Metrics(Collector):
             if first is not None:
                 self.durations.first_token.labels(label).observe(first - began)
 
-    # What is read when the metrics are asked for
+    # Values that are read at each scrape
 
     def follow_pool(self, pool: Pool) -> None:
         """Observe the leases of a pool, and read its counts."""
         self._readings.pool_stats = pool.stats
         pool.when_acquired(self._acquired)
 
+    def pool_stats(self) -> PoolStats | None:
+        """Return the counts of the pool, or None before `follow_pool`."""
+        return self._readings.pool_stats() if self._readings.pool_stats else None
+
     def _acquired(self, queued_s: float, acquired_s: float) -> None:
         self.durations.queue_wait.observe(queued_s)
         self.durations.acquire.observe(acquired_s)
 
     def read_audit_failures(self, failures: Callable[[], int]) -> None:
-        """Read from there how many audit logs broke off."""
+        """Read the number of failed audit logs by calling `failures`."""
         self._readings.audit_failures = failures
 
 
@@ -203,21 +207,21 @@ class _RunMetrics:
 
 
 class _LabelValues:
-    """The values that a label may have; all others are told as `other`."""
+    """The values that a label may have. All other values become `other`."""
 
     def __init__(self, room: int, known: Iterable[str] = ()) -> None:
-        """`room` is how many values may be added to those known."""
+        """`room` is the number of values that may be added to `known`."""
         self._known = set(known)
         self._most = room + len(self._known)
 
     def add(self, value: str) -> None:
-        """Add a value, if there is room for it and it can be printed."""
+        """Add a value if there is room for it and it is printable."""
         has_room = len(self._known) < self._most
         if has_room and 0 < len(value) <= MAX_LABEL_CHARS and value.isprintable():
             self._known.add(value)
 
     def label(self, value: str) -> str:
-        """Return the value, or `other` where it is not known."""
+        """Return the value if it is known, else `other`."""
         return value if value in self._known else OTHER
 
 
@@ -286,7 +290,7 @@ def _amount(number: int) -> int:
 
 
 class _Readings(Collector):
-    """Numbers that are kept elsewhere, read when the metrics are asked for."""
+    """Metrics whose values belong to other objects and are read at each scrape."""
 
     def __init__(self) -> None:
         self.pool_stats: Callable[[], PoolStats] | None = None

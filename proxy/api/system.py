@@ -1,6 +1,8 @@
-"""The routes about the server itself: health, models, capabilities and metrics."""
+"""The routes about the server itself: front page, health, models, capabilities and metrics."""
 
 import asyncio
+import html
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
@@ -14,9 +16,15 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import STEPS_MODES
-from proxy.agent.model import Upstream, UpstreamRequest
-from proxy.api.dependencies import JSONResponse, Services, get_model, while_connected
-from proxy.api.description import DISTRIBUTION
+from proxy.agent.model import Model, Upstream, UpstreamRequest
+from proxy.api.dependencies import (
+    JSONResponse,
+    Services,
+    base_url,
+    get_model,
+    while_connected,
+)
+from proxy.api.description import DISTRIBUTION, PAGE_HEADERS
 from proxy.api.parameters import (
     REQUIRES_KEY,
     REQUIRES_OPERATOR,
@@ -25,7 +33,7 @@ from proxy.api.parameters import (
     content,
     errors,
 )
-from proxy.errors import NotFoundError, ProxyError
+from proxy.errors import BackendError, NotFoundError, ProxyError
 from proxy.schemas.resources import Capabilities, Health, ModelList, ModelObject
 
 router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
@@ -33,6 +41,11 @@ router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
 BACKEND_TIMEOUT_S = 5.0
 """Timeout for the backend's metrics. Prometheus's own timeout is 10 s by default."""
 MAX_BACKEND_BYTES = 16 << 20
+CHECK_TIMEOUT_S = 2.0
+"""Timeout for the backend's answer to the front page's check."""
+CHECK_EVERY_S = 5.0
+"""Seconds for which the result of a check is used again: the front page needs no key, and must not
+load the backend."""
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 ACCEPT = {
     TEXT: f"{TEXT}; version=0.0.4",
@@ -41,6 +54,84 @@ ACCEPT = {
 """The Accept header for the backend, by the format that the client prefers."""
 EOF = b"# EOF\n"
 """The last line of OpenMetrics."""
+
+
+class BackendCheck:
+    """Checks that the backend answers, at most once every `CHECK_EVERY_S` seconds."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._lock = asyncio.Lock()
+        self._expires = 0.0
+        self._result = ""
+
+    async def result(self) -> str:
+        """Return one line about the backend: its models, or why it does not answer."""
+        async with self._lock:
+            if time.monotonic() >= self._expires:
+                self._result = await self._check()
+                self._expires = time.monotonic() + CHECK_EVERY_S
+            return self._result
+
+    async def _check(self) -> str:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                served = await self._model.models()
+        except TimeoutError:
+            return "no answer in time"
+        except BackendError as error:
+            if error.status in (401, 403):
+                return "answers; it requires the client's own key"
+            return "no answer; see the log, or run `sandbox-proxy doctor`"
+        return f"answers; models: {len(served)}"
+
+
+@router.get("/", include_in_schema=False)
+@router.head("/", include_in_schema=False)
+async def front_page(request: Request, services: ServicesDep) -> Response:
+    """Return the state of the server and a command to try: a page for browsers, else plain text."""
+    url = base_url(request).rstrip("/")
+    pool = services.runs.metrics.pool_stats()
+    check: BackendCheck = request.app.state.backend_check
+    key = "" if services.keyring.is_open else ' -H "Authorization: Bearer $API_KEY"'
+    question = '[{"role": "user", "content": "Which day of the week is 2100-01-01?"}]'
+    body = f'{{"model": "MODEL", "messages": {question}}}'
+    call = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json'"
+    lines = {
+        "model backend": await check.result(),
+        "sandboxes": f"{pool.idle} ready, {pool.leased} in use" if pool else "started on demand",
+        "base URL for OpenAI SDKs": f"{url}/v1",
+        "API": f"{url}/docs",
+        "try": f"{call} -d '{body}'",
+    }
+    title = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    if "text/html" not in request.headers.get("accept", ""):
+        text = "".join(f"{name}: {value}\n" for name, value in lines.items())
+        return Response(f"{title}\n{text}", media_type="text/plain")
+    rows = "".join(_row(name, value) for name, value in lines.items())
+    page = _FRONT_PAGE.format(title=html.escape(title), rows=rows)
+    return Response(page, media_type="text/html", headers=PAGE_HEADERS)
+
+
+_FRONT_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>body {{ font: 16px sans-serif; margin: 3em auto; max-width: 50em; padding: 0 1em }}
+dt {{ font-weight: bold; margin-top: 1em }} dd {{ margin: 0 }}
+code {{ white-space: pre-wrap }}</style>
+<h1>{title}</h1>
+<dl>{rows}</dl>
+</html>
+"""
+
+
+def _row(name: str, value: str) -> str:
+    text = html.escape(value)
+    if name == "API":
+        text = f'<a href="{text}">{text}</a>'
+    elif name != "sandboxes" and name != "model backend":
+        text = f"<code>{text}</code>"
+    return f"<dt>{html.escape(name)}</dt><dd>{text}</dd>"
 
 
 @router.get("/health", response_model=Health)
@@ -82,18 +173,33 @@ async def _models(request: Request) -> list[dict[str, Any]]:
 
 @router.get("/v1/capabilities", response_model=Capabilities, responses=errors("4XX"))
 async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
-    """Return the models, tools, limits and endpoints of this server."""
+    """Return the models, tools, limits and endpoints of this server. `models` is empty, and
+    `backend_error` is set, if the backend does not answer."""
     names = services.profiles.open_to(key) if key else list(services.profiles.named)
-    served = await while_connected(request, get_model(request).models())
+    served, failure = await while_connected(request, _listed(get_model(request)))
     return JSONResponse(
         {
             "object": "capabilities",
             "version": version(DISTRIBUTION),
             "models": [entry["id"] for entry in served],
+            "backend_error": failure,
             **_settings(services, names),
             "endpoints": request.app.state.endpoints,
         }
     )
+
+
+async def _listed(model: Model) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the backend's models, or none and the reason. Raises BackendError for a wrong key."""
+    try:
+        async with asyncio.timeout(BACKEND_TIMEOUT_S):
+            return await model.models(), None
+    except TimeoutError:
+        return [], "The backend does not answer in time."
+    except BackendError as error:
+        if error.status in (401, 403):
+            raise
+        return [], error.message
 
 
 def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:

@@ -554,6 +554,7 @@ class Capabilities(_ResponseModel):
     object: Literal["capabilities"] = "capabilities"
     version: str
     models: list[str]
+    backend_error: str | None = Field(description="Why the backend lists no models.")
     steps: dict[str, Any]
     tools: list[str]
     limits: dict[str, Any]

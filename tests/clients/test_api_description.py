@@ -22,7 +22,7 @@ from tests.fakes.server import running_proxy, single_key
 
 KEY = "sk-right"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
-ABOUT_ITSELF = {"GET /openapi.json", "GET /docs", "GET /docs/{asset}"}
+ABOUT_ITSELF = {"GET /", "GET /openapi.json", "GET /docs", "GET /docs/{asset}"}
 REFUSED_ALWAYS = {"context_management", "prompt"}
 """Fields of the Responses API that are always refused."""
 CHAT = {"model": "fake-model", "messages": [{"role": "user", "content": "Hello."}]}

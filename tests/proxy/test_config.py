@@ -233,6 +233,12 @@ def test_openai_api_key_is_sent_only_to_openai(
     assert backend_key_variable(BackendConfig(**backend)) == variable
 
 
+def test_litellm_calls_the_provider_unless_a_base_url_is_set() -> None:
+    assert parse({"backend": {"provider": "litellm"}}, "c.yaml").backend.base_url is None
+    named = parse({"backend": {"provider": "litellm", "base_url": OPENAI}}, "c.yaml")
+    assert named.backend.base_url == OPENAI
+
+
 def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " ")
     assert backend_key_variable(BackendConfig(base_url=OPENAI)) is None
