@@ -108,8 +108,8 @@ def refused_verdict(model: str, error: str) -> ToolVerdict:
 
 def failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
     """Return the verdict on a model with such trouble in its tool calls."""
-    words = ", ".join(sorted(trouble)).replace("_", " ")
-    return ToolVerdict("tools_failed", _FAILED.format(model=model, trouble=words))
+    signs = ", ".join(sorted(trouble)).replace("_", " ")
+    return ToolVerdict("tools_failed", _FAILED.format(model=model, trouble=signs))
 
 
 def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:

@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         description="An OpenAI-compatible proxy that gives any language model a sandbox.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for name, run, words in (
+    for name, run, help_text in (
         ("serve", serve, "start the server"),
         ("demo", demo, "answer one request from end to end, with a script in place of a model"),
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
@@ -53,10 +53,10 @@ def _parser() -> argparse.ArgumentParser:
         ("build-image", build_image, "build the image of Docker sandboxes"),
         ("build-rootfs", build_rootfs, "build a root file system for bubblewrap, without Docker"),
     ):
-        command = commands.add_parser(name, help=words, description=words)
+        command = commands.add_parser(name, help=help_text, description=help_text)
         if name == "audit":
             actions = command.add_subparsers(required=True, metavar="action")
-            command = actions.add_parser("verify", help=words, description=words)
+            command = actions.add_parser("verify", help=help_text, description=help_text)
         command.set_defaults(run=run)
         command.add_argument("--config", type=Path, help="a config.yaml")
         command.add_argument("--backend-url", help="URL of the OpenAI-compatible server, up to /v1")
@@ -335,12 +335,12 @@ def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], 
     `build_backend`. With `need_image`, Docker without its image fails if there is a fallback."""
     from proxy.bootstrap import build_bubblewrap, build_docker, engine_named
 
-    asked = config.sandbox.backend
-    may_fall_back = asked == "auto" and not engine_named(config)
+    setting = config.sandbox.backend
+    may_fall_back = setting == "auto" and not engine_named(config)
     found: dict[str, Callable[[], Backend]] = {}
-    if asked != "bubblewrap":
+    if setting != "bubblewrap":
         found["docker"] = partial(build_docker, config, needs_image=need_image and may_fall_back)
-    if asked == "bubblewrap" or may_fall_back:
+    if setting == "bubblewrap" or may_fall_back:
         found["bubblewrap"] = partial(build_bubblewrap, config)
     return found
 

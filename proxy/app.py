@@ -102,8 +102,8 @@ def _endpoints() -> list[str]:
 
 def _methods(scope: Scope) -> list[str]:
     """Return all methods of a path. Starlette's 405 has only those of the first matching route."""
-    here = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
-    return sorted({method for route in here for method in route.methods or ()})
+    matching = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 async def _on_proxy_error(request: Request, error: Exception) -> Response:

@@ -349,7 +349,7 @@ def parse(tree: Any, source: str) -> Config:
 
 def _upgraded(tree: Any, source: str) -> Any:
     try:
-        return upgrade(tree, CONFIG_RULES, lambda words: log.warning("%s: %s", source, words))
+        return upgrade(tree, CONFIG_RULES, lambda warning: log.warning("%s: %s", source, warning))
     except SpelledTwiceError as error:
         raise ConfigError(f"{source}: {error}") from error
 

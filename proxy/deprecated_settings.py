@@ -93,12 +93,12 @@ class RenamedValue:
 
         def rename(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
             value = _get(section, path)
-            words = value if isinstance(value, list) else [value]
-            if self.old not in words:
+            values = value if isinstance(value, list) else [value]
+            if self.old not in values:
                 return section
             warn(f"{at}{'.'.join(path)}: {self.old} is deprecated: write {self.new}")
-            words = [self.new if word == self.old else word for word in words]
-            return _with(section, path, words if isinstance(value, list) else words[0])
+            values = [self.new if word == self.old else word for word in values]
+            return _with(section, path, values if isinstance(value, list) else values[0])
 
         return _at(tree, place, rename)
 

@@ -150,14 +150,14 @@ async def diagnose(
         for check in await check_tools(probe, tool_settings):
             add(check, needed=False)
     await model.aclose()
-    taken = ""
+    chosen = ""
     for name, build in builders.items():
-        checks, there = await _examine(name, build, isolation, self_test=self_test)
-        needed = not taken and (there or name == list(builders)[-1])
-        taken = name if needed and there else taken
+        checks, was_built = await _examine(name, build, isolation, self_test=self_test)
+        needed = not chosen and (was_built or name == list(builders)[-1])
+        chosen = name if needed and was_built else chosen
         for check in checks:
             add(check, needed=needed and not _only_missed(check))
-    add(Check("sandboxes", bool(taken), taken or "none"), needed=True)
+    add(Check("sandboxes", bool(chosen), chosen or "none"), needed=True)
     for title, checks in found.items():
         if checks:
             sys.stdout.write(f"{title}\n")

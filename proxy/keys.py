@@ -186,9 +186,9 @@ class ClientKeys:
 
 async def _status(model: Model, sent_request: UpstreamRequest) -> int:
     """Return the status of a response that is about the key. Raises BackendError for another."""
-    passage = model.upstream
-    assert passage, "only a backend that is a server has client keys"
-    relayed = await passage.send(sent_request)
+    upstream = model.upstream
+    assert upstream, "only a backend that is a server has client keys"
+    relayed = await upstream.send(sent_request)
     async with aclosing(relayed.body):
         if 200 <= relayed.status < 300:
             return relayed.status

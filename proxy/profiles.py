@@ -89,16 +89,16 @@ class Profiles:
         if not tree:
             return allowed.profile
         try:
-            asked = overlaid(allowed.profile, tree)
+            requested = overlaid(allowed.profile, tree)
         except SettingError as error:
             raise BadRequestError(
                 f"Invalid value for 'sandbox.{error.path}': {error.why}.",
                 param=f"sandbox.{error.path}",
                 code="invalid_value",
             ) from error
-        if refusal := allowed.refusal(asked, _set_by(tree)):
+        if refusal := allowed.refusal(requested, _set_by(tree)):
             raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
-        return asked
+        return requested
 
     def open_to(self, key: Key) -> list[str]:
         """Return the names of the profiles that a key may ask for."""
@@ -128,12 +128,12 @@ class Profiles:
             self._require_within(self._restricted(key, policy, usual), allowed.profile)
         return allowed
 
-    def _require_within(self, usual: EffectivePolicy, asked: Profile) -> None:
+    def _require_within(self, usual: EffectivePolicy, requested: Profile) -> None:
         """Raise ForbiddenError if a profile that the key does not list allows more than the key's
         default one."""
-        if refusal := usual.refusal(asked, setting_paths(asked)):
+        if refusal := usual.refusal(requested, setting_paths(requested)):
             raise ForbiddenError(
-                f"Profile {asked.name!r} needs a key that lists it, because it allows more than"
+                f"Profile {requested.name!r} needs a key that lists it, because it allows more than"
                 f" {usual.profile.name!r}: {refusal.message()}",
                 param="sandbox.profile",
             )
@@ -202,8 +202,8 @@ def _check(config: Config, named: Mapping[str, Profile]) -> None:
     for index, key in enumerate(config.keys):
         names[f"keys.{index}.profiles"] = list(key.profiles)
         policies[f"keys.{index}.policy"] = key.policy
-    for place, asked in names.items():
-        if unknown := [name for name in asked if name not in named]:
+    for place, listed in names.items():
+        if unknown := [name for name in listed if name not in named]:
             raise ConfigError(f"{place}: {_unknown_profile(unknown[0])}")
     for place, tree in policies.items():
         _check_policy(place, tree, named)

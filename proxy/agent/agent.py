@@ -74,12 +74,12 @@ class Agent:
         if task.is_single_call:
             return await _single_call(self.model_of(task), task, emit)
         began, deadline_s = time.monotonic(), task.limits.deadline_s
-        given = task.input
-        if isinstance(given, PendingInput):
-            given = await given.load()
+        agent_input = task.input
+        if isinstance(agent_input, PendingInput):
+            agent_input = await agent_input.load()
             if deadline_s is not None:
                 deadline_s = max(MIN_DEADLINE_S, deadline_s - (time.monotonic() - began))
-        run = partial(self._run, given, deadline_s)
+        run = partial(self._run, agent_input, deadline_s)
         if not task.others:
             return await run(task, emit)
         try:
@@ -178,12 +178,12 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
 
 def _single_call_stats(completion: Completion, budget: RunBudget, model_s: float) -> RunStats:
     prompt = usage_count(completion.usage, "prompt_tokens")
-    said = prompt + usage_count(completion.usage, "completion_tokens")
+    tokens = prompt + usage_count(completion.usage, "completion_tokens")
     return RunStats(
         llm_calls=1,
         turns=1,
         context_tokens=prompt,
-        trajectory_tokens=said,
+        trajectory_tokens=tokens,
         cost_usd=budget.cost_usd,
         **token_counts(completion.usage),
         **run_times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),

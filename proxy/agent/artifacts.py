@@ -64,13 +64,13 @@ class ArtifactCollector:
     """
 
     def __init__(self, inputs: Sequence[InputFile], max_file_bytes: int) -> None:
-        given = {
+        initial = {
             file.path: SavedFile(None, file.identity)
             for file in inputs
             if file.path.startswith(_OUTPUTS)
         }
         self._max_file_bytes = max_file_bytes
-        self._before = given or None
+        self._before = initial or None
         """The files that existed before the run; None if there were none."""
         self._is_before_known = True
 
@@ -199,11 +199,11 @@ async def read_manifest(sandbox: Sandbox) -> dict[str, str]:
     return {path: identity for path, identity in found if isinstance(identity, str)}
 
 
-async def write_manifest(sandbox: Sandbox, given: Mapping[str, str]) -> None:
+async def write_manifest(sandbox: Sandbox, identities: Mapping[str, str]) -> None:
     """Write the input files, as identities by path, into the workspace for later runs."""
 
     async def written() -> AsyncIterator[bytes]:
-        yield json.dumps(given).encode()
+        yield json.dumps(identities).encode()
 
     with suppress(SandboxFileError):  # the next run uploads the files again
         await sandbox.put(_MANIFEST, written())

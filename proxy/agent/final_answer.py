@@ -265,8 +265,8 @@ async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHEC
     try:
         fault = await _fault(form, text, seconds)
     except (TimeoutError, anyio.BrokenWorkerProcess):
-        words = "The answer could not be checked against its schema: that took too long."
-        return replace(final, warnings=(RunWarning("response_format_unchecked", words),))
+        message = "The answer could not be checked against its schema: that took too long."
+        return replace(final, warnings=(RunWarning("response_format_unchecked", message),))
     if fault is None:
         return replace(final, text=text)
     return replace(

@@ -51,8 +51,8 @@ class Guard:
             if file.path in ANSWER_FILES:
                 continue
             if refused := await self._refusal("file", file.path):
-                words = f"The file {file.path} is not handed back: {refused}."
-                warnings[file.path] = RunWarning("file_withheld", words)
+                message = f"The file {file.path} is not handed back: {refused}."
+                warnings[file.path] = RunWarning("file_withheld", message)
         return warnings
 
     def redact(self, text: str) -> str:

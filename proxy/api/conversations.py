@@ -179,5 +179,5 @@ async def _items_with_ids(
 
 
 def _no_such_item(conversation_id: str, item_id: str) -> NotFoundError:
-    words = f"Item with id '{item_id}' not found in conversation with id '{conversation_id}'."
-    return NotFoundError(words, param="item_id")
+    message = f"Item with id '{item_id}' not found in conversation with id '{conversation_id}'."
+    return NotFoundError(message, param="item_id")

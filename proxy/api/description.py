@@ -109,8 +109,8 @@ def describe(routes: list[Any]) -> Tree:
     tree = get_openapi(
         title=DISTRIBUTION,
         version=version(DISTRIBUTION),
-        description="An OpenAI-compatible proxy that gives any language model a computer of its"
-        " own. Paths that are not listed are passed on to the model's backend.",
+        description="An OpenAI-compatible proxy that gives any language model a sandbox."
+        " Paths that are not listed are passed on to the model's backend.",
         routes=routes,
     )
     schemas = tree["components"]["schemas"]

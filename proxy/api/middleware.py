@@ -102,7 +102,7 @@ class BrowserMiddleware:
     a visitor who can reach it. CORS headers alone do not prevent that. A page may send a simple
     POST without a preflight request, and a page whose host name resolves to this machine's address
     (DNS rebinding) has the server's own origin for the browser. So this class wraps Starlette's
-    CORSMiddleware and rejects such requests (`tests/clients/test_web_pages.py`).
+    CORSMiddleware and rejects such requests (`tests/clients/test_cors.py`).
     """
 
     def __init__(self, app: ASGIApp, *, needs_key: bool, public_url: str | None) -> None:

@@ -256,8 +256,8 @@ async def resolve_references(request: Request, items: Sequence[Any]) -> list[Any
 
 def no_such_conversation(conversation_id: str) -> NotFoundError:
     """Return the error for a conversation that the client does not have."""
-    words = f"Conversation with id '{conversation_id}' not found."
-    return NotFoundError(words, param="conversation_id")
+    message = f"Conversation with id '{conversation_id}' not found."
+    return NotFoundError(message, param="conversation_id")
 
 
 async def _previous(request: Request, response_id: str) -> PreviousContext:

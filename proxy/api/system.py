@@ -232,10 +232,12 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
 async def metrics(request: Request, services: ServicesDep) -> Response:
     """Return the metrics of the backend and of the proxy, in Prometheus's format."""
     wanted = _wanted_format(request.headers.get("accept", ""))
-    passage = get_model(request).upstream
-    theirs, written = await while_connected(request, _backend_metrics(passage, wanted))
-    encode, media_type = choose_encoder(written)
-    return Response(theirs + encode(services.runs.metrics), media_type=media_type)
+    upstream = get_model(request).upstream
+    backend_metrics, media_format = await while_connected(
+        request, _backend_metrics(upstream, wanted)
+    )
+    encode, media_type = choose_encoder(media_format)
+    return Response(backend_metrics + encode(services.runs.metrics), media_type=media_type)
 
 
 def _wanted_format(accept: str) -> str:

@@ -349,13 +349,13 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     """Return the sizes in an error's message, or in llama.cpp's fields. The sizes are ignored if
     the prompt would have fit into the context."""
-    n_ctx, (in_message, words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
+    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
     window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
         prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
         answer=_first(_ANSWER, message)[0],
-        excerpt="" if n_ctx else words,
+        excerpt="" if n_ctx else in_words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
 

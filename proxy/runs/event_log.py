@@ -154,8 +154,8 @@ def _chars(event: Event) -> int:
         ):
             return OVERHEAD_CHARS + len(text)
         case ToolCallStarted(arguments=arguments):
-            given = (value for value in arguments.values() if isinstance(value, str))
-            return OVERHEAD_CHARS + sum(map(len, given))
+            texts = (value for value in arguments.values() if isinstance(value, str))
+            return OVERHEAD_CHARS + sum(map(len, texts))
     return OVERHEAD_CHARS
 
 

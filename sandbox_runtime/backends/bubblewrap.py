@@ -278,8 +278,8 @@ def _installed() -> Check:
     if missing:
         need = "install bubblewrap and util-linux"
         return Check("bubblewrap", False, f"{', '.join(missing)} not found: {need}")
-    said = subprocess.run(["bwrap", "--version"], capture_output=True, check=False, text=True)
-    return Check("bubblewrap", said.returncode == 0, said.stdout.strip() or said.stderr.strip())
+    done = subprocess.run(["bwrap", "--version"], capture_output=True, check=False, text=True)
+    return Check("bubblewrap", done.returncode == 0, done.stdout.strip() or done.stderr.strip())
 
 
 async def _read_all(guest: ProcessGuest) -> bytes:
@@ -352,5 +352,5 @@ def _unpack(archive: Path, target: Path, uid: int, as_uid: tuple[str, ...]) -> N
         )
     if done.returncode != 0:
         shutil.rmtree(target, ignore_errors=True)
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise SandboxStartError(f"cannot unpack {str(archive)!r}: {' / '.join(said[:3])}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines()
+        raise SandboxStartError(f"cannot unpack {str(archive)!r}: {' / '.join(errors[:3])}")

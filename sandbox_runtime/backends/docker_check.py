@@ -148,10 +148,10 @@ def _kernel(name: str) -> str:
 
 def _limits(engine: EngineInfo, disk: str) -> Check:
     missing = [name for name in _LIMITS if name not in engine.limits]
-    words = f"{', '.join(engine.limits)} by cgroup v{engine.cgroup_version}; {disk}"
+    detail = f"{', '.join(engine.limits)} by cgroup v{engine.cgroup_version}; {disk}"
     if missing:
-        words += f"; NOT LIMITED: {', '.join(missing)}"
-    return Check("docker limits", all(name in engine.limits for name in _NEEDED), words)
+        detail += f"; NOT LIMITED: {', '.join(missing)}"
+    return Check("docker limits", all(name in engine.limits for name in _NEEDED), detail)
 
 
 def _disk_speed(engine: EngineInfo, device: BlockDevice) -> str:

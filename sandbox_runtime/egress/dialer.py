@@ -47,8 +47,8 @@ _parsed = lru_cache(ipaddress.ip_address)
 async def open_connection(ip: str, port: int) -> Server:
     """Connect from this host, except to a public address of its own. Raises OSError."""
     reader, writer = await asyncio.open_connection(ip, port, limit=BUFFER_BYTES)
-    here, there = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
-    if here == there and is_public(ipaddress.ip_address(ip)):
+    local, remote = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
+    if local == remote and is_public(ipaddress.ip_address(ip)):
         writer.transport.abort()
         raise PermissionError(errno.EACCES, "the address is the proxy's own")
     return reader, writer

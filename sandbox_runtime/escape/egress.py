@@ -145,12 +145,12 @@ def _must_not_dial(
     return Attack(name, "egress", tries, make)
 
 
-def _must_not_arrive(name: str, tries: str, words: bytes, *requests: bytes) -> Attack:
-    """Make an attack that is open if a server receives `words`."""
+def _must_not_arrive(name: str, tries: str, secret: bytes, *requests: bytes) -> Attack:
+    """Make an attack that is open if a server receives `secret`."""
 
     async def make(context: EscapeContext) -> str | None:
         internet = await _send_each(context, _LISTED, requests)
-        return f"a server has received {words!r}" if words in internet.received else None
+        return f"a server has received {secret!r}" if secret in internet.received else None
 
     return Attack(name, "egress", tries, make)
 

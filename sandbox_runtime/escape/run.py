@@ -160,8 +160,8 @@ def refusal(findings: Sequence[EscapeFinding]) -> str | None:
     bad = [finding for finding in findings if finding.verdict != "held"]
     if untried(findings) or not bad:
         return None
-    words = "; ".join(f"{bad.probe} ({bad.verdict}: {bad.detail})" for bad in bad)
-    return f"the isolation does not hold: {words}"
+    reasons = "; ".join(f"{bad.probe} ({bad.verdict}: {bad.detail})" for bad in bad)
+    return f"the isolation does not hold: {reasons}"
 
 
 def untried(findings: Sequence[EscapeFinding]) -> str | None:
@@ -207,7 +207,7 @@ def _parse_lines(result: ExecResult) -> list[dict[str, str]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            lines.append({key: str(words) for key, words in value.items()})
+            lines.append({key: str(text) for key, text in value.items()})
     return lines
 
 

@@ -76,10 +76,10 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     5]. Raises ToolInputError, which names all problems at once.
     """
     properties = schema["function"]["parameters"]["properties"]
-    given = {} if arguments is None else arguments
-    if not isinstance(given, Mapping):
-        raise ToolInputError(_complaint(schema, [f"they are {_kind(given)}, not an object"]))
-    present = {name: value for name, value in given.items() if value is not None}
+    fields = {} if arguments is None else arguments
+    if not isinstance(fields, Mapping):
+        raise ToolInputError(_complaint(schema, [f"they are {_kind(fields)}, not an object"]))
+    present = {name: value for name, value in fields.items() if value is not None}
     required = schema["function"]["parameters"].get("required", [])
     problems = [f"{str(name)[:80]!r} is unknown" for name in present if name not in properties]
     problems += [f"{name!r} is missing" for name in required if name not in present]

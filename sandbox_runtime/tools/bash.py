@@ -69,19 +69,19 @@ class ExecuteBash:
     ) -> Observation:
         patience_s = self._limits.command_wait_s
         try:
-            given = _parse(arguments)
-            if "job_id" in given:
+            fields = _parse(arguments)
+            if "job_id" in fields:
                 sandbox = await lease.sandbox()
-                result = await _continue_job(sandbox, given, min(patience_s, timeout_s), on_output)
+                result = await _continue_job(sandbox, fields, min(patience_s, timeout_s), on_output)
             else:
-                asked = given.get("timeout_s", timeout_s)
-                timeout_s = min(asked, self._limits.max_command_timeout_s)
+                requested_s = fields.get("timeout_s", timeout_s)
+                timeout_s = min(requested_s, self._limits.max_command_timeout_s)
                 # A command that times out before it would become a job is awaited to its end.
                 wait_s = patience_s if patience_s < timeout_s else timeout_s + _GRACE_S
                 sandbox = await lease.sandbox()
                 cap = output_cap(self._shown)
                 result = await sandbox.exec(
-                    given["command"],
+                    fields["command"],
                     timeout_s=timeout_s,
                     stdin=None,
                     cap=OutputCap(cap.max_bytes, cap.max_lines, keep_in=OBSERVATION_DIR),

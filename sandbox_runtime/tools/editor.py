@@ -171,11 +171,11 @@ class StrReplaceEditor:
         on_output: OnOutput | None = None,
     ) -> Observation:
         try:
-            given = _parse(arguments)
+            fields = _parse(arguments)
         except ToolInputError as error:
             return Observation(str(error))
         sandbox = await lease.sandbox()
-        return Observation(await run_edit(self._do(sandbox, given, timeout_s), timeout_s))
+        return Observation(await run_edit(self._do(sandbox, fields, timeout_s), timeout_s))
 
     async def _do(self, sandbox: Sandbox, given: dict[str, Any], timeout_s: float) -> str:
         path = given["path"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policies import reference_style as paper_edits
+from policies import reference_style
 from policies.reference_style import tool_observation
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.sandbox import ExecResult, Lease, OnOutput, Sandbox
@@ -111,18 +111,18 @@ class ReferenceEditor:
 class _Edit:
     """One call of the editor."""
 
-    def __init__(self, lease: Lease, given: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, lease: Lease, arguments: Mapping[str, Any], timeout_s: float) -> None:
         self._lease = lease
-        self._given = given
+        self._arguments = arguments
         self._timeout_s = timeout_s
-        self._path: str = given.get("path", "")
+        self._path: str = arguments.get("path", "")
         # find, mkdir and realpath would take a leading dash for an option.
         self._word = shlex.quote(f"./{self._path}" if self._path[:1] == "-" else self._path)
 
     async def run(self) -> str:
-        command = self._given.get("command", "")
+        command = self._arguments.get("command", "")
         if not command or not self._path:
-            return paper_edits.NEEDS_COMMAND_AND_PATH
+            return reference_style.NEEDS_COMMAND_AND_PATH
         if command not in _COMMANDS:
             return f"Unknown command: {command}"
         sandbox = await self._lease.sandbox()
@@ -137,18 +137,20 @@ class _Edit:
     async def _view(self, sandbox: Sandbox) -> str:
         place = await self._find(sandbox)
         if place.kind == "none":
-            return paper_edits.not_found(self._path)
+            return reference_style.not_found(self._path)
         if place.kind == "dir":
             found = await self._shell(
                 sandbox,
                 f"find {self._word} -maxdepth 2 -not -path '*/.*'"
                 f" \\( -type d -o -name '*.py' -o -name '*.rst' \\) | head -{_MAX_NAMES}",
             )
-            return paper_edits.list_directory(self._path, found.stdout + found.stderr)
+            return reference_style.list_directory(self._path, found.stdout + found.stderr)
         if not self._path.endswith((".py", ".rst")):
-            return paper_edits.not_viewable(self._path)
+            return reference_style.not_viewable(self._path)
         content = await _content(sandbox, place)
-        return _shown(paper_edits.view_file(self._path, content, self._given.get("view_range")))
+        return _shown(
+            reference_style.view_file(self._path, content, self._arguments.get("view_range"))
+        )
 
     async def _create(self, sandbox: Sandbox) -> str:
         made = await self._shell(sandbox, f'mkdir -p "$(dirname {self._word})"')
@@ -159,19 +161,21 @@ class _Edit:
         if refusal:
             return f"Error creating file: {refusal}"
         return await _written(
-            sandbox, place, paper_edits.create_file(self._path, self._given.get("file_text", ""))
+            sandbox,
+            place,
+            reference_style.create_file(self._path, self._arguments.get("file_text", "")),
         )
 
     async def _edit(self, sandbox: Sandbox, command: str) -> str:
         place = await self._find(sandbox)
         content = await _content(sandbox, place) if place.kind == "file" else None
-        new = self._given.get("new_str", "")
+        new = self._arguments.get("new_str", "")
         if command == "insert":
-            line = self._given.get("insert_line", 0)
-            edited = paper_edits.insert_text(self._path, content, line, new)
+            line = self._arguments.get("insert_line", 0)
+            edited = reference_style.insert_text(self._path, content, line, new)
         else:
-            edited = paper_edits.replace_text(
-                self._path, content, self._given.get("old_str", ""), new
+            edited = reference_style.replace_text(
+                self._path, content, self._arguments.get("old_str", ""), new
             )
         return edited if isinstance(edited, str) else await _written(sandbox, place, edited)
 
@@ -207,7 +211,7 @@ async def _content(sandbox: Sandbox, place: _Place) -> str:
     return data.decode(errors="surrogateescape")
 
 
-async def _written(sandbox: Sandbox, place: _Place, edited: paper_edits.EditResult) -> str:
+async def _written(sandbox: Sandbox, place: _Place, edited: reference_style.EditResult) -> str:
     data = edited.text.encode(errors="surrogateescape")
     if len(data) > MAX_FILE_BYTES:
         raise ToolInputError(

@@ -67,8 +67,8 @@ def multicast() -> str | None:
 def name_servers() -> str | None:
     """Looks for a route to the name servers that are configured."""
     lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
-    words = [line.split() for line in lines]
-    named = [line[1] for line in words if len(line) > 1 and line[0] == "nameserver"]
+    fields = [line.split() for line in lines]
+    named = [line[1] for line in fields if len(line) > 1 and line[0] == "nameserver"]
     return _routes(name for name in named if not name.startswith("127."))
 
 
