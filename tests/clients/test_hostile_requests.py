@@ -160,6 +160,6 @@ async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -
                 answer = await client.post(url + CHAT, content=wrong, headers=key)
                 run = made[0].get(owner_of(""), response.headers["x-sandbox-run"])
                 assert run
-                assert (answer.status_code, run.listeners) == (400, 1)
+                assert (answer.status_code, run.subscriber_count) == (400, 1)
                 release.set()
                 await response.aread()

@@ -112,8 +112,10 @@ async def test_the_oldest_runs_that_wait_go_where_they_are_too_large(store: Stor
     said = {"role": "user", "content": "x" * (MAX_BYTES * 2 // 5)}
     for name in ("1", "2", "3"):
         calls = [(f"call_{name}_1", "c", "weather")]
-        await store.parked.save(OWNER, SuspendedRun([said], 0, calls, as_text=False, goes_on=None))
-    found = [await store.parked.find(OWNER, name) for name in ("1", "2", "3")]
+        await store.suspended_runs.save(
+            OWNER, SuspendedRun([said], 0, calls, as_text=False, goes_on=None)
+        )
+    found = [await store.suspended_runs.find(OWNER, name) for name in ("1", "2", "3")]
     assert [each is not None for each in found] == [False, True, True]
 
 
@@ -127,7 +129,7 @@ async def test_runs_that_wait_outlive_a_change_of_their_table(tmp_path: Path) ->
         before.execute("PRAGMA user_version = 3")
         before.commit()
     with closing(Store(tmp_path, now=lambda: 0)) as store:
-        assert await store.parked.find(OWNER, "r1") == SuspendedRun(
+        assert await store.suspended_runs.find(OWNER, "r1") == SuspendedRun(
             [], 0, [], as_text=False, goes_on=None
         )
 

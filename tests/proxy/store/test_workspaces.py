@@ -70,15 +70,15 @@ async def test_what_is_past_its_time_goes(tmp_path: Path) -> None:
     store = Store(tmp_path, SessionSettings(retention_hours=1), now=lambda: now)
     parked = SuspendedRun([], 0, [("call_r1_1", "a", "lookup")], as_text=False, goes_on=None)
     await store.workspaces.save(State(CHAT, "1"), sending(b"1"))
-    await store.parked.save("me", parked)
-    assert await store.parked.find("me", "r1") == parked
-    assert await store.parked.find("somebody else", "r1") is None
+    await store.suspended_runs.save("me", parked)
+    assert await store.suspended_runs.find("me", "r1") == parked
+    assert await store.suspended_runs.find("somebody else", "r1") is None
     now += 3601
     assert await store.workspaces.newest(CHAT) is None
     with pytest.raises(SandboxFileError):
         await kept(store, State(CHAT, "1"))
     now += 8 * 24 * 3600
-    assert await store.parked.find("me", "r1") is None
+    assert await store.suspended_runs.find("me", "r1") is None
     await store.sweep()
     now += 2 * 3600
     await store.sweep()
