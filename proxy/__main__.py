@@ -136,7 +136,12 @@ def _config(arguments: argparse.Namespace) -> "Config":
 def serve(arguments: argparse.Namespace) -> int:
     """Run the server until it is interrupted."""
     import asyncio
+    import gc
     import logging
+
+    # Collections while modules are imported find almost nothing and take a tenth of the start's
+    # processor time. `_serve` enables them again.
+    gc.disable()
 
     from proxy.bootstrap import build_backend, build_model, require_keys
 
@@ -192,6 +197,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     # the processor time of plain requests.
     gc.collect()
     gc.freeze()
+    gc.enable()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = connection_limit(config.server.max_connections, files)
     # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
