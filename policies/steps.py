@@ -3,7 +3,7 @@ reasoning."""
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, get_args
 
 StepsMode = Literal["off", "reasoning", "items", "events"]
 """off: steps are not shown. reasoning: as text in the model's reasoning. items: as tool cards of
@@ -27,11 +27,6 @@ _OUTCOME = re.compile(
     rf"^(?:\[(?:exit -?\d+, )?\d+\.\d s(?:, \d+ lines?)?\]|{re.escape(NOT_FINISHED)})$",
     re.MULTILINE,
 )
-
-
-def is_steps_mode(word: object) -> TypeGuard[StepsMode]:
-    """Return True if a word is a mode that a client may ask for."""
-    return word in STEPS_MODES
 
 
 def is_shown(tool: str) -> bool:
@@ -85,11 +80,6 @@ def outcome_line(exit_code: int | None, duration_s: float, output_lines: int | N
 def contains_steps(reasoning: str) -> bool:
     """Return True if reasoning contains steps that the proxy has added."""
     return _OUTCOME.search(reasoning) is not None
-
-
-def is_usage_scope(word: object) -> TypeGuard[UsageScope]:
-    """Return True if a word is a usage scope that a client may ask for."""
-    return word in USAGE_SCOPES
 
 
 def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:

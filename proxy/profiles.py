@@ -357,14 +357,14 @@ class _PromptFile(BaseModel):
 
     @field_validator("output_dir")
     @classmethod
-    def _is_looked_into(cls, path: str) -> str:
+    def _check_output_dir(cls, path: str) -> str:
         if path not in _OUTPUT_DIRS:
             raise ValueError(f"answers are only read from {' and '.join(_OUTPUT_DIRS)}")
         return path
 
     @field_validator("tools")
     @classmethod
-    def _are_all(cls, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    def _check_tools(cls, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         functions = [tool.get("function") for tool in tools]
         names = [each.get("name") for each in functions if isinstance(each, dict)]
         if tools and names != list(TOOL_NAMES):
