@@ -262,11 +262,17 @@ def commands() -> str:
     parser = command_parser()
     os.environ["COLUMNS"] = "100"  # the width of argparse's help
     lines = ["# Command line", "", "```text", parser.format_help().rstrip(), "```", ""]
+    return "\n".join([*lines, *_subcommands(parser, "")])
+
+
+def _subcommands(parser: argparse.ArgumentParser, above: str) -> Iterator[str]:
+    """Yield the lines of each command of a parser, followed by those of the command's actions."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list of its commands
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             for name, sub in action.choices.items():
-                lines += [f"## {name}", "", "```text", sub.format_help().rstrip(), "```", ""]
-    return "\n".join(lines)
+                title = f"{above} {name}".lstrip()
+                yield from (f"## {title}", "", "```text", sub.format_help().rstrip(), "```", "")
+                yield from _subcommands(sub, title)
 
 
 def http_api() -> str:

@@ -141,7 +141,8 @@ class _Mark:
 
 
 def _between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
-    """Return the documents from each mark to the next; the last document is open-ended."""
+    """Return the text between each mark and the next as a document, except after an end mark. A
+    document that no mark ends runs to the end of the text and is open-ended."""
     found: list[_Span] = []
     opening: _Mark | None = None
     for mark in marks:

@@ -195,7 +195,8 @@ def _shown(character: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return stem and extension. An extension does not begin with a digit, as in a version."""
+    """Return stem and extension. An ending that begins with a digit, as in `tool-1.2`, is not an
+    extension."""
     stem, dot, rest = name.rpartition(".")
     if dot and _EXTENSION.fullmatch(dot + rest):
         return stem, dot + rest

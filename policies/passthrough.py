@@ -164,9 +164,9 @@ def _words(segment: str) -> list[str]:
 
 
 def _segments(path: str) -> list[str] | None:
-    """Return the segments of a path as the most lenient server parses it, or None if servers might
-    disagree: on double percent-encoding, on dot segments, and on characters that some servers
-    drop or at which they cut the path."""
+    """Return the lower-case segments of a decoded path, or None if servers might parse the path
+    differently: it does not begin with `/`, it has dot segments, or it has a character outside
+    `_READABLE`, such as the `%` of double encoding."""
     decoded = unquote(path)
     segments = [segment for segment in decoded.lower().split("/") if segment]
     if not path.startswith("/") or not _READABLE.fullmatch(decoded):

@@ -1,6 +1,7 @@
 """The command line: `sandbox-proxy`."""
 
 import argparse
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from proxy.config import Config
     from sandbox_runtime.backends.base import Backend
     from sandbox_runtime.pool.pool import Pool
+
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - of argparse's API
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="sandbox-proxy",
         description="An OpenAI-compatible proxy that gives any language model a sandbox.",
     )
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, help_text in (
         ("serve", serve, "start the server"),
@@ -49,52 +53,93 @@ def _parser() -> argparse.ArgumentParser:
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
         ("gc", gc, "remove the sandboxes of proxies that have crashed"),
         ("profiles", profiles, "print the settings of each profile as Markdown"),
-        ("audit", audit, "verify that no audit log was changed, truncated or removed"),
         ("build-image", build_image, "build the image of Docker sandboxes"),
         ("build-rootfs", build_rootfs, "build a root file system for bubblewrap, without Docker"),
     ):
-        command = commands.add_parser(name, help=help_text, description=help_text)
-        if name == "audit":
-            actions = command.add_subparsers(required=True, metavar="action")
-            command = actions.add_parser("verify", help=help_text, description=help_text)
-        command.set_defaults(run=run)
-        command.add_argument("--config", type=Path, help="a config.yaml")
-        command.add_argument("--backend-url", help="URL of the OpenAI-compatible server, up to /v1")
-        command.add_argument(
-            "--backend-key-env",
-            metavar="NAME",
-            help="environment variable with the server's key; default: OPENAI_API_KEY for OpenAI",
-        )
-        command.add_argument(
-            "--sandbox", choices=["auto", "docker", "bubblewrap"], help="the sandbox backend"
-        )
-        _add_options(name, command)
+        _add_command(commands, name, run, help_text)
+    help_text = "verify that no audit log was changed, truncated or removed"
+    actions = _add_group(commands, "audit", help_text)
+    _add_command(actions, "verify", audit, help_text)
+    actions = _add_group(commands, "config", "check or print the configuration")
+    help_text = (
+        "check the settings of file, environment and command line, and the secrets they name"
+    )
+    _add_command(actions, "check", check_config, help_text)
+    help_text = "print all settings as YAML, defaults included; secrets are never printed"
+    _add_command(actions, "show", show_config, help_text)
+    help_text = "print the JSON schema of config.yaml"
+    schema = actions.add_parser("schema", help=help_text, description=help_text)
+    schema.set_defaults(run=print_schema)
     return parser
 
 
-def _add_options(name: str, command: argparse.ArgumentParser) -> None:
-    """Add the options that only one command has."""
-    if name == "serve":
-        command.add_argument("--host", help="address to listen on")
-        command.add_argument("--port", type=int, help="port to listen on; 0: a free port")
-        command.add_argument(
-            "--allow-open",
-            action="store_true",
-            default=None,
-            help="serve without keys on an address that other machines can reach",
-        )
-    if name in ("serve", "doctor"):
+class _PrintVersion(argparse.Action):
+    """Print the version and exit. argparse's own action would need the version at every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"sandbox-proxy {version('llm-sandbox-proxy')}\n")
+        parser.exit()
+
+
+def _add_group(commands: "_Commands", name: str, help_text: str) -> "_Commands":
+    """Add a command that has actions of its own."""
+    group = commands.add_parser(name, help=help_text, description=help_text)
+    return group.add_subparsers(required=True, metavar="action")
+
+
+def _add_command(
+    commands: "_Commands", name: str, run: Callable[[argparse.Namespace], int], help_text: str
+) -> None:
+    command = commands.add_parser(name, help=help_text, description=help_text)
+    command.set_defaults(run=run)
+    command.add_argument("--config", type=Path, help="a config.yaml")
+    command.add_argument("--backend-url", help="URL of the OpenAI-compatible server, up to /v1")
+    command.add_argument(
+        "--backend-key-env",
+        metavar="NAME",
+        help="environment variable with the server's key; default: OPENAI_API_KEY for OpenAI",
+    )
+    command.add_argument(
+        "--sandbox", choices=["auto", "docker", "bubblewrap"], help="the sandbox backend"
+    )
+    if name in ("serve", "check", "show"):
+        _add_server_options(command)
+    if name in ("serve", "check", "show", "doctor"):
         command.add_argument(
             "--allow-weak",
             action="store_true",
             default=None,
             help="bubblewrap: start sandboxes without a cgroup, which limits memory and processes",
         )
+    _add_options(name, command)
+
+
+def _add_server_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", help="address to listen on")
+    command.add_argument("--port", type=int, help="port to listen on; 0: a free port")
+    command.add_argument(
+        "--allow-open",
+        action="store_true",
+        default=None,
+        help="serve without keys on an address that other machines can reach",
+    )
+    command.add_argument("--profile", help="profile of requests for which nothing else names one")
+    command.add_argument(
+        "--network",
+        choices=["none", "allowlist", "open"],
+        help="network of the sandboxes of all profiles that have no network mode of their own",
+    )
+
+
+def _add_options(name: str, command: argparse.ArgumentParser) -> None:
+    """Add the options that only one command has."""
     if name == "doctor":
         command.add_argument(
             "--self-test", action="store_true", help="try every known escape from the sandbox"
         )
-    if name == "audit":
+    if name == "verify":
         command.add_argument("names", nargs="*", help="run ids or files; default: all logs")
         command.add_argument(
             "--data-dir", type=Path, help="directory of stored data; default: server.data_dir"
@@ -124,13 +169,36 @@ def _config(arguments: argparse.Namespace) -> "Config":
         ("backend", "api_key_env", arguments.backend_key_env),
         ("sandbox", "backend", arguments.sandbox),
     )
-    tree: dict[str, dict[str, Any]] = {}
+    tree: dict[str, Any] = {}
     for section, key, value in options:
         if value is not None:
             tree.setdefault(section, {})[key] = value
     if getattr(arguments, "allow_weak", None):
         tree.setdefault("sandbox", {})["bubblewrap"] = {"allow_weak": True}
-    return load(arguments.config, tree)
+    if profile := getattr(arguments, "profile", None):
+        tree["profile"] = profile
+    mode = getattr(arguments, "network", None)
+    if mode:
+        tree["isolation"] = {"network": {"mode": mode}}
+        if mode != "allowlist":  # allowed hosts of the file would be an error
+            tree["isolation"]["network"]["allowed_hosts"] = []
+    config = load(arguments.config, tree)
+    if mode:
+        _require_network(config, mode)
+    return config
+
+
+def _require_network(config: "Config", mode: str) -> None:
+    """Raise ConfigError if the default profile has another network mode than `--network`."""
+    from proxy.config import ConfigError
+    from proxy.profiles import build_profiles
+
+    profile = build_profiles(config).default
+    if profile.isolation.network.mode != mode:
+        raise ConfigError(
+            f"--network {mode}: the profile {profile.name} sets isolation.network.mode:"
+            f" {profile.isolation.network.mode}. Choose another profile, or define one in profiles"
+        )
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -261,6 +329,38 @@ def doctor(arguments: argparse.Namespace) -> int:
             self_test=arguments.self_test,
         )
     )
+
+
+def check_config(arguments: argparse.Namespace) -> int:
+    """Check the configuration without starting anything. Raises ConfigError."""
+    from proxy.bootstrap import require_valid
+
+    require_valid(_config(arguments))
+    print(f"{arguments.config or 'configuration'}: ok")  # noqa: T201 - the output of the command
+    return 0
+
+
+def show_config(arguments: argparse.Namespace) -> int:
+    """Print all settings as YAML, which `--config` reads. Passwords in URLs are masked."""
+    import yaml
+
+    tree = _config(arguments).model_dump(mode="json")
+    sections = (tree["server"], "public_url"), (tree["backend"], "base_url")
+    for section, name in (*sections, (tree["sandbox"]["docker"], "host")):
+        if section[name] is not None:
+            section[name] = re.sub(r"://[^/?#]*@", "://***@", section[name])
+    sys.stdout.write(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100))
+    return 0
+
+
+def print_schema(arguments: argparse.Namespace) -> int:
+    """Print the JSON schema of config.yaml."""
+    import json
+
+    from proxy.config import Config
+
+    print(json.dumps(Config.model_json_schema(), indent=2))  # noqa: T201 - the output of the command
+    return 0
 
 
 def profiles(arguments: argparse.Namespace) -> int:

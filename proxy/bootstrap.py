@@ -56,6 +56,28 @@ from sandbox_runtime.tools import make_tools
 log = logging.getLogger(__name__)
 
 
+def require_valid(config: Config) -> None:
+    """Raise ConfigError for a mistake in the settings, without creating files or connecting to
+    anything. The checks are in the order of `serve`, so that both report the same mistake first.
+    """
+    require_keys(config, _listen_address(config.server.host))
+    build_model(config)
+    _egress_gateways(build_profiles(config), [])
+    build_keyring(config)
+    audit_key(config)
+    passthrough(config)
+
+
+def _listen_address(host: str) -> str:
+    """Return the address that a socket bound to `host` has. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        found = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"server.host: {host}: {error.strerror}") from error
+    return str(found[0][4][0])
+
+
 def build_model(config: Config) -> Model:
     """Return the client of the model backend. Raises ConfigError."""
     backend = config.backend

@@ -439,7 +439,7 @@ class ModelMedia:
         return {"type": "image_url", "image_url": {"url": url, **detail}}
 
     async def _data_url(
-        self, part: FilePart, mime_type: str, size: int, extract_files: Callable[[], bytes]
+        self, part: FilePart, mime_type: str, size: int, read: Callable[[], bytes]
     ) -> str | None:
         if size > min(MAX_SHOWN_BYTES, self._bytes_left):
             return None
@@ -450,12 +450,12 @@ class ModelMedia:
             copies = 1 if key in self._urls else 2  # in the backend's request, and in `_urls`
             self._body.take(copies * (len(head) + (size + 2) // 3 * 4))
         if key not in self._urls:
-            self._urls[key] = await asyncio.to_thread(_encoded, head, extract_files)
+            self._urls[key] = await asyncio.to_thread(_encoded, head, read)
         return self._urls[key]
 
 
-def _encoded(head: str, extract_files: Callable[[], bytes]) -> str:
-    return head + base64.b64encode(extract_files()).decode()
+def _encoded(head: str, read: Callable[[], bytes]) -> str:
+    return head + base64.b64encode(read()).decode()
 
 
 class TextLengths:

@@ -276,7 +276,8 @@ class _Counts:
                 labelled.labels(value)
 
     def add(self, stats: RunStats) -> None:
-        """Add what a run that came to a result has cost."""
+        """Add the statistics of one choice of a run that has a result: its expenses, times and
+        capability turns."""
         for name, counter in self.spent.items():
             counter.inc(_amount(getattr(stats, name)))
         for name in SECONDS:

@@ -158,8 +158,8 @@ def _restricted(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolic
 
 
 def build_profiles(config: Config) -> Profiles:
-    """Return the shipped profiles and the operator's own; settings that a profile does not name are
-    those of config.yaml.
+    """Return the shipped profiles and the operator's own. A setting that a profile does not name
+    comes from the profile that it extends, and finally from config.yaml.
 
     Raises ConfigError.
     """

@@ -92,7 +92,7 @@ class AnswerWriter:
             await self.write(piece, sandbox)
 
     async def finish(self, answer: str, sandbox: Sandbox | None) -> None:
-        """Send the part of `answer` that was not sent yet."""
+        """Send the part of `answer` that has not been sent yet."""
         if not answer.startswith(self.source.rstrip()):
             await self.begin()
         if self._narration and not self.source and self._narration.matches(answer):

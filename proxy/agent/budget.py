@@ -124,7 +124,7 @@ class RunBudget:
         """Make a model call, even over budget: the final-answer call is always allowed. A reply
         that is cut off, by `on_delta` or by cancellation, is counted as far as it arrived."""
         expected = self._expected(body["messages"]) if self._day else Expense()
-        receipt = await self._day.call_receipt(expected) if self._day else None
+        reservation = await self._day.call_reservation(expected) if self._day else None
         recorder = CompletionRecorder(body["messages"])
         self.partial_completion = None
         try:
@@ -134,31 +134,31 @@ class RunBudget:
         except (BackendError, asyncio.CancelledError) as error:
             with anyio.CancelScope(shield=True):
                 was_made = not isinstance(error, BackendError)
-                await self._count_cut_off(recorder, receipt, was_made=was_made)
+                await self._count_cut_off(recorder, reservation, was_made=was_made)
             raise
-        await self._count_call(_counted(reply, body["messages"]), receipt)
+        await self._count_call(_counted(reply, body["messages"]), reservation)
         return reply
 
-    async def _count_call(self, tokens: TokenUsage, receipt: Reservation | None) -> None:
+    async def _count_call(self, tokens: TokenUsage, reservation: Reservation | None) -> None:
         cost = cost_usd(self._tariff, tokens)
         is_known = cost is not None and (self.cost_usd is not None or not self._calls)
         self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if is_known else None
         self._calls += 1
         self._tokens += tokens.total
         self._prompt_tokens = tokens.prompt
-        if self._day and receipt:
-            await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
+        if self._day and reservation:
+            await self._day.settle(reservation, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
     async def _count_cut_off(
-        self, recorder: "CompletionRecorder", receipt: Reservation | None, *, was_made: bool
+        self, recorder: "CompletionRecorder", reservation: Reservation | None, *, was_made: bool
     ) -> None:
         """Count a reply that was cut off. If `was_made`, the backend worked on the call even if
         nothing arrived, so the expected expense stands."""
         if recorder.has_begun:
             self.partial_completion = recorder.completion()
-            await self._count_call(parse_usage(self.partial_completion.usage), receipt)
-        elif self._day and receipt and not was_made:
-            await self._day.settle(receipt, Expense())
+            await self._count_call(parse_usage(self.partial_completion.usage), reservation)
+        elif self._day and reservation and not was_made:
+            await self._day.settle(reservation, Expense())
 
     def _expected(self, messages: Sequence[Message]) -> Expense:
         prompt = TokenUsage(prompt=max(self._prompt_tokens, estimate_prompt_tokens(messages)))
@@ -217,8 +217,9 @@ class RunBudget:
         return line
 
     async def close(self) -> None:
-        """Count the traffic since the last command, and refund unused receipts. If the daily budget
-        bounds traffic, an idle sandbox passes none until its next run counts it."""
+        """Settle the daily budget, if there is one: refund the reservations of calls that were not
+        made, and count the traffic since the last command. If the budget limits traffic, the
+        sandbox is cut off from the network until its next run."""
         if self._day:
             if self._day.bounds_egress:
                 self._cap_traffic(0)
@@ -265,12 +266,12 @@ class MeteredModel:
 
 
 class DailyBudgetUse:
-    """One run's use of its key's daily budget: takes receipts from the account and settles them."""
+    """One run's use of its key's daily budget: makes reservations in the account and settles them."""
 
     def __init__(self, account: BudgetAccount) -> None:
         self._account = account
         self._spent = Expense()
-        """Expenses of the key, as of the last receipt."""
+        """Expenses of the key, as of the last reservation."""
         self._calls: list[Reservation] = []
         """Receipts for calls that are still to be made; the last is that of the next call."""
         self._command: Reservation | None = None
@@ -279,7 +280,7 @@ class DailyBudgetUse:
 
     @property
     def is_over(self) -> bool:
-        """True if a part of the daily budget is used up, as of the last receipt."""
+        """True if a part of the daily budget is used up, as of the last reservation."""
         return self._stop is not None or bool(
             exhausted(self._account.budget, self._spent, Expense())
         )
@@ -289,20 +290,20 @@ class DailyBudgetUse:
         return self._account.budget.egress_mib is not None
 
     async def take_call(self, expected: Expense) -> StopReason | None:
-        receipt = None if self._stop else await self._taken(expected)
-        self._calls += [receipt] if receipt else []
+        reservation = None if self._stop else await self._taken(expected)
+        self._calls += [reservation] if reservation else []
         return self._stop
 
-    async def call_receipt(self, expected: Expense) -> Reservation:
-        """Return the receipt taken for the call, or else overdraw the account."""
+    async def call_reservation(self, expected: Expense) -> Reservation:
+        """Return the reservation that was made for the call, or else overdraw the account."""
         if self._calls:
             return self._calls.pop()
-        receipt = await self._account.overdraw(expected)
-        self._spent = receipt.spent
-        return receipt
+        reservation = await self._account.overdraw(expected)
+        self._spent = reservation.spent
+        return reservation
 
     async def refund_unused(self) -> None:
-        """Refund the receipts of calls that were not made."""
+        """Refund the reservations of calls that were not made."""
         while self._calls:
             await self.settle(self._calls.pop(), Expense())
 
@@ -312,11 +313,11 @@ class DailyBudgetUse:
         return self._stop
 
     async def end_command(self, actual: Expense, egress_bytes: int) -> None:
-        receipt, self._command = self._command, None
-        if receipt:
+        reservation, self._command = self._command, None
+        if reservation:
             new = egress_bytes - self._egress_counted
             self._egress_counted = egress_bytes
-            await self.settle(receipt, actual + Expense(egress_bytes=new))
+            await self.settle(reservation, actual + Expense(egress_bytes=new))
 
     async def count_egress(self, egress_bytes: int) -> None:
         if new := egress_bytes - self._egress_counted:
@@ -324,12 +325,12 @@ class DailyBudgetUse:
             with anyio.CancelScope(shield=True):  # traffic counts even if the client disconnects
                 await self._account.overdraw(Expense(egress_bytes=new))
 
-    async def settle(self, receipt: Reservation, actual: Expense) -> None:
-        self._spent += actual - receipt.expected
-        await self._account.settle(receipt, actual)
+    async def settle(self, reservation: Reservation, actual: Expense) -> None:
+        self._spent += actual - reservation.expected
+        await self._account.settle(reservation, actual)
 
     def egress_left(self, usual: int, egress_bytes: int) -> int:
-        """Return how many bytes may still pass, `usual` at most. `mib_to_bytes` is the run's
+        """Return the number of bytes that may still pass, at most `usual`. `egress_bytes` is the run's
         traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
@@ -341,12 +342,12 @@ class DailyBudgetUse:
         return low_daily_budget_hints(self._account.budget, self._spent)
 
     async def _taken(self, expected: Expense) -> Reservation | None:
-        receipt = await self._account.take(expected)
-        self._spent = receipt.spent
-        if receipt.exhausted:
-            self._stop = STOP_REASONS[receipt.exhausted]
+        reservation = await self._account.take(expected)
+        self._spent = reservation.spent
+        if reservation.exhausted:
+            self._stop = STOP_REASONS[reservation.exhausted]
             return None
-        return receipt
+        return reservation
 
 
 class CompletionRecorder:

@@ -61,7 +61,7 @@ OutOfBandCall = Callable[[Sequence[Message]], Awaitable[Completion | None]]
 BackendError."""
 
 
-class ContextManager:
+class ContextFitter:
     """Keeps the prompts of one run within the context window."""
 
     def __init__(

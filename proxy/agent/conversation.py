@@ -13,7 +13,7 @@ from policies.prompts import final_request, tool_call_request
 from policies.reply_checks import is_quoted
 from policies.steps import UsageScope
 from proxy.agent.budget import MeteredModel
-from proxy.agent.context import ContextManager, ObservationFiles, TokenCounter
+from proxy.agent.context import ContextFitter, ObservationFiles, TokenCounter
 from proxy.agent.context_windows import ContextWindow
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
@@ -83,7 +83,7 @@ class Conversation:
         self.has_used_tools = False
         """True once a tool has run. Before that, the history is never compacted."""
         self._counter = TokenCounter(self._tools)
-        self._context = ContextManager(
+        self._context = ContextFitter(
             *(window, self.history, self._counter, files, self._complete_out_of_band),
             compacts=task.profile.limits.compact,
         )
@@ -218,8 +218,8 @@ class Conversation:
         )
 
     def _token_limits(self) -> dict[str, Any]:
-        """Return the token limit of a call under the client's name for it, raised to leave room for
-        reasoning and for tool-call arguments."""
+        """Return the client's token limits by parameter name (such as `max_tokens`), each raised to the
+        minimum that reasoning and tool-call arguments need; empty if the client set none."""
         if not self._params.token_limits:
             return {}
         minimum = self._min_token_limit or 0
@@ -314,8 +314,8 @@ def _history(messages: Sequence[Message], suspended: SuspendedRun | None, prompt
         return History(with_system_prompt(messages, prompt))
     if instructions := leading_instructions(messages):
         suspended = suspended.with_instructions(with_system_prompt(instructions, prompt))
-    resumed, marks = suspended.with_results(messages)
-    return History(resumed, suspended.own_start, marks)
+    resumed, message_kinds = suspended.with_results(messages)
+    return History(resumed, suspended.own_start, message_kinds)
 
 
 def with_system_prompt(messages: Sequence[Message], prompt: str) -> list[Message]:

@@ -52,7 +52,8 @@ STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """The visible answer."""
+    """The answer that the client receives, with its finish reason, refusal and warnings, and the
+    model's reply that contains it."""
 
     text: str
     finish_reason: str | None = None

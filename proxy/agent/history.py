@@ -37,15 +37,18 @@ class History:
         self,
         messages: Sequence[Message],
         own_start: int | None = None,
-        marks: Mapping[int, Kind] | None = None,
+        message_kinds: Mapping[int, Kind] | None = None,
     ) -> None:
         """`own_start` is the index of the first message of the run itself; None: after all
-        messages. `marks` has the kinds of messages, by index, that differ from that of their
-        role."""
+        messages. `message_kinds` has the kinds, by message index, of those messages whose kind is not
+        the default of their role."""
         self.own_start = len(messages) if own_start is None else own_start
-        marks = marks or {}
+        message_kinds = message_kinds or {}
         self._entries = [
-            Entry(message, "theirs" if n < self.own_start else marks.get(n, _default_kind(message)))
+            Entry(
+                message,
+                "theirs" if n < self.own_start else message_kinds.get(n, _default_kind(message)),
+            )
             for n, message in enumerate(messages)
         ]
 
@@ -60,8 +63,9 @@ class History:
         return [entry.message for entry in self.entries]
 
     @property
-    def marks(self) -> dict[int, Kind]:
-        """The kinds of the run's own messages that differ from that of their role, by index."""
+    def message_kinds(self) -> dict[int, Kind]:
+        """The kinds, by message index, of those messages of the run whose kind is not the default of
+        their role."""
         own = enumerate(self.entries[self.own_start :], self.own_start)
         return {n: entry.kind for n, entry in own if entry.kind != _default_kind(entry.message)}
 

@@ -115,5 +115,5 @@ def suspend_run(
         resume_from=ResumePoint(state.session, [state.name]) if state else None,
         used_sandbox=used_sandbox
         or bool(task.session.suspended_run and task.session.suspended_run.used_sandbox),
-        marks=history.marks,
+        message_kinds=history.message_kinds,
     )

@@ -44,7 +44,7 @@ class SuspendedRun:
     """The state of its workspace, if there is one."""
     used_sandbox: bool = True
     """True if the run has used a sandbox, so that the answer files there are its own."""
-    marks: Mapping[int, Any] = field(default_factory=dict)
+    message_kinds: Mapping[int, Any] = field(default_factory=dict)
     """Kinds of messages that differ from that of their role, by index. See `History`."""
 
     @property
@@ -65,7 +65,7 @@ class SuspendedRun:
             "as_text": self.as_text,
             "workspace": workspace,
             "began": self.used_sandbox,
-            "marks": [[at, kind] for at, kind in self.marks.items()],
+            "marks": [[at, kind] for at, kind in self.message_kinds.items()],
         }
 
     @classmethod
@@ -79,7 +79,7 @@ class SuspendedRun:
             as_text=value["as_text"],
             resume_from=ResumePoint(Session(at[0], at[1]), at[2]) if at else None,
             used_sandbox=value.get("began", True),
-            marks={int(at): kind for at, kind in value.get("marks", ())},
+            message_kinds={int(at): kind for at, kind in value.get("marks", ())},
         )
 
     def with_instructions(self, instructions: Sequence[Message]) -> "SuspendedRun":
@@ -90,7 +90,7 @@ class SuspendedRun:
             self,
             messages=[*instructions, *rest],
             own_start=self.own_start + moved,
-            marks={at + moved: kind for at, kind in self.marks.items()},
+            message_kinds={at + moved: kind for at, kind in self.message_kinds.items()},
         )
 
     def with_results(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
@@ -110,8 +110,8 @@ class SuspendedRun:
         )
         after = _after(messages, ids)
         kinds = [*("result" for _ in answered), *("theirs" for _ in after)]
-        marks = {**self.marks, **dict(enumerate(kinds, len(self.messages)))}
-        return [*self.messages, *answered, *after], marks
+        message_kinds = {**self.message_kinds, **dict(enumerate(kinds, len(self.messages)))}
+        return [*self.messages, *answered, *after], message_kinds
 
 
 def leading_instructions(messages: Sequence[Message]) -> list[Message]:

@@ -94,14 +94,14 @@ class BudgetAccount(Protocol):
         """The limits of a day."""
 
     async def take(self, expected: Expense) -> Reservation:
-        """Reserve an expense, unless a part of the budget is used up. The receipt then names that
+        """Reserve an expense, unless a part of the budget is used up. The reservation then names that
         part."""
 
     async def overdraw(self, expected: Expense) -> Reservation:
         """Reserve an expense even if the budget is used up."""
 
-    async def settle(self, receipt: Reservation, actual: Expense) -> None:
-        """Replace the expected expense of a receipt by the actual expense."""
+    async def settle(self, reservation: Reservation, actual: Expense) -> None:
+        """Replace the expected expense of a reservation by the actual expense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +216,11 @@ class BudgetReservation:
     """The part of a key's daily budget that was reserved for a run."""
 
     account: BudgetAccount
-    receipt: Reservation
+    reservation: Reservation
 
     async def refund(self) -> None:
         """Refund the reservation, because the run does not start."""
-        await self.account.settle(self.receipt, Expense())
+        await self.account.settle(self.reservation, Expense())
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ async def read_upload(
     store, limits = services.store, services.file_limits
 
     async def check_quota(size: int) -> None:
-        await store.require_quota(owner, size, limits.quota_mib << 20)
+        await store.check_quota(owner, size, limits.quota_mib << 20)
 
     return await _read_form(request, writer, max_mib=limits.max_file_mib, check_quota=check_quota)
 

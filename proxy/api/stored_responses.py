@@ -238,7 +238,7 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
         return await _previous(request, previous_id)
     named = conversation.get("id") if isinstance(conversation, dict) else conversation
     if isinstance(named, str):
-        return await _conversation(request, named)
+        return await _conversation_context(request, named)
     return PreviousContext()
 
 
@@ -304,7 +304,7 @@ async def is_running(request: Request, response: StoredResponse) -> bool:
     return not await asyncio.to_thread(get_services(request).store.worker.is_dead, response.worker)
 
 
-async def _conversation(request: Request, conversation_id: str) -> PreviousContext:
+async def _conversation_context(request: Request, conversation_id: str) -> PreviousContext:
     owner = get_owner(request)
     found = await get_services(request).store.conversations.all_items(owner, conversation_id)
     if found is None:
@@ -340,17 +340,14 @@ def is_reference(item: Any) -> bool:
 
 def _file_ids(items: Iterable[Item]) -> set[str]:
     """Return the ids of the uploads in the items."""
-    ids = (page_of_list.get("file_id") for item in items for page_of_list in _parts(item)[1])
+    ids = (part.get("file_id") for item in items for part in _parts(item)[1])
     return {file_id for file_id in ids if isinstance(file_id, str)}
 
 
 def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
     field, parts = _parts(item)
     placeholder = {"type": "input_text", "text": LOST}
-    parts = [
-        placeholder if page_of_list.get("file_id") in lost else page_of_list
-        for page_of_list in parts
-    ]
+    parts = [placeholder if part.get("file_id") in lost else part for part in parts]
     return {**item, field: parts}
 
 

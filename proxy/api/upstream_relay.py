@@ -374,16 +374,16 @@ async def metered_relay(
     model = str(fields.get("model", ""))
     tariff = await find_tariff(request.services, model, is_required=budget.cost_usd is not None)
     prompt = TokenUsage(prompt=estimate_prompt_tokens(fields))
-    account, receipt = await charge(request, budget, _expense(prompt, tariff))
+    account, reservation = await charge(request, budget, _expense(prompt, tariff))
     try:
         relayed = await send()
     except Exception:
-        await account.settle(receipt, Expense())
+        await account.settle(reservation, Expense())
         raise
     if relayed.status >= 400:
-        await account.settle(receipt, Expense())
+        await account.settle(reservation, Expense())
         return relayed
-    return replace(relayed, body=_MeteredBody(relayed, account, receipt, tariff))
+    return replace(relayed, body=_MeteredBody(relayed, account, reservation, tariff))
 
 
 class _MeteredBody:
@@ -393,14 +393,14 @@ class _MeteredBody:
         self,
         relayed: UpstreamResponse,
         account: BudgetAccount,
-        receipt: Reservation,
+        reservation: Reservation,
         tariff: Tariff | None,
     ) -> None:
         self._body: UpstreamBody = relayed.body
         self._pieces: AsyncIterator[bytes] = aiter(relayed.body)
         self._reader = UsageReader(relayed.headers.get("content-type", ""))
         self._account = account
-        self._receipt = receipt
+        self._reservation = reservation
         self._tariff = tariff
         self._is_settled = False
 
@@ -431,9 +431,9 @@ class _MeteredBody:
         if not tokens.total and tokens.reported_usd is None:
             # The response reports no usage: charge estimates of the prompt and of the completion.
             tokens = TokenUsage(
-                prompt=self._receipt.expected.tokens, completion=self._reader.estimated_tokens
+                prompt=self._reservation.expected.tokens, completion=self._reader.estimated_tokens
             )
-        await self._account.settle(self._receipt, _expense(tokens, self._tariff))
+        await self._account.settle(self._reservation, _expense(tokens, self._tariff))
 
 
 async def charge(
@@ -445,10 +445,10 @@ async def charge(
     """
     spending = request.services.store.spending
     account = spending.account(request.key.name, budget)
-    receipt = await account.take(expected)
-    if receipt.exhausted:
-        raise BudgetError(BUDGET_LABELS[receipt.exhausted], spending.seconds_until_midnight())
-    return account, receipt
+    reservation = await account.take(expected)
+    if reservation.exhausted:
+        raise BudgetError(BUDGET_LABELS[reservation.exhausted], spending.seconds_until_midnight())
+    return account, reservation
 
 
 async def find_tariff(services: Services, model: str, *, is_required: bool) -> Tariff | None:

@@ -127,7 +127,7 @@ class RunAuditLog:
 
     def _append(self, fields: Fields) -> None:
         if self._fault is None:
-            line = self._writer.line(fields)
+            line = self._writer.next_line(fields)
             self._do(lambda: self._writer.append(line))
 
     def _do(self, job: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ class HashChain:
         self.head: str = at["hash"] if at else _digest(f"{VERSION}\n{seed}".encode(), key)
         self.lines: int = at["seq"] + 1 if at else 0
 
-    def line(self, time: str, fields: Fields) -> bytes:
+    def next_line(self, time: str, fields: Fields) -> bytes:
         """Return the next line."""
         entry = {**fields, "seq": self.lines, "time": time, "prev": self.head}
         self.head = _digest(_canonical(entry), self._key)
@@ -110,7 +110,7 @@ def _fault(entry: Fields | None, line: bytes, chain: HashChain) -> str:
     if entry.get("prev") != chain.head:
         return "does not go on from what is before it"
     written = {name: value for name, value in entry.items() if name not in ("hash", "time")}
-    if chain.line(entry.get("time", ""), written) != line + b"\n":
+    if chain.next_line(entry.get("time", ""), written) != line + b"\n":
         return "is not what its hash was made of (with this key)"
     return ""
 
@@ -160,8 +160,8 @@ class Index:
         with self._locked() as file:
             last = _last_line(file)
             chain = HashChain(self._directory.name, self._key, at=last)
-            first = b"" if last else chain.line(time, {"kind": "day", "after": self._before()})
-            _write_all(file, first + chain.line(time, fields))
+            first = b"" if last else chain.next_line(time, {"kind": "day", "after": self._before()})
+            _write_all(file, first + chain.next_line(time, fields))
             os.fsync(file)
 
     def _before(self) -> Fields | None:
@@ -227,9 +227,10 @@ class AuditLogWriter:
         self._index = Index(directory, key)
         self._file: int | None = None
 
-    def line(self, fields: Fields) -> bytes:
-        """Return the next line, to be appended."""
-        return self._chain.line(time_of(self._now()), fields)
+    def next_line(self, fields: Fields) -> bytes:
+        """Return `fields` as the log's next line and advance the hash chain: the caller must append
+        the line."""
+        return self._chain.next_line(time_of(self._now()), fields)
 
     def begin(self) -> None:
         """Create the file, and note in the day's index that it was begun."""

@@ -242,7 +242,7 @@ def parse_json(text: bytes) -> Any:
 
 
 @contextmanager
-def map_type_errors(what: str) -> Iterator[None]:
+def wrong_types_as_backend_error(what: str) -> Iterator[None]:
     """Raise BackendError for an exception that a field of the wrong type causes in the block.
     `what` is the subject of the message."""
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount, ToolCallDelta
 from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
-from proxy.models.backend_errors import bad_response, map_type_errors
+from proxy.models.backend_errors import bad_response, wrong_types_as_backend_error
 
 MAX_TEXT_CHARS = 64 << 20
 """The most characters in all text fields of one streamed completion together, without the arguments
@@ -107,7 +107,7 @@ class CompletionBuilder:
             count = _llama_cpp_count(timings)
         self._response.update(_without(chunk, "choices", "usage"))
         deltas: list[ModelDelta] = []
-        with map_type_errors("a chunk"):
+        with wrong_types_as_backend_error("a chunk"):
             for choice in chunk.get("choices") or []:
                 if isinstance(choice, dict) and choice.get("index") in (0, None):
                     deltas += self._add_choice(choice)

@@ -309,7 +309,8 @@ class ChatMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTranslation:
-    """A request of another API as a chat completion."""
+    """A request of another API (Responses, Messages), translated to the body of a chat-completions
+    request."""
 
     keeps_param_suffix: ClassVar[bool] = True
     """True if a path below one of `param_paths` is the same in the client's request."""

@@ -141,7 +141,7 @@ def _image(source: Block) -> Part:
 
 
 def _document(block: Block) -> list[Part]:
-    """Return a document as a file, or as text if it consists of text."""
+    """Return a document as parts: a file, or its text and images."""
     source, title, context = block["source"], block.get("title"), block.get("context")
     named = {"filename": title} if title else {}
     heading = f"[Document: {title or 'untitled'}]"

@@ -125,7 +125,7 @@ class MessagesEncoder:
         self._open = ""
         """The type of the open block, or an empty string."""
         self._narration = ""
-        """Narration of the turn that was not sent yet."""
+        """Narration of the turn that has not been sent yet."""
 
     def begin(self) -> list[_Json]:
         """Return the events that are sent before the run has begun."""

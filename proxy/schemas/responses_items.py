@@ -357,7 +357,7 @@ class ShellItems(HostedToolItems):
         item = {
             "type": "shell_call",
             "call_id": call_id,
-            "action": _action(""),
+            "action": _shell_action(""),
             "environment": {
                 "type": "container_reference",
                 "container_id": self._output.container_id,
@@ -378,7 +378,7 @@ class ShellItems(HostedToolItems):
             {"type": "response.shell_call_command.added", **at, "command": ""},
             {"type": "response.shell_call_command.delta", **at, "delta": command},
             {"type": "response.shell_call_command.done", **at, "command": command},
-            self._output.end(ref, action=_action(command), status="completed"),
+            self._output.end(ref, action=_shell_action(command), status="completed"),
         ]
         self._item, output_added = self._output.begin("sho", result)
         return [*events, output_added]
@@ -444,7 +444,7 @@ def _command(event: ToolCallStarted) -> str:
     return command_line(event.name, arguments).removeprefix("$ ")
 
 
-def _action(command: str) -> Json:
+def _shell_action(command: str) -> Json:
     return {"commands": [command], "timeout_ms": None, "max_output_length": None}
 
 

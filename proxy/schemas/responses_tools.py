@@ -249,7 +249,8 @@ HostedTool = Literal["shell", "code_interpreter"]
 
 @dataclass(frozen=True, slots=True)
 class ResponsesToolSet:
-    """The tools of a request, with those that its input loads."""
+    """The tools of a request, and those that its input items add (`additional_tools`,
+    `tool_search_output`)."""
 
     functions: Sequence[Mapping[str, Any]] = ()
     """The client's tools as tools of a chat completion."""

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from policies.sessions import container_id as new_id
 from policies.workspace import input_path
 from proxy.store.blobs import Blob, BlobStore
-from proxy.store.database import Database, oldest, require_quota, sweep_batch
+from proxy.store.database import Database, check_quota, oldest, sweep_batch
 from proxy.store.records import (
     Container,
     ContainerFile,
@@ -178,7 +178,7 @@ class ContainerFileRepository:
         )
 
         def work(connection: Connection) -> ContainerFile:
-            require_quota(connection, owner, blob.bytes, quota, self._now())
+            check_quota(connection, owner, blob.bytes, quota, self._now())
             path = input_path(filename, set(connection.execute(paths).scalars()))
             fields = {"id": file_id, "container_id": container_id, "path": path}
             return self._insert(

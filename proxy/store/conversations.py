@@ -274,7 +274,7 @@ def items_by_holder(connection: Connection, holders: Collection[str]) -> dict[st
 
 
 def get_items(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, Item]:
-    """Return the owner's items with these ids, whichever holder they belong to."""
+    """Return the owner's items with these ids, from all conversations and responses."""
     found: dict[str, Item] = {}
     for batch in _batches(ids):
         query = select(ITEMS).where(ITEMS.c.owner == owner, ITEMS.c.id.in_(batch), _NOT_DELETED)

@@ -189,9 +189,9 @@ def _not_in_list(after: str) -> BadRequestError:
     return BadRequestError(message, param="after", code="invalid_value")
 
 
-def require_quota(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
+def check_quota(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
     """Raise QuotaError if one more file, or `size` more bytes, exceed the owner's quota."""
-    queries = (_uploaded(owner, now), _put_into_containers(owner, now))
+    queries = (_select_upload_usage(owner, now), _select_container_usage(owner, now))
     sums = [connection.execute(query).one() for query in queries]
     files, used = (sum(column) for column in zip(*sums, strict=True))
     if files >= MAX_FILES:
@@ -200,14 +200,14 @@ def require_quota(connection: Connection, owner: str, size: int, quota: int, now
         raise QuotaError(f"{used} of {quota} bytes are used")
 
 
-def _uploaded(owner: str, now: float) -> Select[int, int]:
+def _select_upload_usage(owner: str, now: float) -> Select[int, int]:
     """Select the number and the bytes of the owner's uploads."""
     return select(func.count(), func.coalesce(func.sum(FILES.c.bytes), 0)).where(
         FILES.c.owner == owner, FILES.c.deleted_at.is_(None), FILES.c.expires_at > now
     )
 
 
-def _put_into_containers(owner: str, now: float) -> Select[int, int]:
+def _select_container_usage(owner: str, now: float) -> Select[int, int]:
     """Select the number and the bytes of the files that the owner put into containers."""
     files = CONTAINER_FILES.join(CONTAINERS, CONTAINERS.c.id == CONTAINER_FILES.c.container_id)
     return (

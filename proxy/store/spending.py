@@ -39,8 +39,8 @@ class StoredBudgetAccount:
     async def overdraw(self, expected: Expense) -> Reservation:
         return await self._take(DailyBudget(), expected)
 
-    async def settle(self, receipt: Reservation, actual: Expense) -> None:
-        adding = asyncio.ensure_future(self._add(receipt, actual))
+    async def settle(self, reservation: Reservation, actual: Expense) -> None:
+        adding = asyncio.ensure_future(self._add(reservation, actual))
         with anyio.CancelScope(shield=True):  # the expense counts even if the client disconnects
             try:
                 await asyncio.shield(adding)
@@ -53,13 +53,13 @@ class StoredBudgetAccount:
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            # The store may have counted the expense, but no caller gets the receipt.
+            # The store may have counted the expense, but no caller gets the reservation.
             with anyio.CancelScope(shield=True):
                 await self._add(await taking, Expense())
             raise
 
-    async def _add(self, receipt: Reservation, actual: Expense) -> None:
-        await self.repository.add(self.owner, receipt.day, actual - receipt.expected)
+    async def _add(self, reservation: Reservation, actual: Expense) -> None:
+        await self.repository.add(self.owner, reservation.day, actual - reservation.expected)
 
 
 class SpendingRepository:
@@ -82,7 +82,7 @@ class SpendingRepository:
         return seconds_until_midnight(self._now())
 
     async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Reservation:
-        """Count an expense, unless the budget is used up; the receipt tells which."""
+        """Count an expense, unless the budget is used up; the reservation then names the exhausted part."""
 
         def work(connection: Connection) -> Reservation:
             day = day_number(self._now())

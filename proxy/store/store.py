@@ -19,7 +19,7 @@ from proxy.errors import StoreError
 from proxy.store.blobs import BlobStore
 from proxy.store.containers import ContainerFileRepository, ContainerRepository
 from proxy.store.conversations import ConversationRepository, ResponseQuota
-from proxy.store.database import SWEEP_ROWS, Database, require_quota
+from proxy.store.database import SWEEP_ROWS, Database, check_quota
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
@@ -98,10 +98,10 @@ class Store:
             self.tool_verdicts,
         )
 
-    async def require_quota(self, owner: str, size: int, quota: int) -> None:
+    async def check_quota(self, owner: str, size: int, quota: int) -> None:
         """Raise QuotaError if a file of that size would exceed the owner's quota."""
         await self._database.read(
-            lambda connection: require_quota(connection, owner, size, quota, self.now())
+            lambda connection: check_quota(connection, owner, size, quota, self.now())
         )
 
     async def sweep(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
 from proxy.store.blobs import Blob, BlobStore
-from proxy.store.database import Database, oldest, require_quota, sweep_batch
+from proxy.store.database import Database, check_quota, oldest, sweep_batch
 from proxy.store.records import Page, PageRequest, StoredUpload, Upload
 from proxy.store.tables import FILES
 
@@ -51,7 +51,7 @@ class UploadRepository:
         row = {name: getattr(upload, name) for name in StoredUpload.__slots__}
 
         def work(connection: Connection) -> None:
-            require_quota(connection, owner, blob.bytes, quota, now)
+            check_quota(connection, owner, blob.bytes, quota, now)
             connection.execute(insert(FILES), {"owner": owner, **row})
 
         async with self._blobs.removed_on_error(blob):

@@ -25,6 +25,7 @@ from sandbox_runtime.backends.docker_engine import (
     DockerEngine,
     EngineConflictError,
     EngineError,
+    EngineJson,
     EngineNotFoundError,
 )
 
@@ -116,7 +117,17 @@ class AgentVolumes:
         """Return True if the volume in a container holds exactly this program."""
         enough = len(program) + 2 * tarfile.RECORDSIZE
         found = await self._engine.get(container, AGENT_PATH, enough)
-        return _member(found) == (_AGENT, tarfile.REGTYPE, _MODE, 0, program)
+        owners = {0, _root_uid(self._engine.info)}
+        return _member(found) in [(_AGENT, tarfile.REGTYPE, _MODE, uid, program) for uid in owners]
+
+
+def _root_uid(info: EngineJson) -> int:
+    """Return the host uid of root in containers. With userns-remap it is not 0, and archives of an
+    engine 20.10 have host uids; the engine's data directory is then named `<uid>.<gid>`."""
+    if not any(str(each).startswith("name=userns") for each in info.get("SecurityOptions") or ()):
+        return 0
+    uid, _, _ = Path(str(info.get("DockerRootDir", ""))).name.partition(".")
+    return int(uid) if uid.isdecimal() else 0
 
 
 def _tar(content: bytes) -> bytes:

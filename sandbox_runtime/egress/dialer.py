@@ -121,8 +121,8 @@ class Dialer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Config:
-    """The content of the host's two files."""
+class _ResolverFiles:
+    """The contents of `/etc/hosts` and `/etc/resolv.conf`."""
 
     stamps: tuple[_Stamp, _Stamp]
     hosts: Mapping[str, Sequence[str]]
@@ -145,7 +145,7 @@ class SystemResolver:
         self._hosts = hosts
         self._resolv_conf = resolv_conf
         self._port = port
-        self._config: _Config | None = None
+        self._config: _ResolverFiles | None = None
 
     async def __call__(self, host: str) -> Sequence[str]:
         if parse_address(host):
@@ -158,21 +158,21 @@ class SystemResolver:
             return _LOOPBACK
         return sorted(await config.servers.addresses(host), key=_rank)
 
-    async def _current(self) -> _Config:
+    async def _current(self) -> _ResolverFiles:
         stamps = (_stamp(self._hosts), _stamp(self._resolv_conf))
         if self._config is None or self._config.stamps != stamps:
             self._config = await asyncio.to_thread(self._read, stamps)
         return self._config
 
-    def _read(self, stamps: tuple[_Stamp, _Stamp]) -> _Config:
-        return _Config(
+    def _read(self, stamps: tuple[_Stamp, _Stamp]) -> _ResolverFiles:
+        return _ResolverFiles(
             stamps, _read_hosts(self._hosts), _NameServers(self._resolv_conf, self._port)
         )
 
 
 def _rank(ip: str) -> int:
-    """Return the order in which to try an address, a short form of RFC 6724: an address without a
-    route comes last, IPv6 first if this host has a global address."""
+    """Return an address's sort key, simplified from RFC 6724: 0 for IPv6 that this host reaches from
+    a global address, 1 for IPv4, 2 for other IPv6, 3 for an address without a route."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -30,8 +30,9 @@ INITIAL_START_S = 1.0
 class SandboxLifecycle:
     """Starts, monitors and ends sandboxes, and records their states in the registry.
 
-    `on_change` is called after every change that may allow another step: a start that succeeded
-    or failed, the end of a sandbox or of a backoff, replaced sandboxes, and every round of pings.
+    `on_change` is called whenever the pool may be able to start or lease a sandbox: after a start
+    has succeeded or failed, a sandbox has ended, a backoff has ended or sandboxes were replaced,
+    and after each round of pings.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class SandboxLifecycle:
         return old[: self._replaced_at_once]
 
     async def _replace_outdated(self) -> None:
-        """Replace idle sandboxes whose image is not that of a new sandbox."""
+        """Replace idle sandboxes that were started from an older image."""
         # A backend that raises here fails the next start too, which is reported.
         with contextlib.suppress(SandboxStartError):
             self._fingerprint = await self._backend.fingerprint()

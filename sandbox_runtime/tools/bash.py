@@ -113,8 +113,8 @@ def _parse(arguments: object) -> dict[str, Any]:
 async def _continue_job(
     sandbox: Sandbox, given: dict[str, Any], wait_s: float, on_output: OnOutput | None
 ) -> ExecResult:
-    """Write to a job's input or stop it, and return what it has printed since. Raises
-    ToolInputError if there is no such job."""
+    """Type into a job, end its input, stop it, or only wait, and return what it has printed since.
+    Raises ToolInputError if there is no such job."""
     job_id, text = given["job_id"], given["command"]
     typed = b""
     try:

@@ -229,7 +229,7 @@ async def test_completions_runs_and_system_routes_match_the_description(tmp_path
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/models", "/v1/capabilities", "/metrics"])
-async def test_refusal_without_a_key_matches_the_description(path: str, tmp_path: Path) -> None:
+async def test_401_without_a_key_matches_the_openapi_description(path: str, tmp_path: Path) -> None:
     async with description_client(tmp_path) as client:
         tree = await api_description(client)
         answer = await client.get(path)

@@ -5,14 +5,18 @@ import json
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import anyio
+import jsonschema_rs
 import pytest
+import yaml
 from aiohttp import web
 
 from proxy.__main__ import listen
+from proxy.config import Config, parse
 from proxy.models.scripted import call, tool_reply
 from tests.clients.openai_errors import MESSAGES, openai_client, request_error
 from tests.e2e.proxy_process import ROOT, environment, run, serving, write_config
@@ -51,6 +55,83 @@ async def test_help_lists_the_commands_without_loading_heavy_packages(tmp_path: 
 async def test_app_import_loads_neither_litellm_nor_docker(tmp_path: Path) -> None:
     loaded = await packages_loaded_by("import proxy.app", tmp_path)
     assert loaded & {"litellm", "docker", "openai"} == set()
+
+
+async def test_version_option_prints_the_version_of_the_package(tmp_path: Path) -> None:
+    done = await run(tmp_path, "--version")
+    expected = f"sandbox-proxy {version('llm-sandbox-proxy')}\n"
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, expected, b"")
+
+
+# config
+
+
+async def test_shipped_configuration_is_the_default_one(tmp_path: Path) -> None:
+    shipped = str(ROOT / "config.yaml")
+    checked = await run(tmp_path, "config", "check", "--config", shipped)
+    expected = f"{shipped}: ok\n"
+    assert (checked.returncode, checked.stdout.decode(), checked.stderr) == (0, expected, b"")
+    shown = await run(tmp_path, "config", "show", "--config", shipped)
+    defaults = await run(tmp_path, "config", "show")
+    assert (shown.returncode, shown.stdout) == (0, defaults.stdout)
+
+
+async def test_shown_configuration_is_complete_and_reads_back(tmp_path: Path) -> None:
+    written = write_config(tmp_path, {"limits": {"max_turns": 7}, "server": {"steps": "off"}})
+    options = ("--port", "9000", "--profile", "strict", "--sandbox", "bubblewrap")
+    variables = {"LLM_SANDBOX_SERVER__HOST": "::1"}
+    shown = await run(tmp_path, "config", "show", "--config", written, *options, **variables)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    tree = yaml.safe_load(shown.stdout)
+    given = {
+        "profile": "strict",
+        "limits": {"max_turns": 7},
+        "sandbox": {"backend": "bubblewrap"},
+        "server": {"host": "::1", "port": 9000, "steps": "off"},
+    }
+    assert tree == parse(given, "expected").model_dump(mode="json")
+    copy = write_config(tmp_path, shown.stdout.decode())
+    again = await run(tmp_path, "config", "show", "--config", copy)
+    assert again.stdout == shown.stdout
+
+
+async def test_shown_configuration_contains_no_secret(tmp_path: Path) -> None:
+    tree = {
+        "keys": [{"name": "a", "env": "CLIENT_KEY"}],
+        "backend": {"base_url": "https://user:hun@ter2@models.example/v1"},
+    }
+    variables = {"CLIENT_KEY": "sk-secret"}
+    config = write_config(tmp_path, tree)
+    shown = await run(tmp_path, "config", "show", "--config", config, **variables)
+    assert shown.returncode == 0
+    assert b"env: CLIENT_KEY" in shown.stdout
+    assert b"base_url: https://***@models.example/v1" in shown.stdout
+    assert b"sk-secret" not in shown.stdout
+    assert b"ter2" not in shown.stdout
+
+
+async def test_schema_accepts_the_default_configuration(tmp_path: Path) -> None:
+    done = await run(tmp_path, "config", "schema")
+    assert (done.returncode, done.stderr) == (0, b"")
+    schema = json.loads(done.stdout)
+    assert set(schema["properties"]) == set(Config.model_fields)
+    validator = jsonschema_rs.validator_for(schema)
+    assert validator.is_valid(yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8")))
+    assert not validator.is_valid({"server": {"prot": 1}})
+
+
+async def test_config_check_creates_no_file(tmp_path: Path) -> None:
+    done = await run(tmp_path, "config", "check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"configuration: ok\n", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_network_option_replaces_the_allowlist_of_the_file(tmp_path: Path) -> None:
+    network = {"mode": "allowlist", "allowed_hosts": ["pypi"]}
+    config = write_config(tmp_path, {"isolation": {"network": network}})
+    done = await run(tmp_path, "config", "show", "--config", config, "--network", "none")
+    shown = yaml.safe_load(done.stdout)["isolation"]["network"]
+    assert (shown["mode"], shown["allowed_hosts"]) == ("none", [])
 
 
 # What is missing is one clear line
@@ -96,6 +177,7 @@ async def test_missing_key_variable_is_reported(tree: dict[str, Any], tmp_path: 
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
     assert line == "the environment variable NO_SUCH_KEY is not set, and config names it"
+    assert line == await error_line(tmp_path, "config", "check", "--config", config)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +202,7 @@ async def test_configuration_error_names_its_field(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
     assert words in line
+    assert line == await error_line(tmp_path, "config", "check", "--config", config)
 
 
 async def test_missing_configuration_file_is_reported(tmp_path: Path) -> None:
@@ -156,6 +239,26 @@ async def test_public_listen_address_without_a_key_is_refused(host: str, tmp_pat
         tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host
     )
     assert line.startswith(f"server.host: everyone who can reach {host} could run commands here")
+    assert line == await error_line(tmp_path, "config", "check", "--host", host)
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("config", "check")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--profile", "nonsense"), "profile: there is no profile 'nonsense'"),
+        (
+            ("--profile", "research", "--network", "none"),
+            "--network none: the profile research sets isolation.network.mode: allowlist",
+        ),
+    ],
+    ids=["unknown profile", "network of another profile"],
+)
+async def test_profile_option_that_cannot_be_served_is_reported(
+    command: tuple[str, ...], options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    line = await error_line(tmp_path, *command, "--sandbox", "bubblewrap", *options)
+    assert line.startswith(words)
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])

@@ -52,7 +52,7 @@ def test_repetitive_data_has_a_higher_limit(passage: str) -> None:
     assert 16_000 <= cut <= 17_000
 
 
-def test_text_with_another_end_after_a_repetition_is_not_cut() -> None:
+def test_text_that_continues_after_a_repetition_has_no_repeated_suffix() -> None:
     assert repeated_suffix("I am sorry. " * 1000 + "But here is the answer: 42.") == 0
 
 

@@ -145,7 +145,7 @@ def some(what: str, found: Iterable[object]) -> str | None:
 
 
 def survives(trial: Callable[[], object]) -> bool:
-    """Return True if a child process completes `trial` and is neither killed nor fails."""
+    """Return True if a child process runs `trial` to its end without an error."""
     child = os.fork()
     if child == 0:
         try:

@@ -25,7 +25,7 @@ def raw_socket() -> str | None:
 
 
 def packet_socket() -> str | None:
-    """Opens a socket below the internet protocols."""
+    """Opens a socket at the link layer."""
     socket.socket(17, socket.SOCK_RAW, _ALL_PROTOCOLS).close()
     return "frames can be sent and overheard"
 

@@ -1,8 +1,6 @@
-"""Attempts with system calls that only attacks and administrators use: each reaches host kernel
-code.
+"""Attempts with system calls that few programs need and that expose code of the host's kernel.
 
-A sandbox's own kernel makes these attempts harmless: what it lets pass never reaches the
-host's.
+In a sandbox with a kernel of its own (gVisor) they are harmless: they reach only that kernel.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ def test_appended_text_is_kept_after_a_summary(is_latest: bool) -> None:
 
 
 def test_later_client_messages_are_kept_before_a_summary() -> None:
-    marks: dict[int, Any] = {3: "result", 4: "theirs"}
+    message_kinds: dict[int, Any] = {3: "result", 4: "theirs"}
     later = {"role": "user", "content": "And quickly."}
-    history = History([*CLIENT, assistant_call("a"), tool_result("a"), later], 2, marks)
+    history = History([*CLIENT, assistant_call("a"), tool_result("a"), later], 2, message_kinds)
     history.append(assistant_call("b"), tool_result("b"))
     history.replace_with_summary("so far", history.turns()[1:])
     summary = {"role": "user", "content": "so far"}
@@ -118,8 +118,10 @@ def test_marks_are_the_kinds_that_differ_from_roles() -> None:
     history.replace_with_summary("so far", [])
     history.append(assistant_call("b"), tool_result("b"))
     history.append_request("Answer now.")
-    assert history.marks == {2: "summary", 3: "summary", 6: "asked"}
-    restored = History(json.loads(json.dumps(history.messages)), history.own_start, history.marks)
+    assert history.message_kinds == {2: "summary", 3: "summary", 6: "asked"}
+    restored = History(
+        json.loads(json.dumps(history.messages)), history.own_start, history.message_kinds
+    )
     assert [each.kind for each in restored.entries] == [each.kind for each in history.entries]
 
 

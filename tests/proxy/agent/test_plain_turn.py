@@ -213,7 +213,7 @@ async def test_runaway_reasoning_is_truncated_with_finish_reason_length() -> Non
 # Missing and malformed calls
 
 
-async def test_announced_call_that_is_not_made_uses_few_tokens() -> None:
+async def test_request_for_an_announced_call_has_a_small_token_limit() -> None:
     long = "I would begin by looking at the directory, and then go on from there. " * 50
     model = SequentialModel([text_reply("Let me check:"), text_reply(long)])
     result = await Run(model).go()

@@ -21,8 +21,8 @@ def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines:
     writer = AuditLogWriter(directory, run_id, key, lambda: now)
     writer.begin()
     for number in range(1, lines):
-        writer.append(writer.line({"kind": "call", "step": number, "é": "\ud800"}))
-    writer.append(writer.line({"kind": "failure", LAST: True, "error": "none"}))
+        writer.append(writer.next_line({"kind": "call", "step": number, "é": "\ud800"}))
+    writer.append(writer.next_line({"kind": "failure", LAST: True, "error": "none"}))
     writer.finish()
     writer.close()
     return directory / f"{run_id}.jsonl"

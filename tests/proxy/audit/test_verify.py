@@ -139,7 +139,7 @@ def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
         f"{DAY}/c: line 1 does not go on from what is before it",
     ]
     chain = HashChain("c", None)
-    log_path(tmp_path / DAY, "c").write_bytes(chain.line("now", {LAST: True}))
+    log_path(tmp_path / DAY, "c").write_bytes(chain.next_line("now", {LAST: True}))
     assert errors(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
 
@@ -159,7 +159,7 @@ def test_log_of_a_day_may_end_on_the_next_day(tmp_path: Path) -> None:
     late = AuditLogWriter(tmp_path / DAY, "late", None, lambda: NOW)
     late.begin()
     write(tmp_path, "next", now=NOW + A_DAY_S)
-    late.append(late.line({"kind": "failure", LAST: True, "error": "none"}))
+    late.append(late.next_line({"kind": "failure", LAST: True, "error": "none"}))
     late.finish()
     late.close()
     assert states(tmp_path) == ["ok"] * 4
@@ -182,7 +182,7 @@ def test_interrupted_log_is_unfinished_and_not_wrong(
 ) -> None:
     writer = AuditLogWriter(tmp_path / DAY, "a", None, lambda: NOW)
     writer.begin()
-    first, second = writer.line({"kind": "request"}), writer.line({"kind": "call"})
+    first, second = writer.next_line({"kind": "request"}), writer.next_line({"kind": "call"})
     writer.append(first + second[:kept_bytes])
     writer.close()
     assert states(tmp_path) == ["ok", "unfinished"]

@@ -40,7 +40,7 @@ async def test_temporary_failure_is_retried(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-async def test_refusal_is_not_retried(status: int) -> None:
+async def test_permanent_failure_is_not_retried(status: int) -> None:
     model, delays = failing_model({"status": status, "message": "never"}), Delays()
     with pytest.raises(BackendError, match="never"):
         await RetryingModel(model, sleep=delays).complete(BODY, None)

@@ -12,7 +12,11 @@ from proxy.schemas.request_options import RequestOptions, read_request_options
     ("sandbox", "headers", "options"),
     [
         (None, {}, RequestOptions()),
-        ({"steps": "off"}, {"x-sandbox-steps": "off"}, RequestOptions()),
+        ({"steps": "off"}, {"x-sandbox-steps": "items"}, RequestOptions(steps="off")),
+        ({}, {"x-sandbox-steps": "items"}, RequestOptions(steps="items")),
+        ({"usage": "last_call"}, {}, RequestOptions(usage="last_call")),
+        ({"offload_documents": False}, {}, RequestOptions(offload_documents=False)),
+        ({}, {"x-sandbox-offload-documents": "off"}, RequestOptions(offload_documents=False)),
         ({"deadline_s": 90}, {}, RequestOptions(deadline_s=90)),
         ({}, {"x-sandbox-deadline": "90.5"}, RequestOptions(deadline_s=90.5)),
         ({"deadline_s": 90}, {"x-sandbox-deadline": "60"}, RequestOptions(deadline_s=60)),

@@ -35,10 +35,10 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
-    receipt = await account.take(Expense(tokens=60))
-    assert (receipt.exhausted, receipt.spent) == (None, Expense(tokens=60))
+    reservation = await account.take(Expense(tokens=60))
+    assert (reservation.exhausted, reservation.spent) == (None, Expense(tokens=60))
     assert await store.spending.spent(OWNER) == Expense(tokens=60)
-    await account.settle(receipt, Expense(tokens=20, cost_usd=0.5))
+    await account.settle(reservation, Expense(tokens=20, cost_usd=0.5))
     assert await store.spending.spent(OWNER) == Expense(tokens=20, cost_usd=0.5)
 
 
@@ -56,10 +56,10 @@ async def test_expense_of_a_request_cancelled_while_taking_is_returned(
     assert await store.spending.spent(OWNER) == Expense()
 
 
-async def test_expense_of_a_request_cancelled_while_settling_counts(store: Store) -> None:
+async def test_cancellation_while_settling_keeps_the_actual_expense(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
-    receipt = await account.take(Expense(tokens=60))
-    settling = asyncio.create_task(account.settle(receipt, Expense(tokens=5)))
+    reservation = await account.take(Expense(tokens=60))
+    settling = asyncio.create_task(account.settle(reservation, Expense(tokens=5)))
     await asyncio.sleep(0)
     settling.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -78,8 +78,8 @@ async def test_receipt_names_the_used_up_budget(store: Store) -> None:
 async def test_overdraft_counts_beyond_the_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
-        receipt = await account.overdraw(Expense(tokens=70))
-    assert (receipt.exhausted, receipt.spent.tokens) == (None, 140)
+        reservation = await account.overdraw(Expense(tokens=70))
+    assert (reservation.exhausted, reservation.spent.tokens) == (None, 140)
 
 
 async def test_each_key_has_its_own_budget(store: Store) -> None:
@@ -95,8 +95,8 @@ async def test_concurrent_processes_never_exceed_the_budget(
 
         async def take(each: Store) -> None:
             nonlocal refused
-            receipt = await each.spending.account(OWNER, FIVE).take(ONE)
-            refused += receipt.exhausted is not None
+            reservation = await each.spending.account(OWNER, FIVE).take(ONE)
+            refused += reservation.exhausted is not None
 
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -126,10 +126,10 @@ async def test_expense_counts_on_the_day_on_which_it_was_taken(
     store: Store, clock: ManualClock
 ) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
-    receipt = await account.take(Expense(tokens=50))
+    reservation = await account.take(Expense(tokens=50))
     clock.advance(store.spending.seconds_until_midnight())
     await store.sweep()
-    await account.settle(receipt, Expense(tokens=80))
+    await account.settle(reservation, Expense(tokens=80))
     assert await store.spending.spent(OWNER) == Expense()
     clock.advance(-DAY_S)
     assert await store.spending.spent(OWNER) == Expense(tokens=80)
@@ -153,8 +153,8 @@ async def test_failing_store_gives_no_receipt(tmp_path: Path, store: Store) -> N
 
 async def test_expense_settled_in_a_cancelled_scope_counts(store: Store) -> None:
     account = store.spending.account(OWNER, FIVE)
-    receipt = await account.take(ONE)
+    reservation = await account.take(ONE)
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await account.settle(receipt, Expense(commands=1, cpu_s=2.5))
+        await account.settle(reservation, Expense(commands=1, cpu_s=2.5))
     assert await store.spending.spent(OWNER) == Expense(commands=1, cpu_s=2.5)

@@ -336,4 +336,4 @@ async def test_empty_files_count_toward_the_limit_of_files(tmp_path: Path, store
     await uploaded(store, b"")
     with pytest.raises(QuotaError, match="10000 files"):
         await uploaded(store, b"")
-    await store.require_quota("somebody else", 1, 1)
+    await store.check_quota("somebody else", 1, 1)

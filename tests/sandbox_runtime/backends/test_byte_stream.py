@@ -210,7 +210,7 @@ async def test_bytes_before_listen_are_delivered_after_the_end() -> None:
         assert taken == said
 
 
-async def test_a_container_with_endless_diagnostics_is_refused() -> None:
+async def test_container_that_floods_stderr_raises_protocol_error() -> None:
     piece = FRAME_HEADER.pack(2, 1 << 16) + bytes(1 << 16)
     async with attached() as (stream, peer):
         flood = asyncio.create_task(

@@ -13,12 +13,15 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.docker_agent import AgentVolumes, _tar
+from sandbox_runtime.backends.docker_agent import AgentVolumes, _root_uid, _tar
 from sandbox_runtime.backends.docker_container import ContainerSpec, ImageMetadata
 from sandbox_runtime.backends.docker_engine import DockerEngine
 from tests.sandbox_runtime.backends.engine import docker_backend, imported
 
 pytestmark = pytest.mark.docker
+
+USERNS = ["name=seccomp,profile=default", "name=userns"]
+"""Security options of an engine with userns-remap."""
 
 
 @pytest.fixture
@@ -45,6 +48,22 @@ async def test_agent_volume_is_filled_once_and_again_after_its_removal(
         await anyio.run_process(["docker", "volume", "rm", name])
         volumes.invalidate()
     await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("info", "uid"),
+    [
+        ({"DockerRootDir": "/var/lib/docker"}, 0),
+        ({"DockerRootDir": "/var/lib/docker/1000.1000", "SecurityOptions": ["name=seccomp"]}, 0),
+        ({"DockerRootDir": "/var/lib/docker/165536.165536", "SecurityOptions": USERNS}, 165536),
+        ({"DockerRootDir": "/elsewhere", "SecurityOptions": USERNS}, 0),
+        ({}, 0),
+    ],
+)
+def test_root_of_an_engine_with_userns_remap_is_the_uid_of_its_directory(
+    info: dict[str, object], uid: int
+) -> None:
+    assert _root_uid(info) == uid
 
 
 POISONS = {

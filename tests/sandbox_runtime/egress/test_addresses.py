@@ -74,7 +74,7 @@ async def test_name_without_a_public_address_is_denied(address: str, egress: Egr
     "literal",
     ["127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "0.0.0.0"],
 )
-async def test_an_address_that_is_not_public_is_denied_though_all_is_open(literal: str) -> None:
+async def test_non_public_address_is_denied_in_open_mode(literal: str) -> None:
     internet = Internet()
     async with gateway_client(OPEN, internet) as sandbox:
         assert NO_ADDRESS in await get(sandbox, literal)

@@ -219,7 +219,9 @@ async def test_insert_beyond_the_file_is_explained(line: int) -> None:
         {"command": "insert", "insert_line": 0, "new_str": "b"},
     ],
 )
-async def test_an_edit_of_what_is_no_file_changes_nothing(arguments: dict[str, object]) -> None:
+async def test_edit_of_a_missing_path_directory_or_link_changes_nothing(
+    arguments: dict[str, object],
+) -> None:
     session = EditorSession({"/testbed/real": b"a"})
     await output(session.sandbox, "ln -s real link")
     editor = StrReplaceEditor(ObservationLimits())
