@@ -266,7 +266,8 @@ class MeteredModel:
 
 
 class DailyBudgetUse:
-    """One run's use of its key's daily budget: makes reservations in the account and settles them."""
+    """One run's use of its key's daily budget: makes reservations in the account and settles
+    them."""
 
     def __init__(self, account: BudgetAccount) -> None:
         self._account = account
@@ -330,8 +331,8 @@ class DailyBudgetUse:
         await self._account.settle(reservation, actual)
 
     def egress_left(self, usual: int, egress_bytes: int) -> int:
-        """Return the number of bytes that may still pass, at most `usual`. `egress_bytes` is the run's
-        traffic so far."""
+        """Return the number of bytes that may still pass, at most `usual`. `egress_bytes` is the
+        run's traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
             return usual

@@ -218,8 +218,8 @@ class Conversation:
         )
 
     def _token_limits(self) -> dict[str, Any]:
-        """Return the client's token limits by parameter name (such as `max_tokens`), each raised to the
-        minimum that reasoning and tool-call arguments need; empty if the client set none."""
+        """Return the client's token limits by parameter name (such as `max_tokens`), each raised to
+        the minimum that reasoning and tool-call arguments need; empty if the client set none."""
         if not self._params.token_limits:
             return {}
         minimum = self._min_token_limit or 0

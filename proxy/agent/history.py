@@ -40,8 +40,8 @@ class History:
         message_kinds: Mapping[int, Kind] | None = None,
     ) -> None:
         """`own_start` is the index of the first message of the run itself; None: after all
-        messages. `message_kinds` has the kinds, by message index, of those messages whose kind is not
-        the default of their role."""
+        messages. `message_kinds` has the kinds, by message index, of those messages whose kind is
+        not the default of their role."""
         self.own_start = len(messages) if own_start is None else own_start
         message_kinds = message_kinds or {}
         self._entries = [
@@ -64,8 +64,8 @@ class History:
 
     @property
     def message_kinds(self) -> dict[int, Kind]:
-        """The kinds, by message index, of those messages of the run whose kind is not the default of
-        their role."""
+        """The kinds, by message index, of those messages of the run whose kind is not the default
+        of their role."""
         own = enumerate(self.entries[self.own_start :], self.own_start)
         return {n: entry.kind for n, entry in own if entry.kind != _default_kind(entry.message)}
 

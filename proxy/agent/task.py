@@ -94,8 +94,8 @@ class BudgetAccount(Protocol):
         """The limits of a day."""
 
     async def take(self, expected: Expense) -> Reservation:
-        """Reserve an expense, unless a part of the budget is used up. The reservation then names that
-        part."""
+        """Reserve an expense, unless a part of the budget is used up. The reservation then names
+        that part."""
 
     async def overdraw(self, expected: Expense) -> Reservation:
         """Reserve an expense even if the budget is used up."""

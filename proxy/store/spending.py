@@ -82,7 +82,8 @@ class SpendingRepository:
         return seconds_until_midnight(self._now())
 
     async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Reservation:
-        """Count an expense, unless the budget is used up; the reservation then names the exhausted part."""
+        """Count an expense, unless the budget is used up; the reservation then names the exhausted
+        part."""
 
         def work(connection: Connection) -> Reservation:
             day = day_number(self._now())

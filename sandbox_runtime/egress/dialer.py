@@ -171,8 +171,8 @@ class SystemResolver:
 
 
 def _rank(ip: str) -> int:
-    """Return an address's sort key, simplified from RFC 6724: 0 for IPv6 that this host reaches from
-    a global address, 1 for IPv4, 2 for other IPv6, 3 for an address without a route."""
+    """Return an address's sort key, simplified from RFC 6724: 0 for IPv6 that this host reaches
+    from a global address, 1 for IPv4, 2 for other IPv6, 3 for an address without a route."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,5 +1,5 @@
-"""Attacks on the host and the proxy from a sandbox: shared namespaces, the host's files, and sockets
-and addresses of the host that can be reached."""
+"""Attacks on the host and the proxy from a sandbox: shared namespaces, the host's files, and
+sockets and addresses of the host that can be reached."""
 
 import asyncio
 import itertools

@@ -40,6 +40,7 @@ async def test_capabilities_list_limits_endpoints_and_features(tmp_path: Path) -
         "object": "capabilities",
         "version": version("llm-sandbox-proxy"),
         "models": ["script"],
+        "backend_error": None,
         "steps": {"default": "off"},
         "tools": ["str_replace_editor", "execute_bash", "submit"],
         "limits": asdict(Limits()),
