@@ -9,6 +9,7 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.headers import ResponseHeader
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import default_mode_for_messages
 from proxy.agent.model import Upstream, UpstreamRequest
@@ -84,7 +85,9 @@ async def create_message(request: Request) -> Response:
         response = await stream_response(
             request, subscriber, encoder, options, hold, keep_alive=PING
         )
-    response.headers.update({"request-id": request_id(run_id), **decision.headers})
+    response.headers.update(
+        {ResponseHeader.MESSAGES_REQUEST_ID: request_id(run_id), **decision.headers}
+    )
     return response
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from policies.headers import ResponseHeader
 from proxy.agent.events import CallFailed, ChoiceEvent, Event, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
@@ -223,7 +224,7 @@ class _EventStream(EventSourceResponse):
             ping_message_factory=lambda: keep_alive,
             sep="\n",
             shutdown_grace_period=STOPPING_S,
-            headers={**headers, "Cache-Control": "no-cache"},
+            headers={**headers, ResponseHeader.CACHE_CONTROL: "no-cache"},
         )
 
 
@@ -284,4 +285,4 @@ def _log_encoder_error(run: Run) -> None:
 
 def run_headers(run_id: str, container_id: str) -> dict[str, str]:
     """Return the headers of every response of a run."""
-    return {"X-Sandbox-Run": run_id, "X-Sandbox-Container": container_id}
+    return {ResponseHeader.RUN: run_id, ResponseHeader.CONTAINER: container_id}

@@ -147,12 +147,12 @@ def _check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 """Fields that chat completions have under the same name."""
-_HINTS = (
+DROPPED_FIELDS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
 """Fields for Anthropic's servers that do not change an answer. The proxy drops them."""
-_NOT_SERVED = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
+REFUSED_FIELDS = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
 """Fields that change an answer and are not supported. The proxy refuses them."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 """The fields with which vLLM and SGLang continue a last message of the assistant."""
@@ -187,7 +187,7 @@ def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
 def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsChat:
     _check_fields(body, required)
     present = {name: value for name, value in body.items() if value is not None}
-    for name, feature in _NOT_SERVED.items():
+    for name, feature in REFUSED_FIELDS.items():
         if present.get(name):
             raise BadRequestError(f"{feature} are not served here.", param=name)
     if present.get("thread", {}).get("type") == "continue":
@@ -205,7 +205,9 @@ def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsCh
     thinking = present.get("thinking", {"type": "disabled"})
     choice = present.get("tool_choice", {})
     unknown = {
-        name: present[name] for name in present if name not in _FIELDS and name not in _HINTS
+        name: present[name]
+        for name in present
+        if name not in _FIELDS and name not in DROPPED_FIELDS
     }
     return MessagesAsChat(
         chat={
