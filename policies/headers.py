@@ -56,7 +56,8 @@ class RequestHeader(_Header):
     OPEN_WEBUI_CHAT_ID = "x-openwebui-chat-id", _MODEL
     """Open WebUI's id of the chat. It names the session if the request names none itself."""
     CHAT_UI_CHAT_ID = "chatui-conversation-id", _MODEL
-    """The id of the chat in Hugging Face's chat-ui, used like Open WebUI's."""
+    """The id of the chat in Hugging Face's chat-ui, used like Open WebUI's. Answers to chat-ui list
+    the produced files (`artifacts.list_files`)."""
     CHAT_ID = "x-chat-id", _MODEL
     """The id of the chat in other clients, used like Open WebUI's."""
     SESSION_ID = "x-session-id", _MODEL

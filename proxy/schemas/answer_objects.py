@@ -6,7 +6,7 @@ have. `result_objects`, `steps` and the response modules build the objects.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 from policies.artifacts import SkippedFile
 from policies.routing import RouteReason
@@ -37,30 +37,25 @@ class FileObject(TypedDict):
     """A signed URL of the content, which needs no key."""
 
 
-class _SandboxObject(TypedDict):
-    """The fields that every `sandbox` object has."""
-
-    v: Literal[1]
-    """The version of the object."""
-    run_id: str
-    """The id of the run."""
-    container_id: str
-    """The id of the run's container."""
-    stop_reason: str
-    """Why the run ended: see [Stop reasons](stop-reasons.md)."""
-    route: RouteReason
-    """Why the request had a run, or one model call without tools."""
-    steps: int
-    """The number of tool calls that are shown as steps."""
-    files: list[FileObject]
-    """The produced files."""
-
-
-class SandboxObject(_SandboxObject, total=False):
+class SandboxObject(TypedDict, total=False):
     """The `sandbox` object of an answer: the end of the run, and the produced files."""
 
+    v: Required[Literal[1]]
+    """The version of the object."""
+    run_id: Required[str]
+    """The id of the run."""
+    container_id: Required[str]
+    """The id of the run's container."""
+    stop_reason: Required[str]
+    """Why the run ended: see [Stop reasons](stop-reasons.md)."""
+    route: Required[RouteReason]
+    """Why the request had a run, or one model call without tools."""
+    steps: Required[int]
+    """The number of tool calls that are shown as steps."""
+    files: Required[list[FileObject]]
+    """The produced files."""
     restored: bool
-    """True if the files of the session were restored into a new sandbox."""
+    """True. Present if the files of the session were restored into a new sandbox."""
     segments: int
     """The number of segments of the history: 1 plus the number of compactions. Present after a
     compaction."""
@@ -88,9 +83,9 @@ class SandboxUsage(TypedDict, total=False):
 
     cost_microusd: int
     """Cost of the model calls in millionths of a US dollar. Present if the prices are known."""
-    env_permille: int
+    env_permille: Required[int]
     """Tokens of tool output in a thousand tokens of the trajectory."""
-    capabilities: dict[str, dict[str, int]]
+    capabilities: Required[dict[str, dict[str, int]]]
     """For each of the paper's meta-capabilities, the number of turns that used it (`turns`), and
     that number in a thousand turns (`permille`)."""
 
@@ -103,11 +98,13 @@ class MessageExtension(TypedDict, total=False):
     does not have."""
 
     reasoning: str
-    """The model's reasoning, with the steps if `sandbox.steps` of the request is `reasoning`."""
+    """The model's reasoning, with the steps if `sandbox.steps` of the request is `reasoning`.
+    Present if there is any."""
     reasoning_content: str
-    """The same text as `reasoning`, for clients that read this name."""
+    """The same text as `reasoning`, for clients that read this name. Present with `reasoning`."""
     images: list[Json]
-    """Produced images that are small enough, as `image_url` parts with data URLs."""
+    """Produced images that are small enough, as `image_url` parts with data URLs. Present if
+    there are any."""
 
 
 class ChoiceExtension(TypedDict):
@@ -123,33 +120,34 @@ class CardFields(TypedDict, total=False):
     of the request is `items`. The delta of such a chunk is empty."""
 
     event: Json
-    """An event of Open WebUI: `status` for its status line, or `files`."""
+    """An event of Open WebUI: `status` for its status line, or `files`. Present without `item`."""
     type: str
-    """The type of an event of the Responses API, such as `response.output_item.done`."""
+    """The type of an event of the Responses API, such as `response.output_item.done`. Present
+    with `item`."""
     output_index: int
-    """The index of the item."""
+    """The index of the item. Present with `item`."""
     item: Json
-    """The item: `function_call` or `function_call_output`."""
+    """The item: `function_call` or `function_call_output`. Present without `event`."""
 
 
 class StepExtension(TypedDict, total=False):
     """The `sandbox` object of a chunk whose delta has the text of a step. Present if
     `sandbox.steps` of the request is `reasoning`."""
 
-    v: Literal[1]
+    v: Required[Literal[1]]
     """The version of the object."""
     run_id: str
-    """The id of the run, at the start of a step."""
-    step: int
+    """The id of the run. Present at the start of a step."""
+    step: Required[int]
     """The number of the step, from 1."""
-    kind: Literal["tool_start", "tool_output", "tool_end"]
+    kind: Required[Literal["tool_start", "tool_output", "tool_end"]]
     """The part of the step."""
     tool: str
-    """The name of the tool, at the start of a step."""
+    """The name of the tool. Present at the start of a step."""
     exit_code: int | None
-    """The exit code of the command, at the end of a step; null if there is none."""
+    """The exit code of the command; null if there is none. Present at the end of a step."""
     ms: int
-    """The duration in milliseconds, at the end of a step."""
+    """The duration in milliseconds. Present at the end of a step."""
 
 
 # Step events
