@@ -6,6 +6,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from docs.generate.declarations import doc, field_docs, members, row, table, type_words
 from proxy.agent.result import RunStats
+from proxy.api import messages, run_response
 from proxy.schemas.answer_objects import (
     CardFields,
     ChoiceExtension,
@@ -84,6 +85,11 @@ def answer() -> str:
             *table("kind", "field", "type", "meaning"),
             *_event_rows(),
             "",
+            "## Keep-alives",
+            "",
+            *table("API", "sent", "meaning"),
+            *_keep_alive_rows(),
+            "",
         ]
     )
 
@@ -126,3 +132,12 @@ def _event_rows() -> Iterator[str]:
         yield row(f"`{get_args(kind[1])[0]}`", "", "", doc(section))
         for name, field_kind, _, words in fields:
             yield row("", f"`{name}`", type_words(field_kind), words)
+
+
+def _keep_alive_rows() -> Iterator[str]:
+    words, of_messages = field_docs(run_response), field_docs(messages)
+    comment = run_response.KEEP_ALIVE.encode().decode().strip()
+    ping = messages.PING.encode().decode().strip().replace("\n", "` and `")
+    yield row("chat completions, responses", f"`{comment}`", words["KEEP_ALIVE"])
+    yield row("messages", f"`{ping}`", of_messages["PING"])
+    yield row("all, not streamed", "space and line feed", words["BLANK"])

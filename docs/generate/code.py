@@ -150,7 +150,9 @@ def http_api() -> str:
         "# HTTP API",
         "",
         "The running server shows the whole description at `/docs` and `/openapi.json`. Paths that"
-        " are not listed are passed on to the backend, as far as `backend.passthrough` allows.",
+        " are not listed are passed on to the backend, as far as `backend.passthrough` allows."
+        " [Request fields](request-fields.md), [The answer](answer.md) and [Headers](headers.md)"
+        " list what the proxy adds to the APIs.",
         "",
         "| route | answer | statuses |",
         "|---|---|---|",

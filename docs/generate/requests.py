@@ -204,6 +204,10 @@ def headers() -> str:
             *table("header", "routes", "meaning"),
             *(row(f"`{_shown(each)}`", each.routes, it) for each, it in _with_docs(RequestHeader)),
             "",
+            "If the request comes from an address in the environment variable"
+            " `FORWARDED_ALLOW_IPS` (default: the loopback addresses), `x-forwarded-for` and"
+            " `x-forwarded-proto` give the address of the client and the scheme of its URL.",
+            "",
             "For one release the proxy also reads former names:",
             "",
             *table("header", "former name"),

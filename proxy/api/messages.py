@@ -49,6 +49,7 @@ _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
 _PROMPT_PARTS = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
+"""An event of a streamed message in place of the comment. Anthropic's SDKs ignore it."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat

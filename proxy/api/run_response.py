@@ -31,12 +31,14 @@ KEEP_ALIVES_PER_TIMEOUT = 3
 """Number of keep-alives within a client's read timeout."""
 MIN_KEEP_ALIVE_S = 1.0
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+"""A comment in a stream every 10 s, or three times in the client's read timeout if that is
+shorter."""
 EVENTS_PER_WAIT = MAX_BEHIND // 2
 """Number of events to wait for if the client receives nothing before the end of the run."""
 ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
 """The end of a stream whose encoder fails. Clients of every API understand it."""
 BLANK = b" \n"
-"""Whitespace before JSON, sent as a keep-alive."""
+"""Whitespace before a JSON body every `server.nonstream_keep_alive_s` seconds, if that is set."""
 
 
 class ResponseBuilder(Protocol):
