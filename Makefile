@@ -88,7 +88,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_source.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 # The manual at http://127.0.0.1:8000, rebuilt at each change of a page.
 docs: install
