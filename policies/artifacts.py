@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from policies.file_names import check_type_patterns, matches_type
+from policies.headers import RequestHeader
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 
 ListFiles = Literal["auto", "always", "never"]
-TEXT_ONLY_HEADERS = ("chatui-conversation-id",)
+TEXT_ONLY_HEADERS = (RequestHeader.CHAT_UI_CHAT_ID,)
 """Headers of chat UIs that show only the text of a message: Hugging Face's chat-ui."""
 
 
@@ -56,9 +57,7 @@ class ArtifactLimits:
 SkipReason = Literal[
     "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost", "no_time"
 ]
-"""no_room: the files together are too large. changed: the file was written to during the download.
-rule: a rule of the policy forbids the file. lost: the sandbox ended before the download. no_time:
-the run's time was up before the download, or before the check whether the file has changed."""
+"""Why a produced file is not returned. `SkippedFile.why` explains the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,14 @@ class SkippedFile:
     """A produced file that is not returned to the client."""
 
     path: str
+    """The absolute path in the sandbox."""
     bytes: int
+    """The size."""
     why: SkipReason
+    """type_not_allowed, too_large, too_many: a limit of `artifacts`. no_room: the files together
+    are too large. changed: the file was written to during the download. rule: a rule of the policy
+    forbids the file. lost: the sandbox ended before the download. no_time: the run's time was up
+    before the download, or before the check whether the file has changed."""
 
 
 @dataclass(frozen=True, slots=True)

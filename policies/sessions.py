@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from policies.headers import RequestHeader
+
 CHAT_HEADERS = (
-    "x-openwebui-chat-id",
-    "chatui-conversation-id",
-    "x-chat-id",
-    "x-session-id",
-    "x-hermes-session-id",
-    "x-claude-code-session-id",
-    "thread-id",  # Codex
+    RequestHeader.OPEN_WEBUI_CHAT_ID,
+    RequestHeader.CHAT_UI_CHAT_ID,
+    RequestHeader.CHAT_ID,
+    RequestHeader.SESSION_ID,
+    RequestHeader.HERMES_SESSION_ID,
+    RequestHeader.CLAUDE_CODE_SESSION_ID,
+    RequestHeader.CODEX_THREAD_ID,
 )
 """Headers in which chat UIs and coding agents send the id of the chat."""
 _MAX_PARENTS = 200
@@ -84,7 +86,11 @@ def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedS
     """
     own = body.get("sandbox")
     own = own if isinstance(own, dict) else {}
-    explicit = (own.get("container_id"), own.get("session"), headers.get("x-sandbox-session"))
+    explicit = (
+        own.get("container_id"),
+        own.get("session"),
+        headers.get(RequestHeader.SESSION),
+    )
     if name := _first(explicit):
         return NamedSession(name, by_messages=False)
     metadata = body.get("metadata")

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
+from policies.headers import RequestHeader
+
 StepsMode = Literal["off", "reasoning", "items", "events"]
 """off: steps are not shown. reasoning: as text in the model's reasoning. items: as tool cards of
 Open WebUI. events: as separate server-sent events."""
@@ -20,7 +22,6 @@ UsageScope = Literal["all_calls", "last_call"]
 last_call: the last call, which shows how full the context window is."""
 USAGE_SCOPES: tuple[UsageScope, ...] = get_args(UsageScope)
 
-_OPEN_WEBUI = "x-openwebui-"
 NOT_FINISHED = "[not finished]"
 OUTPUT_LEFT_OUT = "[... output left out ...]"
 _OUTCOME = re.compile(
@@ -38,7 +39,9 @@ def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
     """Return the mode for a client that asked for none, by the names of its headers."""
     if setting != "auto":
         return setting
-    is_open_webui = any(name.lower().startswith(_OPEN_WEBUI) for name in headers)
+    is_open_webui = any(
+        name.lower().startswith(RequestHeader.OPEN_WEBUI_PREFIX) for name in headers
+    )
     return "items" if is_open_webui else "reasoning"
 
 
@@ -88,6 +91,6 @@ def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:
     Coding agents compact a conversation according to the usage, so a sum over several calls would
     make them compact too early.
     """
-    is_codex = headers.get("originator", "").startswith("codex")
-    is_opencode = headers.get("user-agent", "").startswith("opencode/")
+    is_codex = headers.get(RequestHeader.ORIGINATOR, "").startswith("codex")
+    is_opencode = headers.get(RequestHeader.USER_AGENT, "").startswith("opencode/")
     return "last_call" if is_codex or is_opencode else "all_calls"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-TASK_HEADER = "x-openwebui-task"
-"""Open WebUI's header with the purpose of a utility request; empty in other requests."""
+from policies.headers import RequestHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +317,7 @@ _PROBES = frozenset({"quota", "test"})
 
 def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Return True for a utility request. `headers` are in lower case."""
-    task = headers.get(TASK_HEADER, "").strip()
+    task = headers.get(RequestHeader.OPEN_WEBUI_TASK, "").strip()
     if task and not task.startswith("{{"):  # some versions send the placeholder itself
         return True
     messages = [message for message in body.get("messages") or [] if isinstance(message, Mapping)]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
+from policies.headers import ResponseHeader
 from proxy.api import (
     chat,
     containers,
@@ -117,7 +118,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     message = f"{error.detail}: {request.method} {request.url.path}."
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request.scope)):
-        headers["Allow"] = ", ".join(methods)
+        headers[ResponseHeader.ALLOW] = ", ".join(methods)
     return error_response(
         request,
         ProxyError(

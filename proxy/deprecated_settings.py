@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from policies.headers import RequestHeader
+
 Warn = Callable[[str], None]
 """Called with one sentence for each old spelling."""
 _MISSING = object()
@@ -240,9 +242,9 @@ REQUEST_RULES: tuple[UpgradeRule, ...] = (
     Renamed("documents", "offload_documents"),
     *_PROFILE_RULES,
 )
-HEADER_RENAMES = {
-    "x-sandbox-enabled": "x-sandbox-computer",
-    "x-sandbox-offload-documents": "x-sandbox-documents",
+HEADER_RENAMES: Mapping[str, str] = {
+    RequestHeader.ENABLED: "x-sandbox-computer",
+    RequestHeader.OFFLOAD_DOCUMENTS: "x-sandbox-documents",
 }
 """The old name of each header that has another name."""
 

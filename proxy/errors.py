@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from policies.context import ContextSizes
+from policies.headers import ResponseHeader
 from policies.tool_support import ToolVerdict
 
 RESTART_S = 5
@@ -97,7 +98,7 @@ class UnauthorizedError(ProxyError):
             status=401,
             type="invalid_request_error",
             code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
+            headers={ResponseHeader.AUTHENTICATE: "Bearer"},
         )
 
 
@@ -138,7 +139,7 @@ class BusyError(ProxyError):
             status=503,
             type="server_error",
             code="server_busy",
-            headers={"Retry-After": str(RESTART_S)},
+            headers={ResponseHeader.RETRY_AFTER: str(RESTART_S)},
         )
 
 
@@ -165,7 +166,7 @@ class BudgetError(ProxyError):
             status=429,
             type="insufficient_quota",
             code="insufficient_quota",
-            headers={"Retry-After": str(math.ceil(retry_after_s))},
+            headers={ResponseHeader.RETRY_AFTER: str(math.ceil(retry_after_s))},
         )
 
 
@@ -202,8 +203,9 @@ class BackendError(ProxyError):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
-        super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
+        super().__init__(message, status=status, type=type, code=code, param=param)
+        if retry_after_s is not None:
+            self.headers[ResponseHeader.RETRY_AFTER] = str(math.ceil(retry_after_s))
         self.retry_after_s = retry_after_s
 
     def renumber(self, index_of: Callable[[int], int | None]) -> None:
@@ -250,7 +252,7 @@ class OutOfTimeError(BackendError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=504)
-        self.headers["x-should-retry"] = "false"
+        self.headers[ResponseHeader.SHOULD_RETRY] = "false"
 
 
 class IdempotencyError(ProxyError):
@@ -275,7 +277,7 @@ class RunCancelledError(ProxyError):
             status=409,
             type="invalid_request_error",
             code="run_cancelled",
-            headers={"x-should-retry": "false"},  # OpenAI's SDKs retry a 409
+            headers={ResponseHeader.SHOULD_RETRY: "false"},  # OpenAI's SDKs retry a 409
         )
 
 
@@ -313,7 +315,7 @@ class ServerStopsError(ProxyError):
             status=503,
             type="server_error",
             code="server_stopped",
-            headers={"Retry-After": str(RESTART_S)},
+            headers={ResponseHeader.RETRY_AFTER: str(RESTART_S)},
         )
 
 
@@ -326,7 +328,7 @@ class TooManyConnectionsError(ProxyError):
             status=503,
             type="server_error",
             code="too_many_connections",
-            headers={"Retry-After": str(FULL_S)},
+            headers={ResponseHeader.RETRY_AFTER: str(FULL_S)},
         )
 
 
@@ -339,7 +341,7 @@ class SandboxUnavailableError(ProxyError):
             status=503,
             type="sandbox_error",
             code="sandbox_unavailable",
-            headers={"Retry-After": str(math.ceil(retry_after_s))},
+            headers={ResponseHeader.RETRY_AFTER: str(math.ceil(retry_after_s))},
         )
 
 
@@ -350,7 +352,8 @@ def internal_error() -> ProxyError:
         status=500,
         type="server_error",
         code="internal_error",
-        headers={"Connection": "close"},  # uvicorn closes the connection after an exception
+        # uvicorn closes the connection after an exception.
+        headers={ResponseHeader.CONNECTION: "close"},
     )
 
 

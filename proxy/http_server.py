@@ -31,6 +31,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from policies.headers import ResponseHeader
 from proxy.api.dependencies import error_response, with_request_id
 from proxy.errors import ServerStopsError, TooManyConnectionsError
 from proxy.runs.manager import RunManager
@@ -398,7 +399,7 @@ class HTTPProtocol(HttpToolsProtocol):
         # To close before the whole body has arrived would reset the connection, and the response
         # would be lost.
         if not self.cycle.more_body:
-            error.headers["Connection"] = "close"
+            error.headers[ResponseHeader.CONNECTION] = "close"
         await error_response(Request(scope), error)(scope, receive, with_request_id(scope, send))
 
 

@@ -38,12 +38,15 @@ class RunStats:
     """The statistics of a run."""
 
     llm_calls: int = 0
+    """Number of model calls."""
     tool_calls: int = 0
+    """Number of tool calls, including submit."""
     context_tokens: int = 0
     """Tokens of the last prompt."""
     env_tokens: int = 0
     """Tokens of tool output in the prompts, by the backend's count."""
     wall_ms: int = 0
+    """Duration of the run, in milliseconds."""
     sandbox_ms: int = 0
     """Time spent in tools, in milliseconds."""
     cpu_ms: int = 0
@@ -59,14 +62,17 @@ class RunStats:
     documents_tokens: int = 0
     """Estimated tokens that each prompt saves because long texts became files."""
     documents_tokens_saved: int = 0
-    """`documents_tokens`, summed over all model calls."""
+    """The tokens that `documents_tokens` estimates, summed over all model calls."""
     turns: int = 0
     """Model calls with tools."""
     prompt_tokens: int = 0
-    """Sum over all model calls, like the next three fields."""
+    """Prompt tokens of all model calls."""
     completion_tokens: int = 0
+    """Completion tokens of all model calls."""
     reasoning_tokens: int = 0
+    """Reasoning tokens of all model calls."""
     cached_tokens: int = 0
+    """Cached prompt tokens of all model calls."""
     trajectory_tokens: int = 0
     """Tokens of the trajectory. Each token counts once, however often it was sent."""
     model_ms: int = 0
@@ -92,6 +98,7 @@ class Compaction:
     tokens_before: int
     """Prompt tokens before: the backend's count and an estimate of later messages."""
     tokens_after: int
+    """Prompt tokens after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,9 @@ class RunWarning:
     """A warning about the answer for the client."""
 
     code: str
+    """A word for the kind of warning."""
     message: str
+    """The warning in a sentence."""
 
 
 ToolTrouble = Literal["malformed_call", "echo", "runaway"]

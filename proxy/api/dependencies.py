@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
+from policies.headers import RequestHeader, ResponseHeader
 from policies.json_bounds import (
     LARGE_BYTES,
     SMALL_BYTES,
@@ -68,7 +69,6 @@ _BODY = "sandbox_proxy.body"
 """The BodyReservation of the request."""
 _NO_RUN = "sandbox_proxy.no_run"
 """The random id of a request that has no run."""
-REQUEST_ID_HEADER = "x-request-id"
 _PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
 """A client's request id that may be sent back: at most 128 printable characters, no spaces."""
 SLOW_BYTES = 4 << 20
@@ -178,11 +178,12 @@ class JSONResponse(responses.JSONResponse):
 def error_response(request: Request, error: ProxyError) -> Response:
     """Return an error as a response, in the format of the API that the request called."""
     path, run_id = request.url.path, run_id_of(request)
-    headers = {**error.headers, "X-Sandbox-Run": run_id} if run_id else error.headers
+    headers = {**error.headers, ResponseHeader.RUN: run_id} if run_id else error.headers
     if path != _MESSAGES_PATH and not path.startswith(f"{_MESSAGES_PATH}/"):
         return JSONResponse(error.body(), error.status, headers)
     name = server_request_id(request.scope)
-    return JSONResponse(error_body(error, name), error.status, {**headers, "request-id": name})
+    headers = {**headers, ResponseHeader.MESSAGES_REQUEST_ID: name}
+    return JSONResponse(error_body(error, name), error.status, headers)
 
 
 def has_valid_key(request: Request) -> bool:
@@ -207,9 +208,9 @@ def sent_key(request: Request) -> str:
     """Return the key in the request's headers, or ""."""
     known: str | None = request.scope.get(_SENT)
     if known is None:
-        scheme, _, known = request.headers.get("authorization", "").partition(" ")
+        scheme, _, known = request.headers.get(RequestHeader.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer":
-            known = request.headers.get("x-api-key", "")  # Anthropic's clients
+            known = request.headers.get(RequestHeader.API_KEY, "")  # Anthropic's clients
         known = request.scope[_SENT] = known.strip()
     return known
 
@@ -289,10 +290,11 @@ def with_request_id(scope: Scope, send: Send) -> Send:
     def send_with_id(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            if REQUEST_ID_HEADER not in headers:
-                client_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+            if ResponseHeader.REQUEST_ID not in headers:
+                client_id = Headers(scope=scope).get(RequestHeader.REQUEST_ID, "")
                 is_printable = _PRINTABLE_ID.fullmatch(client_id)
-                headers[REQUEST_ID_HEADER] = client_id if is_printable else server_request_id(scope)
+                own_id = client_id if is_printable else server_request_id(scope)
+                headers[ResponseHeader.REQUEST_ID] = own_id
         return send(message)
 
     return send_with_id

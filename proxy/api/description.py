@@ -19,6 +19,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from policies.headers import ResponseHeader
 from policies.steps import STEPS_MODES, USAGE_SCOPES
 from proxy.api.parameters import errors
 from proxy.errors import NotFoundError
@@ -37,10 +38,10 @@ router = APIRouter(include_in_schema=False)
 DISTRIBUTION = "llm-sandbox-proxy"
 ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
 ASSETS_PACKAGE = "fastapi_offline"
-PAGE_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
+PAGE_HEADERS: Mapping[str, str] = {
+    ResponseHeader.CONTENT_TYPE_OPTIONS: "nosniff",
     # The page's own script calls Swagger UI. Nothing is loaded from another host.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self' 'unsafe-inline';"
+    ResponseHeader.CONTENT_SECURITY_POLICY: "default-src 'none'; script-src 'self' 'unsafe-inline';"
     " style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'",
 }
 Tree = dict[str, Any]
@@ -83,7 +84,7 @@ async def docs_asset(asset: str) -> Response:
     if asset not in ASSETS:
         raise NotFoundError(f"No file {asset!r} belongs to /docs.")
     path = str(files(ASSETS_PACKAGE).joinpath("static", asset))
-    return FileResponse(path, headers={"Cache-Control": "public, max-age=86400"})
+    return FileResponse(path, headers={ResponseHeader.CACHE_CONTROL: "public, max-age=86400"})
 
 
 # The description

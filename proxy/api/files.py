@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from policies.file_names import display_name, guess_mime_type
+from policies.headers import ResponseHeader
 from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesDep, body_of, content, errors
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
@@ -43,11 +44,11 @@ IDLE_TIMEOUT_S = 120
 SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
 """Types without active content, which a browser may open on this origin. All other types, HTML and
 SVG too, are downloads."""
-DOWNLOAD_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "sandbox; default-src 'none'",
-    "Referrer-Policy": "no-referrer",  # the URL alone opens the file
-    "Cache-Control": "private, max-age=3600",
+DOWNLOAD_HEADERS: Mapping[str, str] = {
+    ResponseHeader.CONTENT_TYPE_OPTIONS: "nosniff",
+    ResponseHeader.CONTENT_SECURITY_POLICY: "sandbox; default-src 'none'",
+    ResponseHeader.REFERRER_POLICY: "no-referrer",  # the URL alone opens the file
+    ResponseHeader.CACHE_CONTROL: "private, max-age=3600",
 }
 
 
@@ -179,7 +180,7 @@ def file_response(file: StoredFile) -> FileResponse:
 def zip_response(pieces: Iterator[bytes], filename: str) -> StreamingResponse:
     """Return an archive that is generated while it is sent."""
     disposition = f'attachment; filename="{filename}"'
-    headers = {**DOWNLOAD_HEADERS, "Content-Disposition": disposition}
+    headers = {**DOWNLOAD_HEADERS, ResponseHeader.CONTENT_DISPOSITION: disposition}
     return StreamingResponse(pieces, media_type="application/zip", headers=headers)
 
 

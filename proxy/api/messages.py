@@ -9,6 +9,7 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.headers import ResponseHeader
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import default_mode_for_messages
 from proxy.agent.model import Upstream, UpstreamRequest
@@ -47,6 +48,7 @@ _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
 _PROMPT_PARTS = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
+"""An event of a streamed message in place of the comment. Anthropic's SDKs ignore it."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat
@@ -82,7 +84,9 @@ async def create_message(http: Request) -> Response:
         response = await stream_response(
             request, subscriber, encoder, options, hold, keep_alive=PING
         )
-    response.headers.update({"request-id": request_id(run_id), **decision.headers})
+    response.headers.update(
+        {ResponseHeader.MESSAGES_REQUEST_ID: request_id(run_id), **decision.headers}
+    )
     return response
 
 

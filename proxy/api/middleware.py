@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from policies.headers import RequestHeader
 from proxy.agent.model import Credentials
 from proxy.api.dependencies import (
     error_response,
@@ -32,7 +33,7 @@ _OPAQUE_ORIGIN = "null"
 _ALL = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """Methods without side effects. Any page may send them: its browser hides the response from it."""
-_ACCOUNT_HEADERS = ("openai-organization", "openai-project")
+_ACCOUNT_HEADERS: tuple[str, ...] = (RequestHeader.ORGANIZATION, RequestHeader.PROJECT)
 _OPEN_PATHS = frozenset({"/health"})
 
 
@@ -134,12 +135,12 @@ class BrowserMiddleware:
 
     def _is_same_site(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
-        page = _site(headers["origin"])
+        page = _site(headers[RequestHeader.ORIGIN])
         if page is None:
             return False
         if page.scheme not in _PORTS:  # a browser extension, or a desktop application
-            return headers["origin"] != _OPAQUE_ORIGIN
-        if page == self._own_site or re.fullmatch(LOCAL_ORIGINS, headers["origin"]):
+            return headers[RequestHeader.ORIGIN] != _OPAQUE_ORIGIN
+        if page == self._own_site or re.fullmatch(LOCAL_ORIGINS, headers[RequestHeader.ORIGIN]):
             return True
         # A page of this server under an IP address is safe: DNS rebinding needs a host name.
         return _is_address(page.host) and page == _site(

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
+from policies.headers import ResponseHeader
 from policies.json_bounds import decode_json, encode_json
 from policies.passthrough import PathKind, is_stateless, may_name_responses, path_kind
 from policies.routing import PLAIN_SUFFIX, backend_model_name
@@ -120,7 +121,7 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
     HTTPException."""
     endpoint = f"{request.http.method} {request.http.url.path}"
     if request.http.method not in METHODS:
-        raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
+        raise HTTPException(405, headers={ResponseHeader.ALLOW: ", ".join(METHODS)})
     if path_class == "unreadable":
         raise HTTPException(404, "Not Found, and of a path that servers read differently")
     if path_class == "closed":

@@ -15,6 +15,7 @@ from typing import Any
 
 from policies.artifacts import strip_links
 from policies.budgets import Expense
+from policies.headers import RequestHeader
 from policies.history import strip_steps
 from policies.prices import Tariff
 from policies.profile import Profile
@@ -44,16 +45,21 @@ from proxy.agent.task import (
     TaskLimits,
 )
 from proxy.api.dependencies import ModelRequest, Services, base_url, body_reservation
-from proxy.api.routing import ENABLED_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
+from proxy.api.routing import RoutingDecision
 from proxy.api.upstream_relay import charge, find_tariff, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
 from proxy.schemas.chat_request import choice_count, parse_chat, with_tool_call_ids
 from proxy.schemas.content_parts import extract_files
-from proxy.schemas.request_options import OFFLOAD_HEADER, RequestOptions
+from proxy.schemas.request_options import RequestOptions
 
-IDENTITY_HEADERS = (PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER, OFFLOAD_HEADER)
+IDENTITY_HEADERS = (
+    RequestHeader.PROFILE,
+    RequestHeader.ENABLED,
+    RequestHeader.PROMPT,
+    RequestHeader.OFFLOAD_DOCUMENTS,
+)
 """Headers that change the result of a request."""
 DELIVERY_FIELDS = ("stream", "stream_options")
 """Fields that change how the result is sent, but not the result."""

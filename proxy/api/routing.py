@@ -5,32 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.headers import RequestHeader, ResponseHeader
 from policies.profile import Profile
 from policies.routing import Route, backend_model_name, choose_route
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import ModelRequest
 from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
-from proxy.schemas.request_options import header, with_new_spellings
+from proxy.schemas.request_options import (
+    PolicyOptions,
+    SandboxOptions,
+    header,
+    with_new_spellings,
+)
 from proxy.schemas.validation import mapping, text
 
-PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER = (
-    "x-sandbox-profile",
-    "x-sandbox-enabled",
-    "x-sandbox-prompt",
-)
-SETTINGS = ("enabled", "prompt", "limits", "isolation", "inputs", "observation", "artifacts")
+SETTINGS = tuple(PolicyOptions.__annotations__)
 """Profile settings that the body's `sandbox` object may restrict."""
-OTHER_FIELDS = frozenset(
-    {
-        *("profile", "steps", "offload_documents", "usage", "deadline_s", "on_disconnect"),
-        *("session", "container_id", "file_ids"),
-    }
-)
-"""Fields of `sandbox` that other modules read."""
-ROUTE_HEADER = "x-sandbox-route"
-"""Response header: the reason why the request had no run."""
-DETAIL_HEADER = "x-sandbox-route-detail"
-"""Response header: what to change if the reason is the model's tool support."""
+_SANDBOX_FIELDS = SandboxOptions.__annotations__.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +38,9 @@ class RoutingDecision:
         """Return the `x-sandbox-route` headers of a relayed response; none for a run."""
         if not self.is_passthrough:
             return {}
-        reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
+        reason: dict[str, str] = {ResponseHeader.ROUTE: self.route.reason}
         detail = self.verdict.message and self.verdict.header_value
-        return {**reason, DETAIL_HEADER: detail} if detail else reason
+        return {**reason, ResponseHeader.ROUTE_DETAIL: detail} if detail else reason
 
     @property
     def is_passthrough(self) -> bool:
@@ -102,21 +93,21 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     sandbox, headers = body.get("sandbox") or {}, request.headers
     mapping(sandbox, "sandbox")
     sandbox = with_new_spellings(sandbox)
-    if unknown := sandbox.keys() - OTHER_FIELDS - set(SETTINGS):
+    if unknown := sandbox.keys() - _SANDBOX_FIELDS:
         raise BadRequestError(
             f"Unknown parameter: 'sandbox.{min(unknown)}'.",
             param=f"sandbox.{min(unknown)}",
             code="unknown_parameter",
         )
     by_header = {
-        "enabled": header(headers, ENABLED_HEADER),
-        "prompt": headers.get(PROMPT_HEADER) or None,
+        "enabled": header(headers, RequestHeader.ENABLED),
+        "prompt": headers.get(RequestHeader.PROMPT) or None,
     }
     settings = {
         name: value for name, value in with_new_spellings(by_header).items() if value is not None
     }
     settings |= {name: sandbox[name] for name in SETTINGS if sandbox.get(name) is not None}
-    name = sandbox.get("profile") or headers.get(PROFILE_HEADER) or None
+    name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
         text(name, "sandbox.profile")
     return _RequestedPolicy(name, settings)

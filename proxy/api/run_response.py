@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from policies.headers import ResponseHeader
 from proxy.agent.events import CallFailed, ChoiceEvent, Event, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
@@ -36,12 +37,14 @@ KEEP_ALIVES_PER_TIMEOUT = 3
 """Number of keep-alives within a client's read timeout."""
 MIN_KEEP_ALIVE_S = 1.0
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+"""A comment in a stream every 10 s, or three times in the client's read timeout if that is
+shorter."""
 EVENTS_PER_WAIT = MAX_BEHIND // 2
 """Number of events to wait for if the client receives nothing before the end of the run."""
 ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
 """The end of a stream whose encoder fails. Clients of every API understand it."""
 BLANK = b" \n"
-"""Whitespace before JSON, sent as a keep-alive."""
+"""Whitespace before a JSON body every `server.nonstream_keep_alive_s` seconds, if that is set."""
 
 
 class ResponseBuilder(Protocol):
@@ -232,7 +235,7 @@ class _EventStream(EventSourceResponse):
             ping_message_factory=lambda: keep_alive,
             sep="\n",
             shutdown_grace_period=STOPPING_S,
-            headers={**headers, "Cache-Control": "no-cache"},
+            headers={**headers, ResponseHeader.CACHE_CONTROL: "no-cache"},
         )
 
 
@@ -293,4 +296,4 @@ def _log_encoder_error(run: Run) -> None:
 
 def run_headers(run_id: str, container_id: str) -> dict[str, str]:
     """Return the headers of every response of a run."""
-    return {"X-Sandbox-Run": run_id, "X-Sandbox-Container": container_id}
+    return {ResponseHeader.RUN: run_id, ResponseHeader.CONTAINER: container_id}

@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.headers import RequestHeader
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import STEPS_MODES
 from proxy.agent.model import Model, Upstream, UpstreamRequest
@@ -231,7 +232,7 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
 )
 async def metrics(request: Request, services: ServicesDep) -> Response:
     """Return the metrics of the backend and of the proxy, in Prometheus's format."""
-    wanted = _wanted_format(request.headers.get("accept", ""))
+    wanted = _wanted_format(request.headers.get(RequestHeader.ACCEPT, ""))
     upstream = get_model(request).upstream
     backend_metrics, media_format = await while_connected(
         request, _backend_metrics(upstream, wanted)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from policies.headers import ResponseHeader
 from proxy.agent.events import CallFailed, OnDelta
 from proxy.agent.model import Completion, Model, ModelWrapper, StopRetryingError
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
@@ -46,7 +47,7 @@ class RetryingModel(ModelWrapper):
                 return await self._model.complete(body, on_delta)
             except BackendError as error:
                 if attempt > 1:  # a client's retries would multiply the proxy's
-                    error.headers["x-should-retry"] = "false"
+                    error.headers[ResponseHeader.SHOULD_RETRY] = "false"
                 if attempt >= self._attempts or not self._is_retryable(error):
                     raise
                 delay_s = self._delay_s(attempt, error)

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
+from policies.headers import ResponseHeader
 from policies.redaction import SecretFinder
 from proxy.agent.agent import Agent
 from proxy.agent.events import ALL_EVENTS, Emit, Event
@@ -372,7 +373,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
             log.warning("run %s failed: %s", run.id, error)
             if run.has_spent:
                 # The model would produce the same output again. OpenAI's SDKs obey.
-                error.headers["x-should-retry"] = "false"
+                error.headers[ResponseHeader.SHOULD_RETRY] = "false"
         case errors.SandboxError():
             log.warning("run %s failed: %s", run.id, error)
             return _unavailable(error)
@@ -380,7 +381,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
             log.info("run %s ended: %s", run.id, run.cancel_reason or SERVER_STOPS)
             if run.cancel_reason == SERVER_STOPS:
                 lost = RunLostError()
-                lost.headers["Retry-After"] = str(RESTART_S)
+                lost.headers[ResponseHeader.RETRY_AFTER] = str(RESTART_S)
                 return lost
         case _:
             log.exception("run %s failed", run.id)

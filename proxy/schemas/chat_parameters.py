@@ -186,7 +186,7 @@ _RESPONSE_FORMAT = discriminated(
 ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 """The model calls that a field is sent with. `visible answer`: the call that writes the answer,
 without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole
-request is sent to the backend unchanged (see policies.routing)."""
+request is sent to the backend unchanged."""
 _EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
 
 
@@ -198,6 +198,8 @@ class Parameter:
     check: Check = anything
     no_effect: Collection[Any] = _EMPTY
     """Values that mean the same as null."""
+    effect: str = ""
+    """The use of the field, if the scope does not describe it."""
 
 
 MAX_CHOICES = 128
@@ -221,22 +223,44 @@ _STRAIGHT = Parameter("straight")
 _WITH_LOGPROBS = ("top_logprobs", "logprob_token_ids")
 _FLAG = Parameter("visible answer", boolean)
 _TEXT = Parameter("visible answer", text)
+_LIMITS_ANSWER = (
+    "Limits the visible answer. A turn may generate at least `limits.min_turn_tokens` tokens."
+)
 
 OPENAI: Mapping[str, Parameter] = {
-    "model": Parameter("proxy", text),
-    "messages": Parameter("proxy", array(_MESSAGE, minimum=1)),
-    "n": Parameter("proxy", integer(1, MAX_CHOICES)),
-    "stream": Parameter("proxy", boolean),
-    "stream_options": Parameter(
-        "proxy", object_with(optional={"include_usage": boolean, "include_obfuscation": boolean})
+    "model": Parameter(
+        "proxy", text, effect="The suffix `:plain` is removed; such a request gets no sandbox."
     ),
-    "tools": Parameter("loop", array(_tool)),
-    "tool_choice": Parameter("loop", _TOOL_CHOICE),
-    "parallel_tool_calls": Parameter("loop", boolean),
-    "functions": Parameter("loop", array(FUNCTION)),
-    "function_call": Parameter("loop", _FUNCTION_CALL),
-    "max_tokens": Parameter("loop", integer(1)),
-    "max_completion_tokens": Parameter("loop", integer(1)),
+    "messages": Parameter(
+        "proxy",
+        array(_MESSAGE, minimum=1),
+        effect="The loop adds its prompt, and puts files of the messages into the sandbox.",
+    ),
+    "n": Parameter(
+        "proxy", integer(1, MAX_CHOICES), effect="Each answer is a run with a sandbox of its own."
+    ),
+    "stream": Parameter(
+        "proxy", boolean, effect="The loop decides for each model call whether it streams."
+    ),
+    "stream_options": Parameter(
+        "proxy",
+        object_with(optional={"include_usage": boolean, "include_obfuscation": boolean}),
+        effect="With `include_usage` the last chunk has the usage. Requires `stream`.",
+    ),
+    "tools": Parameter("loop", array(_tool), effect="The model sees the sandbox's tools as well."),
+    "tool_choice": Parameter(
+        "loop",
+        _TOOL_CHOICE,
+        effect="`none`: no sandbox. `required`: the run ends with a call of one of `tools`. A"
+        " function: only the first model call must call it.",
+    ),
+    "parallel_tool_calls": Parameter("loop", boolean, effect="Sent only if the request has tools."),
+    "functions": Parameter(
+        "loop", array(FUNCTION), effect="Sent as `tools`. Refused together with `tools`."
+    ),
+    "function_call": Parameter("loop", _FUNCTION_CALL, effect="Sent as `tool_choice`."),
+    "max_tokens": Parameter("loop", integer(1), effect=_LIMITS_ANSWER),
+    "max_completion_tokens": Parameter("loop", integer(1), effect=_LIMITS_ANSWER),
     "response_format": Parameter(
         "visible answer", _RESPONSE_FORMAT, no_effect=(*_EMPTY, {"type": "text"})
     ),
@@ -336,7 +360,7 @@ SGLANG: Mapping[str, Parameter] = {
 }
 
 LLAMA_CPP: Mapping[str, Parameter] = {
-    "n_predict": Parameter("loop", integer(-2)),
+    "n_predict": Parameter("loop", integer(-2), effect=_LIMITS_ANSWER),
     "grammar": _TEXT,
     "grammar_lazy": _FLAG,
     "grammar_triggers": Parameter("visible answer", array(anything)),
@@ -350,7 +374,11 @@ PARAMETERS: Mapping[str, Parameter] = {
     **VLLM,
     **SGLANG,
     **LLAMA_CPP,
-    "sandbox": Parameter("proxy", object_with(optional={"session": text, "container_id": text})),
+    "sandbox": Parameter(
+        "proxy",
+        object_with(optional={"session": text, "container_id": text}),
+        effect="The settings of the request's sandbox.",
+    ),
 }
 GRAMMAR_PARAMS = frozenset(
     {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}

@@ -22,11 +22,16 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
+from proxy.schemas.answer_objects import (
+    CardFields,
+    ChoiceExtension,
+    MessageExtension,
+    SandboxObject,
+    StepEventName,
+)
 from proxy.schemas.result_objects import images, json_text, sandbox_object, url_citations, usage
 from proxy.schemas.steps import (
-    EVENT_NAME,
     AnswerState,
-    ChunkFields,
     StepCardRenderer,
     StepEventRenderer,
     StepTextRenderer,
@@ -57,7 +62,7 @@ class Chunk(NamedTuple):
     choice: dict[str, Any]
     sandbox: Mapping[str, Any] | None = None
     """The `sandbox` object beside the choice."""
-    card: ChunkFields | None = None
+    card: CardFields | None = None
     """Top-level fields from which Open WebUI makes a card."""
     step: Mapping[str, Any] | None = None
     """A step as the `sandbox` object. The chunk is sent as a server-sent event with a name."""
@@ -99,7 +104,7 @@ class ChatEncoder:
         chunks = [self._chunk({}, card=card) for card in cards]
         if found_images := images(result):
             # Some clients drop text in a chunk with images.
-            chunks.append(self._chunk({"images": found_images}))
+            chunks.append(self._chunk(MessageExtension(images=found_images)))
         if result.finish_reason == "function_call":
             chunks.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
         elif result.tool_calls:
@@ -138,7 +143,8 @@ class ChatEncoder:
         if not text:
             return []
         sandbox = step_extension(event, self._run_id) if event else None
-        return [self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)]
+        delta = MessageExtension(reasoning=text, reasoning_content=text)
+        return [self._chunk(delta, sandbox=sandbox)]
 
     def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
         """Return the chunk of a piece of a call. Open WebUI gets complete calls: it renders the
@@ -168,7 +174,7 @@ class ChatEncoder:
         delta: Mapping[str, Any],
         *,
         sandbox: Mapping[str, Any] | None = None,
-        card: ChunkFields | None = None,
+        card: CardFields | None = None,
         step: Mapping[str, Any] | None = None,
     ) -> Chunk:
         if self._opening:
@@ -236,7 +242,10 @@ class CompletionStreamEncoder:
             extra = f", {json_text(chunk.card)[1:-1]}"
         elif chunk.step:
             # Clients ignore server-sent events with an unknown name.
-            name, extra = f"event: {EVENT_NAME}\n", f', "sandbox": {json_text(chunk.step)}'
+            name, extra = (
+                f"event: {StepEventName.CHAT_COMPLETIONS}\n",
+                f', "sandbox": {json_text(chunk.step)}',
+            )
         return f'{name}data: {self._head}, "choices": [{json.dumps(chunk.choice)}]{extra}}}\n\n'
 
 
@@ -266,7 +275,7 @@ class ChatCompletionBuilder:
         choices = [self._choice(index, each) for index, each in enumerate(results)]
         if result.others:
             for index, choice in enumerate(choices):
-                choice["sandbox"] = self._sandbox(index, results[index])
+                choice.update(ChoiceExtension(sandbox=self._sandbox(index, results[index])))
         return {
             "id": self._head["response_id"],
             "object": "chat.completion",
@@ -290,9 +299,9 @@ class ChatCompletionBuilder:
             "annotations": url_citations(result),
         }
         if reasoning := "".join(self._reasoning[index]):
-            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+            message.update(MessageExtension(reasoning=reasoning, reasoning_content=reasoning))
         if found_images := images(result):
-            message["images"] = found_images
+            message.update(MessageExtension(images=found_images))
         if result.finish_reason == "function_call":
             message["function_call"] = result.tool_calls[0]["function"]
         elif result.tool_calls:
@@ -305,11 +314,12 @@ class ChatCompletionBuilder:
             **_backend_fields(result),
         }
 
-    def _sandbox(self, index: int, result: Result) -> dict[str, Any]:
+    def _sandbox(self, index: int, result: Result) -> SandboxObject:
         """Return the `sandbox` object, with the steps in a field named after the profile."""
-        if self._profile not in ("items", "events"):
-            return sandbox_object(result)
-        return {**sandbox_object(result), self._profile: self._steps[index]}
+        sandbox = sandbox_object(result)
+        if self._profile == "items" or self._profile == "events":
+            sandbox[self._profile] = self._steps[index]
+        return sandbox
 
 
 def _complete_step(chunk: Chunk) -> Mapping[str, Any] | None:

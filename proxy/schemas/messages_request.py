@@ -5,7 +5,7 @@ messages_input translates the messages and the tools, this module all other fiel
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from proxy.errors import LOST_THREAD, BadRequestError, ProxyError
 from proxy.schemas.chat_parameters import params_for
@@ -109,28 +109,50 @@ _TOOL_CHOICE = discriminated(
 )
 _FORMAT = discriminated({"json_schema": object_with({"schema": mapping})})
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
-_FIELDS: Mapping[str, Check] = {
-    "model": text,
-    "max_tokens": integer(1),
-    "messages": array(_MESSAGE, minimum=1),
-    "system": _SYSTEM,
-    "stop_sequences": array(text),
-    "stream": boolean,
-    "temperature": number(0, 1),
-    "top_p": number(0, 1),
-    "top_k": integer(0),
-    "metadata": object_with(optional={"user_id": text}),
-    "service_tier": one_of("auto", "standard_only"),
-    "thinking": _THINKING,
-    "tool_choice": _TOOL_CHOICE,
-    "tools": array(mapping),
-    "output_config": object_with(optional={"effort": _EFFORTS, "format": _FORMAT}),
-    "output_format": _FORMAT,
-    "container": text_or_object(object_with(optional={"id": text})),
-    "mcp_servers": array(mapping),
-    "thread": object_with({"type": one_of("create", "continue")}, {"previous_message_id": text}),
-    "compaction": mapping,
-    "sandbox": mapping,
+
+
+class Field(NamedTuple):
+    """A field of the request body."""
+
+    check: Check
+    effect: str = "The same in a chat completion."
+    """The field of the chat completion that it becomes, or its use."""
+
+
+FIELDS: Mapping[str, Field] = {
+    "model": Field(text),
+    "max_tokens": Field(integer(1)),
+    "messages": Field(array(_MESSAGE, minimum=1), "Becomes `messages`."),
+    "system": Field(_SYSTEM, "Becomes a system message."),
+    "stop_sequences": Field(array(text), "Becomes `stop`."),
+    "stream": Field(boolean),
+    "temperature": Field(number(0, 1)),
+    "top_p": Field(number(0, 1)),
+    "top_k": Field(integer(0)),
+    "metadata": Field(object_with(optional={"user_id": text}), "`user_id` becomes `user`."),
+    "service_tier": Field(one_of("auto", "standard_only"), "Becomes `service_tier`."),
+    "thinking": Field(_THINKING, "Decides whether the answer shows reasoning. Not sent."),
+    "tool_choice": Field(_TOOL_CHOICE, "Becomes `tool_choice` and `parallel_tool_calls`."),
+    "tools": Field(
+        array(mapping),
+        "Become `tools`. The code execution tool becomes the sandbox's tools.",
+    ),
+    "output_config": Field(
+        object_with(optional={"effort": _EFFORTS, "format": _FORMAT}),
+        "`effort` becomes `reasoning_effort`, `format` becomes `response_format`.",
+    ),
+    "output_format": Field(_FORMAT, "Becomes `response_format`."),
+    "container": Field(
+        text_or_object(object_with(optional={"id": text})),
+        "Becomes `sandbox.container_id`. Skills are refused.",
+    ),
+    "mcp_servers": Field(array(mapping), "Refused unless empty."),
+    "thread": Field(
+        object_with({"type": one_of("create", "continue")}, {"previous_message_id": text}),
+        "`create` has no effect. `continue` is refused with status 404.",
+    ),
+    "compaction": Field(mapping, "Refused unless empty."),
+    "sandbox": Field(mapping, "The settings of the request's sandbox."),
 }
 
 
@@ -138,21 +160,21 @@ def _check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
     """Raise BadRequestError for the first field that is missing or invalid."""
     for name in required:
         require(body, name, name)
-    for name, check in _FIELDS.items():
+    for name, field in FIELDS.items():
         if body.get(name) is not None or name in required:
-            check(body[name], name)
+            field.check(body[name], name)
 
 
 # Translation
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 """Fields that chat completions have under the same name."""
-_HINTS = (
+DROPPED_FIELDS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
 """Fields for Anthropic's servers that do not change an answer. The proxy drops them."""
-_NOT_SERVED = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
+REFUSED_FIELDS = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
 """Fields that change an answer and are not supported. The proxy refuses them."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 """The fields with which vLLM and SGLang continue a last message of the assistant."""
@@ -187,7 +209,7 @@ def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
 def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsChat:
     _check_fields(body, required)
     present = {name: value for name, value in body.items() if value is not None}
-    for name, feature in _NOT_SERVED.items():
+    for name, feature in REFUSED_FIELDS.items():
         if present.get(name):
             raise BadRequestError(f"{feature} are not served here.", param=name)
     if present.get("thread", {}).get("type") == "continue":
@@ -205,7 +227,7 @@ def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsCh
     thinking = present.get("thinking", {"type": "disabled"})
     choice = present.get("tool_choice", {})
     unknown = {
-        name: present[name] for name in present if name not in _FIELDS and name not in _HINTS
+        name: present[name] for name in present if name not in FIELDS and name not in DROPPED_FIELDS
     }
     return MessagesAsChat(
         chat={

@@ -30,6 +30,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Result, usage_count
 from proxy.errors import ProxyError, error_body, request_id
+from proxy.schemas.answer_objects import StepEventName
 from proxy.schemas.result_objects import details, json_text, sandbox_object, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
 
@@ -77,7 +78,11 @@ class MessageBuilder:
             self._events += self._encoder.encode(AnswerDelta(result.answer))
         message = accumulate_message([*self._events, *self._encoder.finish(result)])
         if self._steps == "events":
-            steps = (event["sandbox"] for event in self._events if event["type"] == "ping")
+            steps = (
+                event["sandbox"]
+                for event in self._events
+                if event["type"] == StepEventName.MESSAGES
+            )
             message["sandbox"]["events"] = [step for step in steps if step["kind"] != "tool_output"]
         sendable: dict[str, Any] = json.loads(json_text(message))
         return sendable
@@ -159,7 +164,7 @@ class MessagesEncoder:
             events += self._complete_block(block)
         if self._steps and (step := self._steps.render(event)):
             # SDKs ignore a ping, whatever fields it has.
-            events.append({"type": "ping", "sandbox": step})
+            events.append({"type": StepEventName.MESSAGES, "sandbox": step})
         self._state.update(event)
         return events
 

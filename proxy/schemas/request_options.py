@@ -8,21 +8,71 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args
 
+from pydantic import Field
+
+from policies.artifacts import ArtifactLimits
+from policies.headers import RequestHeader
+from policies.isolation import Isolation
+from policies.limits import Limits
+from policies.observation import ObservationLimits
+from policies.profile import Enabled, PromptStyle
 from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
+from policies.workspace import InputLimits
 from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
 from proxy.deprecated_settings import header as find_header
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping
 
 OnDisconnect = Literal["cancel", "detach"]
-OFFLOAD_HEADER = "x-sandbox-offload-documents"
-READ_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+READ_TIMEOUT_HEADERS = (RequestHeader.STAINLESS_READ_TIMEOUT, RequestHeader.STAINLESS_TIMEOUT)
 """Headers of OpenAI's SDKs: the timeout for each byte (Python), or for the first byte (Node)."""
 _ON_DISCONNECT: tuple[OnDisconnect, ...] = get_args(OnDisconnect)
 _COUNT = re.compile(r"[0-9]{1,9}")
 _T = TypeVar("_T", bound=str)
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The settings of the profile that a request's `sandbox` object may make stricter."""
+
+    enabled: Enabled
+    prompt: PromptStyle
+    limits: Limits
+    isolation: Isolation
+    inputs: InputLimits
+    observation: ObservationLimits
+    artifacts: ArtifactLimits
+
+
+class SandboxOptions(PolicyOptions, total=False):
+    """The `sandbox` object of a request. A field of another name is refused. Null means absent."""
+
+    profile: str
+    """The name of the profile. A profile that allows more than the usual one needs a key that lists
+    it. Default: the profile of the model or the key, else the server's `profile`."""
+    steps: StepsMode
+    """How the answer shows the steps. Default: the server's `steps`."""
+    offload_documents: bool
+    """False if documents in long texts stay in the prompt instead of becoming files. Default:
+    true."""
+    usage: UsageScope
+    """The model calls that the usage counts: all of them, or the last one. Default: `all_calls`,
+    and `last_call` for Codex and opencode."""
+    deadline_s: Annotated[float, Field(gt=0)]
+    """Seconds after which the client no longer wants an answer. The run ends in an answer before.
+    Default: none."""
+    on_disconnect: OnDisconnect
+    """What happens to the run when the client disconnects: `cancel` ends it, `detach` continues it.
+    Default: the server's `on_disconnect`."""
+    session: str
+    """The client's name for the session, whose files the run finds again. Default: the id of the
+    chat in a header or in `metadata.session_id`, else none."""
+    container_id: str
+    """The id of the container whose files the run finds again. Takes precedence over `session`.
+    Default: none."""
+    file_ids: list[str]
+    """The ids of uploads that the run gets as input files. Default: empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +107,22 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
     mapping(sandbox, "sandbox")
     deadlines = [
         _seconds(sandbox.get("deadline_s"), "sandbox.deadline_s"),
-        _seconds(headers.get("x-sandbox-deadline"), "X-Sandbox-Deadline"),
+        _seconds(headers.get(RequestHeader.DEADLINE), "X-Sandbox-Deadline"),
     ]
     # Libraries send the timeout and the count: an invalid value is ignored.
     timeouts = (_number(headers.get(name)) for name in READ_TIMEOUT_HEADERS)
-    retries = headers.get("x-stainless-retry-count", "")
+    retries = headers.get(RequestHeader.STAINLESS_RETRY_COUNT, "")
     return RequestOptions(
         deadline_s=min((each for each in deadlines if each is not None), default=None),
         read_timeout_s=next((each for each in timeouts if each is not None and each > 0), None),
-        on_disconnect=_choice(body, headers, "on_disconnect", _ON_DISCONNECT),
-        idempotency_key=headers.get("idempotency-key") or None,
+        on_disconnect=_choice(
+            body, headers, "on_disconnect", RequestHeader.ON_DISCONNECT, _ON_DISCONNECT
+        ),
+        idempotency_key=headers.get(RequestHeader.IDEMPOTENCY_KEY) or None,
         retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
-        steps=_choice(body, headers, "steps", STEPS_MODES),
-        usage=_choice(body, headers, "usage", USAGE_SCOPES) or default_usage_scope(headers),
+        steps=_choice(body, headers, "steps", RequestHeader.STEPS, STEPS_MODES),
+        usage=_choice(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
+        or default_usage_scope(headers),
         offload_documents=_may_offload_documents(sandbox, headers),
     )
 
@@ -100,21 +153,24 @@ def _may_offload_documents(sandbox: Mapping[str, Any], headers: Mapping[str, str
     if value is not None:
         boolean(value, "sandbox.offload_documents")
         return bool(value)
-    switch = (header(headers, OFFLOAD_HEADER) or "on").lower()
+    switch = (header(headers, RequestHeader.OFFLOAD_DOCUMENTS) or "on").lower()
     if switch not in ("on", "off"):
         raise _invalid(switch, "X-Sandbox-Offload-Documents", "one of 'on', 'off'")
     return switch == "on"
 
 
 def _choice(
-    body: Mapping[str, Any], headers: Mapping[str, str], name: str, values: tuple[_T, ...]
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    name: str,
+    header: RequestHeader,
+    values: tuple[_T, ...],
 ) -> _T | None:
-    """Return the option that the `sandbox` object or the header of that name sets, or None."""
+    """Return the option that the field of the `sandbox` object or the header sets, or None."""
     sandbox = body.get("sandbox")
     value, param = sandbox.get(name) if isinstance(sandbox, dict) else None, f"sandbox.{name}"
     if value is None:
-        header = f"X-Sandbox-{name.title().replace('_', '-')}"
-        value, param = headers.get(header.lower()), header
+        value, param = headers.get(header), header.title()
     if value is None:
         return None
     for known in values:

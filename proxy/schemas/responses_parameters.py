@@ -220,6 +220,11 @@ INCLUDE_VALUES = (
     *("computer_call_output.output.image_url", "file_search_call.results"),
     *("web_search_call.results", "web_search_call.action.sources"),
 )
+REFUSED_FIELDS: Mapping[str, str] = {
+    "context_management": "The proxy itself compacts long contexts.",
+    "prompt": "No prompts are stored here: send 'instructions' and 'input'.",
+}
+"""OpenAI's fields that this server does not support, and the end of the error message."""
 FIELDS: Mapping[str, Check] = {
     "model": text,
     "input": union("a string or an array of objects", str, list, checks={list: array(input_item)}),
@@ -239,8 +244,7 @@ FIELDS: Mapping[str, Check] = {
     "store": boolean,
     "previous_response_id": text,
     "conversation": text_or_object(object_with({"id": text})),
-    "context_management": _refused("The proxy itself compacts long contexts."),
-    "prompt": _refused("No prompts are stored here: send 'instructions' and 'input'."),
+    **{name: _refused(hint) for name, hint in REFUSED_FIELDS.items()},
     "metadata": mapping,
     "sandbox": mapping,
     "prompt_cache_options": anything,
@@ -257,7 +261,7 @@ FIELDS: Mapping[str, Check] = {
     },
 }
 """OpenAI's fields, and `sandbox`. A field that is not in the table is sent on unchanged."""
-_CHAT_FIELDS = {
+CHAT_FIELDS = {
     "messages": "'input'",
     "response_format": "'text.format'",
     "max_tokens": "'max_output_tokens'",
@@ -273,7 +277,7 @@ _CHAT_FIELDS = {
 
 def check_fields(body: Mapping[str, Any]) -> None:
     """Raise BadRequestError for a field of chat completions, or for the first invalid field."""
-    for name, instead in _CHAT_FIELDS.items():
+    for name, instead in CHAT_FIELDS.items():
         if body.get(name) is not None:
             raise unsupported(name, f"The Responses API has {instead} instead.")
     require(body, "input", "input")

@@ -25,15 +25,29 @@ from proxy.schemas.responses_tools import (
     starts_with_tool,
 )
 
-_TRANSLATED = frozenset(
-    {
-        *("input", "instructions", "tools", "tool_choice", "max_tool_calls", "text", "reasoning"),
-        *("max_output_tokens", "include", "stream_options", "truncation", "background", "store"),
-        *("previous_response_id", "conversation", "sandbox"),
-        *("access_programs", "background_options", "image"),
-    }
-)
-"""Fields that a chat completion has under another name, or not at all."""
+TRANSLATED_FIELDS: Mapping[str, str] = {
+    "input": "Becomes `messages`.",
+    "instructions": "Becomes a system message.",
+    "tools": "Functions become `tools`. The hosted tools `shell` and `code_interpreter` become the"
+    " sandbox's tools. `web_search` is left out, with a warning.",
+    "tool_choice": "Becomes `tool_choice`.",
+    "max_tool_calls": "Limits the tool calls of the run.",
+    "text": "`format` becomes `response_format`, `verbosity` becomes `verbosity`.",
+    "reasoning": "`effort` becomes `reasoning_effort`.",
+    "max_output_tokens": "Becomes `max_completion_tokens`.",
+    "include": "Adds the named fields to the response.",
+    "stream_options": "Not sent.",
+    "truncation": "Not sent: the proxy shortens the history of a run when it is too long.",
+    "background": "The response is returned at once, and the run continues. Requires `store`.",
+    "store": "Unless false, the response is stored, so that later requests can continue it.",
+    "previous_response_id": "Continues the stored response.",
+    "conversation": "Continues the stored conversation.",
+    "sandbox": "The settings of the request's sandbox.",
+    "access_programs": "Not sent.",
+    "background_options": "Not sent.",
+    "image": "Not sent.",
+}
+"""The use of each field that a chat completion has under another name, or not at all."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -61,7 +75,7 @@ def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) 
             chat.param_paths[f"sandbox.file_ids[{index}]"] = param
     if tools.container_id and not sandbox.get("container_id"):
         sandbox["container_id"] = tools.container_id
-    unchanged = {name: value for name, value in body.items() if name not in _TRANSLATED}
+    unchanged = {name: value for name, value in body.items() if name not in TRANSLATED_FIELDS}
     params = {name: value for name, value in _params(body, tools).items() if value is not None}
     return ResponsesAsChat(
         chat={**unchanged, **params, "messages": chat.messages, "sandbox": sandbox},

@@ -23,6 +23,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Result, RunWarning
 from proxy.errors import ProxyError, RunCancelledError
+from proxy.schemas.answer_objects import StepEventName
 from proxy.schemas.responses_items import (
     ClientCallItems,
     CodeInterpreterItems,
@@ -43,11 +44,7 @@ from proxy.schemas.result_objects import (
     sandbox_object,
     usage,
 )
-from proxy.schemas.steps import EVENT_NAME, AnswerState, StepEventRenderer, StepTextRenderer
-
-_KEEPALIVE = "keepalive"
-"""The type of a step's event. OpenAI's SDKs know this type of event, which has no content, and
-refuse unknown types."""
+from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ class ResponseEncoder:
             events += self._thinking.end() if isinstance(event, ToolCallStarted) else []
             events += items
         if self._steps and (step := self._steps.render(event)):
-            events.append({"type": _KEEPALIVE, "sandbox": step})
+            events.append({"type": StepEventName.RESPONSES, "sandbox": step})
             if not isinstance(event, ToolOutput):
                 self._sent_steps.append(step)
         self._state.update(event)
@@ -205,7 +202,11 @@ class ResponseStreamEncoder:
         frames = []
         for number, event in enumerate(events, self._next):
             numbered = {"type": event["type"], "sequence_number": number, **event}
-            name = EVENT_NAME if event["type"] == _KEEPALIVE else event["type"]
+            name = (
+                StepEventName.CHAT_COMPLETIONS
+                if event["type"] == StepEventName.RESPONSES
+                else event["type"]
+            )
             frames.append(f"event: {name}\ndata: {json_text(numbered)}\n\n")
         self._next += len(frames)
         return "".join(frames)

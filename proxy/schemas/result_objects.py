@@ -9,9 +9,12 @@ from typing import Any, Literal
 from policies.capabilities import Capability
 from policies.file_names import display_name
 from proxy.agent.result import Artifact, Result, add_usage
+from proxy.schemas.answer_objects import FileObject, SandboxObject, SandboxUsage
 
 MAX_SKIPPED_FILES = 100
 """Maximum number of skipped files that the `sandbox` object lists."""
+CONVERTED_STATS = ("capability_turns", "cost_usd")
+"""Statistics that `usage.sandbox` has in another form."""
 _MAXIMA = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
 """Counts of which the maximum over parallel runs is reported, not the sum."""
 
@@ -39,9 +42,9 @@ def details(counted: Mapping[str, Any], tokens: Literal["prompt", "completion"])
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def sandbox_object(result: Result) -> dict[str, Any]:
+def sandbox_object(result: Result) -> SandboxObject:
     """Return the `sandbox` object of a response: the end of the run, and the produced files."""
-    sandbox: dict[str, Any] = {
+    sandbox: SandboxObject = {
         "v": 1,
         "run_id": result.run_id,
         "container_id": result.container_id,
@@ -66,7 +69,7 @@ def sandbox_object(result: Result) -> dict[str, Any]:
     return sandbox
 
 
-def _file_object(artifact: Artifact) -> dict[str, Any]:
+def _file_object(artifact: Artifact) -> FileObject:
     return {
         "id": artifact.file_id,
         "filename": filename(artifact),
@@ -136,17 +139,19 @@ def _sandbox_usage(stats: Mapping[str, Any]) -> dict[str, Any]:
 
     All numbers are integers, because LangChain sums the numbers of usages and warns of other types.
     """
-    renamed = ("capability_turns", "cost_usd")
-    shown = {name: value for name, value in stats.items() if name not in renamed}
-    if (cost := stats.get("cost_usd")) is not None:
-        shown["cost_microusd"] = round(1_000_000 * cost)
+    shown = {name: value for name, value in stats.items() if name not in CONVERTED_STATS}
     turns = {str(each): stats["capability_turns"].get(each, 0) for each in Capability}
     capabilities = {
         name: {"turns": count, "permille": _permille(count, stats["turns"])}
         for name, count in turns.items()
     }
-    env_permille = _permille(stats["env_tokens"], stats["trajectory_tokens"])
-    return {**shown, "env_permille": env_permille, "capabilities": capabilities}
+    computed = SandboxUsage(
+        env_permille=_permille(stats["env_tokens"], stats["trajectory_tokens"]),
+        capabilities=capabilities,
+    )
+    if (cost := stats.get("cost_usd")) is not None:
+        computed["cost_microusd"] = round(1_000_000 * cost)
+    return {**shown, **computed}
 
 
 def _permille(part: int, whole: int) -> int:

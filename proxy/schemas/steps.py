@@ -8,7 +8,6 @@ and an `AnswerState`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from policies.history import step_id
@@ -31,6 +30,14 @@ from proxy.agent.events import (
     ToolOutput,
 )
 from proxy.agent.result import Artifact, Result
+from proxy.schemas.answer_objects import (
+    CardFields,
+    Json,
+    RunEvent,
+    StepEvent,
+    StepExtension,
+    ToolOutputEvent,
+)
 from proxy.schemas.result_objects import json_text
 
 
@@ -115,7 +122,7 @@ class StepTextRenderer:
         return "" if self._state.answer_began else text.encode(errors="replace").decode()
 
 
-def step_extension(event: Event, run_id: str) -> dict[str, Any] | None:
+def step_extension(event: Event, run_id: str) -> StepExtension | None:
     """Return the `sandbox` object of the chunk with a step's text, or None."""
     match event:
         case ToolCallStarted(step, _, name, _):
@@ -197,7 +204,6 @@ class _OutputDigest:
 
 # Server-sent events
 
-EVENT_NAME = "sandbox.step"
 MAX_OUTPUT_CHARS = 100_000
 """Maximum number of characters of one command's output. The observation is not shortened."""
 
@@ -214,13 +220,13 @@ class StepEventRenderer:
         fields = self._fields(event)
         return {"v": 1, "run_id": self._run_id, **fields} if fields else None
 
-    def _fields(self, event: Event) -> dict[str, Any] | None:
+    def _fields(self, event: Event) -> StepEvent | None:
         match event:
             case ToolOutput(step, stream, text):
                 kept = text[: self._output_left]
                 self._output_left -= len(kept)
-                fields = {"kind": "tool_output", "step": step, "stream": stream, "text": kept}
-                return fields if kept else None
+                output = ToolOutputEvent(kind="tool_output", step=step, stream=stream, text=kept)
+                return output if kept else None
             case ToolCallStarted(step, _, name, arguments) if is_shown(name):
                 self._output_left = MAX_OUTPUT_CHARS
                 return {
@@ -241,7 +247,7 @@ class StepEventRenderer:
         return _run_fields(event)
 
 
-def _run_fields(event: Event) -> dict[str, Any] | None:
+def _run_fields(event: Event) -> RunEvent | None:
     """Return the fields of an event that belongs to no step, or None."""
     match event:
         case RunStarted():
@@ -249,10 +255,24 @@ def _run_fields(event: Event) -> dict[str, Any] | None:
         case StepsOmitted(steps):
             return {"kind": "steps_omitted", "steps": steps}
         case EgressDecided(decision):
-            names = ("verdict", "host", "port", "reason", "bytes_up", "bytes_down")
-            return {"kind": "egress", **{name: getattr(decision, name) for name in names}}
-        case RuleMatched():
-            return {"kind": "rule", **asdict(event)}
+            return {
+                "kind": "egress",
+                "verdict": decision.verdict,
+                "host": decision.host,
+                "port": decision.port,
+                "reason": decision.reason,
+                "bytes_up": decision.bytes_up,
+                "bytes_down": decision.bytes_down,
+            }
+        case RuleMatched(rule, action, over, subject, reason):
+            return {
+                "kind": "rule",
+                "rule": rule,
+                "action": action,
+                "over": over,
+                "subject": subject,
+                "reason": reason,
+            }
         case FileProduced(file_id, path, size):
             return {"kind": "file", "id": file_id, "path": path, "bytes": size}
         case RunFinished(stop_reason):
@@ -265,7 +285,6 @@ def _run_fields(event: Event) -> dict[str, Any] | None:
 # Each is a set of top-level fields of a chunk with an empty delta, which other clients ignore. Open
 # WebUI reads `event` as an event of its own, and `type` and `item` as in a stream of /v1/responses.
 
-ChunkFields = dict[str, Any]
 MAX_STATUS_CHARS = 100
 _CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
 """The limits of a result in a card. Open WebUI sends the result back with every turn."""
@@ -287,7 +306,7 @@ class StepCardRenderer:
         """The number of pieces of output of the open step."""
         self._steps = 0
 
-    def render(self, event: Event) -> list[ChunkFields]:
+    def render(self, event: Event) -> list[CardFields]:
         """Return the chunk fields of an event, for one or more chunks."""
         match event:
             case ReasoningDelta(text) if text and not self._state.answer_began:
@@ -303,7 +322,7 @@ class StepCardRenderer:
                 return [self._result(event.step, event.observation), status]
         return []
 
-    def abandon(self) -> list[ChunkFields]:
+    def abandon(self) -> list[CardFields]:
         """Return the chunk fields that close the open card and the status line of a failed run.
 
         Every card needs a result, because Open WebUI itself runs calls without a result.
@@ -314,10 +333,12 @@ class StepCardRenderer:
             return pending
         return [*pending, _status(f"Stopped after {_count(self._steps, 'step')}", done=True)]
 
-    def finish(self, result: Result) -> list[ChunkFields]:
+    def finish(self, result: Result) -> list[CardFields]:
         """Return the chunk fields of files that are not in the message, and of the last status."""
         files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
-        frames = [{"event": {"type": "files", "data": {"files": files}}}] if files else []
+        frames: list[CardFields] = (
+            [{"event": {"type": "files", "data": {"files": files}}}] if files else []
+        )
         if self._steps:
             counts = [_count(self._steps, "step")]
             counts += [_count(len(result.artifacts), "file")] if result.artifacts else []
@@ -330,7 +351,7 @@ class StepCardRenderer:
             self._index += 1
             self._last_kind = kind
 
-    def _begin(self, event: ToolCallStarted) -> list[ChunkFields]:
+    def _begin(self, event: ToolCallStarted) -> list[CardFields]:
         self._steps += 1
         self._pieces = 0
         self._command = _line(command_line(event.name, event.arguments).removeprefix("$ "))
@@ -351,7 +372,7 @@ class StepCardRenderer:
             {"type": "response.output_item.done", "output_index": self._index, "item": call},
         ]
 
-    def _write(self, text: str) -> list[ChunkFields]:
+    def _write(self, text: str) -> list[CardFields]:
         """Return a status with the last line of output for pieces 1, 2, 4, 8 and so on: Open WebUI
         stores every status."""
         self._pieces += 1
@@ -362,7 +383,7 @@ class StepCardRenderer:
             return []
         return [_status(f"Running: {self._command} - {_line(lines[-1])}", done=False)]
 
-    def _result(self, step: int, text: str, status: str = "completed") -> ChunkFields:
+    def _result(self, step: int, text: str, status: str = "completed") -> CardFields:
         self._index += 1
         item = {
             "type": "function_call_output",
@@ -374,7 +395,7 @@ class StepCardRenderer:
         return {"type": "response.output_item.added", "output_index": self._index, "item": item}
 
 
-def _status(description: str, *, done: bool) -> ChunkFields:
+def _status(description: str, *, done: bool) -> CardFields:
     data = {"action": "sandbox", "description": description, "done": done}
     return {"event": {"type": "status", "data": data}}
 
@@ -389,7 +410,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _file(artifact: Artifact) -> ChunkFields:
+def _file(artifact: Artifact) -> Json:
     kind = "image" if artifact.mime_type.startswith("image/") else "file"
     shown = {"type": kind, "url": artifact.url, "name": artifact.path.rpartition("/")[2]}
     return {**shown, "size": artifact.bytes} if kind == "file" else shown

@@ -1,0 +1,127 @@
+"""The HTTP headers that the proxy reads and sets itself. A relayed request or response has further
+headers, of the client or the backend: see `proxy.models.relay`."""
+
+from enum import StrEnum
+
+_EVERY = "every route"
+_MODEL = "chat completions, responses, messages"
+_DOWNLOADS = "downloads of files"
+
+
+class _Header(StrEnum):
+    routes: str
+    """The routes that read or set the header."""
+
+    def __new__(cls, name: str, routes: str) -> "_Header":
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.routes = routes
+        return member
+
+
+class RequestHeader(_Header):
+    """The request headers that the proxy reads, in lower case."""
+
+    AUTHORIZATION = "authorization", _EVERY
+    """The key, as `Bearer <key>`."""
+    API_KEY = "x-api-key", _EVERY
+    """The key, as Anthropic's clients send it. Read if there is no bearer key."""
+    ORGANIZATION = "openai-organization", _EVERY
+    """The organization of a key that the backend checks (`auth: backend`)."""
+    PROJECT = "openai-project", _EVERY
+    """The project of a key that the backend checks (`auth: backend`)."""
+    REQUEST_ID = "x-request-id", _EVERY
+    """The client's id of the request. The response repeats the id if it is printable."""
+    IDEMPOTENCY_KEY = "idempotency-key", _MODEL
+    """A name for the request. A request with the same name and body gets the same run; one with
+    another body is refused with status 422."""
+    PROFILE = "x-sandbox-profile", _MODEL
+    """The same as `sandbox.profile`, which takes precedence."""
+    ENABLED = "x-sandbox-enabled", _MODEL
+    """The same as `sandbox.enabled`, which takes precedence."""
+    PROMPT = "x-sandbox-prompt", _MODEL
+    """The same as `sandbox.prompt`, which takes precedence."""
+    STEPS = "x-sandbox-steps", _MODEL
+    """The same as `sandbox.steps`, which takes precedence."""
+    USAGE = "x-sandbox-usage", _MODEL
+    """The same as `sandbox.usage`, which takes precedence."""
+    OFFLOAD_DOCUMENTS = "x-sandbox-offload-documents", _MODEL
+    """`on` or `off`: the same as `sandbox.offload_documents`, which takes precedence."""
+    DEADLINE = "x-sandbox-deadline", _MODEL
+    """The same as `sandbox.deadline_s`. The smaller of both applies."""
+    ON_DISCONNECT = "x-sandbox-on-disconnect", _MODEL
+    """The same as `sandbox.on_disconnect`, which takes precedence."""
+    SESSION = "x-sandbox-session", _MODEL
+    """The same as `sandbox.session`, which takes precedence."""
+    OPEN_WEBUI_CHAT_ID = "x-openwebui-chat-id", _MODEL
+    """Open WebUI's id of the chat. It names the session if the request names none itself."""
+    CHAT_UI_CHAT_ID = "chatui-conversation-id", _MODEL
+    """The id of the chat in Hugging Face's chat-ui, used like Open WebUI's. Answers to chat-ui list
+    the produced files (`artifacts.list_files`)."""
+    CHAT_ID = "x-chat-id", _MODEL
+    """The id of the chat in other clients, used like Open WebUI's."""
+    SESSION_ID = "x-session-id", _MODEL
+    """The id of the chat in other clients, used like Open WebUI's."""
+    HERMES_SESSION_ID = "x-hermes-session-id", _MODEL
+    """The id of the session in Hermes, used like Open WebUI's."""
+    CLAUDE_CODE_SESSION_ID = "x-claude-code-session-id", _MODEL
+    """The id of the session in Claude Code, used like Open WebUI's."""
+    CODEX_THREAD_ID = "thread-id", _MODEL
+    """The id of the thread in Codex, used like Open WebUI's."""
+    OPEN_WEBUI_TASK = "x-openwebui-task", _MODEL
+    """Open WebUI's purpose of a utility request, such as a title. The request gets no sandbox."""
+    OPEN_WEBUI_PREFIX = "x-openwebui-", "chat completions"
+    """Any header with this prefix: the client is Open WebUI, so the default step mode is `items`.
+    """
+    STAINLESS_READ_TIMEOUT = "x-stainless-read-timeout", _MODEL
+    """Seconds without data after which OpenAI's Python SDK disconnects."""
+    STAINLESS_TIMEOUT = "x-stainless-timeout", _MODEL
+    """Seconds without a first byte after which OpenAI's Node SDK disconnects."""
+    STAINLESS_RETRY_COUNT = "x-stainless-retry-count", _MODEL
+    """The number of earlier attempts of OpenAI's SDKs. A retry gets the run of the first
+    attempt."""
+    ORIGINATOR = "originator", _MODEL
+    """The client. For `codex…` the default of `sandbox.usage` is `last_call`."""
+    USER_AGENT = "user-agent", _MODEL
+    """The client. For `opencode/…` the default of `sandbox.usage` is `last_call`."""
+    ORIGIN = "origin", _EVERY
+    """The web page that sends the request. A server without keys refuses pages of other sites."""
+    ACCEPT = "accept", "`/metrics`"
+    """The format of the metrics: OpenMetrics or Prometheus's text format."""
+
+
+class ResponseHeader(_Header):
+    """The response headers that the proxy sets."""
+
+    RUN = "X-Sandbox-Run", _MODEL
+    """The id of the run, in errors too."""
+    CONTAINER = "X-Sandbox-Container", _MODEL
+    """The id of the run's container."""
+    ROUTE = "x-sandbox-route", _MODEL
+    """The reason why the request had no run. Absent if it had one."""
+    ROUTE_DETAIL = "x-sandbox-route-detail", _MODEL
+    """The change that would give the request a run, if the reason is the model's tool support."""
+    REQUEST_ID = "x-request-id", _EVERY
+    """The id of the request: the client's, or one made from the id of the run."""
+    MESSAGES_REQUEST_ID = "request-id", "messages"
+    """The id of the request, as Anthropic's clients read it."""
+    RETRY_AFTER = "Retry-After", _EVERY
+    """Seconds after which a retry may succeed. Set with some errors of status 429 and 503."""
+    SHOULD_RETRY = "x-should-retry", _MODEL
+    """`false` with an error after which OpenAI's SDKs shall not retry."""
+    AUTHENTICATE = "WWW-Authenticate", _EVERY
+    """`Bearer`, with an error of status 401."""
+    ALLOW = "Allow", _EVERY
+    """The methods of the route, with an error of status 405."""
+    CONNECTION = "Connection", _EVERY
+    """`close` if the server closes the connection after the response."""
+    CACHE_CONTROL = "Cache-Control", "streams, downloads of files, `/docs`"
+    """`no-cache` for a stream, so that no cache delays it. Downloads may be cached for an hour."""
+    CONTENT_DISPOSITION = "Content-Disposition", _DOWNLOADS
+    """The name of the file. `attachment` for files that a browser must not open."""
+    CONTENT_TYPE_OPTIONS = "X-Content-Type-Options", "downloads of files, `/docs`"
+    """`nosniff`: the browser must not guess another type."""
+    CONTENT_SECURITY_POLICY = "Content-Security-Policy", "downloads of files, `/docs`"
+    """The restrictions of a page that the browser opens."""
+    REFERRER_POLICY = "Referrer-Policy", _DOWNLOADS
+    """`no-referrer`: the URL of a download is its permission."""

@@ -1,0 +1,233 @@
+"""The manual and the README: their examples run, and their commands and settings exist."""
+
+import argparse
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+import yaml
+
+from proxy.__main__ import _parser as command_parser
+from proxy.config import parse
+from proxy.demo import SCRIPT
+from proxy.models.scripted import ScriptedModel
+from tests.fakes.server import make_services, open_sandboxes, serve
+
+ROOT = Path(__file__).parents[2]
+README = next(path for path in (ROOT / "README.new.md", ROOT / "README.md") if path.exists())
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), README]
+ADDRESS = "http://127.0.0.1:8080"
+"""The address of the proxy in the examples."""
+CHECKED = {"python", "yaml", "json", "sh"}
+UNCHECKED = {
+    *("text", "mermaid", "toml", "promql", "http", "ini", "dockerfile"),
+    *("javascript", "typescript"),
+}
+RUNNERS = {"docker", "podman", "kubectl", "sudo", "env", "exec", "timeout", "nohup"}
+"""Programs whose arguments contain a command."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block of a page."""
+
+    path: Path
+    line: int
+    language: str
+    info: str
+    """The rest of the line that opens the block."""
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def fences(path: Path) -> Iterator[Fence]:
+    """Yield the fenced blocks of a page, those in admonitions and lists too."""
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    for number, line in lines:
+        if not (opening := re.fullmatch(r"( *)(`{3,}|~{3,})\s*([^\s`]*)([^`]*)", line)):
+            continue
+        indent, mark, language, info = opening.groups()
+        block = []
+        for _, inner in lines:
+            if re.fullmatch(rf" *{mark}{mark[0]}*\s*", inner):
+                break
+            block.append(inner.removeprefix(indent))
+        else:
+            raise ValueError(f"{path}:{number}: the block has no end")
+        yield Fence(path, number, language, info.strip(), "\n".join([*block, ""]))
+
+
+FENCES = [fence for path in PAGES for fence in fences(path)]
+
+
+def written_in(language: str) -> pytest.MarkDecorator:
+    """Parametrize a test by the blocks in a language."""
+    found = [fence for fence in FENCES if fence.language == language]
+    return pytest.mark.parametrize("fence", found, ids=[fence.id for fence in found])
+
+
+def test_every_block_has_a_known_language() -> None:
+    known = CHECKED | UNCHECKED
+    assert not [f"{each.id}: {each.language}" for each in FENCES if each.language not in known]
+
+
+# Python
+
+
+@written_in("python")
+async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
+    ast.parse(fence.text, fence.id)
+    if fence.text.startswith("# sketch"):
+        return
+    async with open_sandboxes("bubblewrap", tmp_path / "state") as sandboxes:
+        services = make_services(ScriptedModel.from_yaml(SCRIPT), sandboxes, tmp_path / "state")
+        async with serve(services) as url:
+            (tmp_path / "program.py").write_text(fence.text.replace(ADDRESS, url), "utf-8")
+            with anyio.fail_after(60):
+                ended = await anyio.run_process(
+                    [sys.executable, "program.py"], cwd=tmp_path, check=False
+                )
+    assert ended.returncode == 0, ended.stderr.decode()
+
+
+# YAML and JSON
+
+
+@written_in("yaml")
+def test_yaml_is_a_valid_configuration(fence: Fence) -> None:
+    tree = yaml.safe_load(fence.text)
+    if "title=" not in fence.info:
+        parse(tree, fence.id)
+
+
+@written_in("json")
+def test_json_is_valid(fence: Fence) -> None:
+    json.loads(fence.text)
+
+
+# Shell
+
+
+@written_in("sh")
+def test_shell_commands_exist(fence: Fence) -> None:
+    checked = subprocess.run(
+        ["bash", "-n"], input=fence.text, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    faults = [fault for words in commands(fence.text) for fault in command_faults(words)]
+    assert not faults
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_the_prose_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    spans = re.findall(r"(?<!`)`((?:make|sandbox-proxy) [^`\n]+)`(?!`)", text)
+    assert not [fault for span in spans for fault in command_faults(shlex.split(span))]
+
+
+def commands(script: str) -> Iterator[list[str]]:
+    """Yield the words of each command in a script, without variables before it."""
+    pending = ""
+    for line in script.splitlines():
+        pending += line + "\n"
+        lexer = shlex.shlex(pending.replace("\\\n", " "), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # an open quotation, or a backslash at the end
+            continue
+        if line.endswith("\\"):
+            continue
+        pending = ""
+        command: list[str] = []
+        for word in [*words, ";"]:
+            if set(word) <= set("();<>|&"):
+                yield command
+                command = []
+            elif command or not re.match(r"\w+=", word):
+                command.append(word)
+
+
+def command_faults(words: list[str]) -> Iterator[str]:
+    """Yield what does not exist of a command of this project."""
+    if not words:
+        return
+    if words[0] == "make":
+        targets = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        yield from (f"make {target}" for target in targets if target not in make_targets())
+    for at, word in enumerate(words):
+        if Path(word).name == "sandbox-proxy" and (at == 0 or words[0] in RUNNERS):
+            yield from option_faults(words[at + 1 :])
+    if words[:3] and words[1:3] == ["-m", "proxy"]:
+        yield from option_faults(words[3:])
+
+
+def option_faults(arguments: list[str]) -> Iterator[str]:
+    """Yield the subcommand and the options that `sandbox-proxy` does not have."""
+    parser = command_parser()
+    subcommands = subparsers(parser)
+    name = next((word for word in arguments if not word.startswith("-")), None)
+    if name is not None and name not in subcommands:
+        yield f"sandbox-proxy {name}"
+        return
+    known = {*option_strings(parser), *(option_strings(subcommands[name]) if name else ())}
+    for word in arguments:
+        option = word.partition("=")[0]
+        if option.startswith("-") and option not in known:
+            yield f"sandbox-proxy {name} {option}"
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = parser._actions
+    found = (each for each in actions if isinstance(each, argparse._SubParsersAction))
+    return {name: sub for action in found for name, sub in action.choices.items()}
+
+
+def option_strings(parser: argparse.ArgumentParser) -> set[str]:
+    actions = parser._actions
+    return {option for action in actions for option in action.option_strings}
+
+
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
+
+
+def test_unknown_commands_are_found() -> None:
+    script = "make nothing && A=1 .venv/bin/sandbox-proxy serve --nothing \\\n  --config 'a\nb'\n"
+    faults = [fault for words in commands(script) for fault in command_faults(words)]
+    assert faults == ["make nothing", "sandbox-proxy serve --nothing"]
+
+
+# The site
+
+
+def test_readme_is_short() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+    assert not [line for line in lines if len(line) > 120]
+
+
+def test_site_is_built_without_warnings(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
