@@ -142,8 +142,12 @@ class Metrics(Collector):
 
     def follow_pool(self, pool: Pool) -> None:
         """Observe the leases of a pool, and read its counts."""
-        self._readings.pool_stats = pool.stats
+        self.read_pool(pool.stats)
         pool.when_acquired(self._acquired)
+
+    def read_pool(self, stats: Callable[[], PoolStats]) -> None:
+        """Read the counts of a pool by calling `stats`."""
+        self._readings.pool_stats = stats
 
     def pool_stats(self) -> PoolStats | None:
         """Return the counts of the pool, or None before `follow_pool`."""

@@ -5,6 +5,8 @@ import ast
 import inspect
 import os
 import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import proxy
@@ -15,6 +17,7 @@ from proxy.__main__ import _parser as command_parser
 from proxy.api.description import describe
 from proxy.app import _routes as all_routes
 from proxy.metrics import Metrics
+from sandbox_runtime.pool.pool import PoolStats
 
 
 def error_codes() -> str:
@@ -121,14 +124,30 @@ def metrics() -> str:
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",
     ]
-    for family in Metrics().collect():
+    shown = Metrics()
+    shown.read_pool(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    labels_of = _label_names(shown)
+    for family in shown.collect():
         if family.documentation.startswith("Deprecated"):
             continue
         labels = {name for sample in family.samples for name in sample.labels} - {"le"}
+        labels |= set(labels_of.get(family.name, ()))
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        shown = ", ".join(f"`{label}`" for label in sorted(labels))
-        lines.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
+        labels_text = ", ".join(f"`{label}`" for label in sorted(labels))
+        lines.append(f"| `{name}` | {family.type} | {labels_text} | {family.documentation} |")
     return "\n".join([*lines, ""])
+
+
+def _label_names(metrics: Metrics) -> dict[str, Sequence[str]]:
+    """Return the label names of each histogram and counter, by the metric's name."""
+    values = [*vars(metrics.durations).values(), *vars(metrics.counts).values()]
+    found = [
+        item
+        for value in values
+        for item in (value.values() if isinstance(value, dict) else [value])
+    ]
+    # The client library has no public list of a metric's labels.
+    return {each.describe()[0].name: each._labelnames for each in found}  # noqa: SLF001 - see above
 
 
 def commands() -> str:
