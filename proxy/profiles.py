@@ -38,7 +38,7 @@ from proxy.keys import Key
 
 Tree = Mapping[str, Any]
 REMOVED_PROFILES = {
-    "finance": "copy it from examples/finance.yaml",
+    "finance": "copy it from examples/configs/finance.yaml",
     "offline": "write isolation: {network: {mode: none}} in a profile of your own",
 }
 """Profiles that were shipped with the last release, and what to write instead."""

@@ -26,7 +26,7 @@ from tests.fakes.server import Kind, running_proxy
 TIMEOUT_S = 120.0
 OPEN = {"isolation": {"network": {"mode": "open"}}}
 FINANCE = yaml.safe_load(
-    (Path(__file__).parents[2] / "examples" / "finance.yaml").read_text("utf-8")
+    (Path(__file__).parents[2] / "examples" / "configs" / "finance.yaml").read_text("utf-8")
 )
 SECRET = "sk-proj-" + "aB3dE5gH7jK9mN1pQ3sT5vX7zA9cE1gH3kM5oQ7sU9w"
 DIAL = "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 2)'"

@@ -16,7 +16,7 @@ from proxy.profiles import Profiles, build_profiles, shipped
 ANYONE = Key()
 NO_NETWORK = {"isolation": {"network": {"mode": "none"}}}
 FINANCE = yaml.safe_load(
-    (Path(__file__).parents[2] / "examples" / "finance.yaml").read_text("utf-8")
+    (Path(__file__).parents[2] / "examples" / "configs" / "finance.yaml").read_text("utf-8")
 )
 STUDENT = Key("student", ("default", "research"), {"limits": {"max_turns": 20}})
 
@@ -223,7 +223,7 @@ def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) ->
         (
             {"profiles": {"a": {"extends": "finance"}}},
             "profiles.a.extends: there is no profile 'finance' any more: copy it from"
-            " examples/finance.yaml",
+            " examples/configs/finance.yaml",
         ),
         ({"profiles": {"a": {"extends": "b"}}}, "profiles.a.extends: there is no profile 'b'"),
         ({"profiles": {"a": {"limits": {"max_turn": 1}}}}, "profiles.a.limits.max_turn: "),

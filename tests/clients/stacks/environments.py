@@ -23,13 +23,18 @@ def command_of(stack: Stack) -> list[str]:
     """Return the command that runs the stack's program in its own environment."""
     if stack.language == "python":
         return [str(python_of(stack.name)), str(HERE / "python" / stack.program)]
-    runtime, packages = _packages("runtime"), _packages(stack.name)
+    return node_command(stack.name, HERE / "node" / stack.program)
+
+
+def node_command(name: str, program: Path) -> list[str]:
+    """Return the command that runs a program with the packages of a locked Node environment."""
+    runtime, packages = _packages("runtime"), _packages(name)
     # The Node version is locked as well.
     (node,) = runtime.glob("node_modules/node-linux-*/bin/node")
-    # Node resolves packages relative to the program.
-    for source in (HERE / "node").glob("*.mjs"):
+    # Node resolves packages, and the modules beside the program, relative to the program.
+    for source in program.parent.glob("*.mjs"):
         shutil.copy(source, packages)
-    return [str(node), str(packages / stack.program)]
+    return [str(node), str(packages / program.name)]
 
 
 def python_of(name: str) -> Path:
