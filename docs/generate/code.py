@@ -147,7 +147,7 @@ def _label_names(metrics: Metrics) -> dict[str, Sequence[str]]:
         for item in (value.values() if isinstance(value, dict) else [value])
     ]
     # The client library has no public list of a metric's labels.
-    return {each.describe()[0].name: each._labelnames for each in found}  # noqa: SLF001 - see above
+    return {each.describe()[0].name: each._labelnames for group in groups for each in group}  # noqa: SLF001 - see above
 
 
 def commands() -> str:
