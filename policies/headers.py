@@ -27,32 +27,32 @@ class RequestHeader(_Header):
     API_KEY = "x-api-key", _EVERY
     """The key, as Anthropic's clients send it. Read if there is no bearer key."""
     ORGANIZATION = "openai-organization", _EVERY
-    """The organization of a key that the backend checks (`auth: backend`)."""
+    """The organization of a key that the backend checks (`backend.forward_client_key`)."""
     PROJECT = "openai-project", _EVERY
-    """The project of a key that the backend checks (`auth: backend`)."""
+    """The project of a key that the backend checks (`backend.forward_client_key`)."""
     REQUEST_ID = "x-request-id", _EVERY
     """The client's id of the request. The response repeats the id if it is printable."""
     IDEMPOTENCY_KEY = "idempotency-key", _MODEL
     """A name for the request. A request with the same name and body gets the same run; one with
     another body is refused with status 422."""
     PROFILE = "x-sandbox-profile", _MODEL
-    """The same as `sandbox.profile`, which takes precedence."""
+    """Sets `sandbox.profile`, which takes precedence."""
     ENABLED = "x-sandbox-enabled", _MODEL
-    """The same as `sandbox.enabled`, which takes precedence."""
+    """Sets `sandbox.enabled`, which takes precedence."""
     PROMPT = "x-sandbox-prompt", _MODEL
-    """The same as `sandbox.prompt`, which takes precedence."""
+    """Sets `sandbox.prompt`, which takes precedence."""
     STEPS = "x-sandbox-steps", _MODEL
-    """The same as `sandbox.steps`, which takes precedence."""
+    """Sets `sandbox.steps`, which takes precedence."""
     USAGE = "x-sandbox-usage", _MODEL
-    """The same as `sandbox.usage`, which takes precedence."""
+    """Sets `sandbox.usage`, which takes precedence."""
     OFFLOAD_DOCUMENTS = "x-sandbox-offload-documents", _MODEL
-    """`on` or `off`: the same as `sandbox.offload_documents`, which takes precedence."""
+    """`on` or `off`: sets `sandbox.offload_documents`, which takes precedence."""
     DEADLINE = "x-sandbox-deadline", _MODEL
-    """The same as `sandbox.deadline_s`. The smaller of both applies."""
+    """Sets `sandbox.deadline_s`. The smaller of both applies."""
     ON_DISCONNECT = "x-sandbox-on-disconnect", _MODEL
-    """The same as `sandbox.on_disconnect`, which takes precedence."""
+    """Sets `sandbox.on_disconnect`, which takes precedence."""
     SESSION = "x-sandbox-session", _MODEL
-    """The same as `sandbox.session`, which takes precedence."""
+    """Sets `sandbox.session`, which takes precedence."""
     OPEN_WEBUI_CHAT_ID = "x-openwebui-chat-id", _MODEL
     """Open WebUI's id of the chat. It names the session if the request names none itself."""
     CHAT_UI_CHAT_ID = "chatui-conversation-id", _MODEL

@@ -16,7 +16,9 @@ from proxy import errors
 from proxy.__main__ import _parser as command_parser
 from proxy.api.description import describe
 from proxy.app import _routes as all_routes
+from proxy.config import parse
 from proxy.metrics import Metrics
+from proxy.profiles import build_profiles, profile_table
 from sandbox_runtime.pool.pool import PoolStats
 
 
@@ -141,13 +143,22 @@ def metrics() -> str:
 def _label_names(metrics: Metrics) -> dict[str, Sequence[str]]:
     """Return the label names of each histogram and counter, by the metric's name."""
     values = [*vars(metrics.durations).values(), *vars(metrics.counts).values()]
-    found = [
-        item
-        for value in values
-        for item in (value.values() if isinstance(value, dict) else [value])
+    groups = (value.values() if isinstance(value, dict) else [value] for value in values)
+    found = [each for group in groups for each in group]
+    return {each.describe()[0].name: each._labelnames for each in found}  # noqa: SLF001 - no public list
+
+
+def profiles() -> str:
+    """Return the page of the shipped profiles."""
+    built = build_profiles(parse({}, "none"))
+    lines = [
+        "# Profiles",
+        "",
+        "The shipped profiles. A setting that is not listed has its default in all of them.",
+        "`sandbox-proxy profiles --config config.yaml` prints this table with your own profiles.",
+        "",
     ]
-    # The client library has no public list of a metric's labels.
-    return {each.describe()[0].name: each._labelnames for group in groups for each in group}  # noqa: SLF001 - see above
+    return "\n".join([*lines, *profile_table(built.named, built.default), ""])
 
 
 def commands() -> str:

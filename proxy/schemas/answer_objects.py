@@ -101,7 +101,7 @@ class MessageExtension(TypedDict, total=False):
     """The model's reasoning, with the steps if `sandbox.steps` of the request is `reasoning`.
     Present if there is any."""
     reasoning_content: str
-    """The same text as `reasoning`, for clients that read this name. Present with `reasoning`."""
+    """The text of `reasoning`, for clients that read this name. Present with `reasoning`."""
     images: list[Json]
     """Produced images that are small enough, as `image_url` parts with data URLs. Present if
     there are any."""

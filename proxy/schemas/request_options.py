@@ -52,7 +52,7 @@ class SandboxOptions(PolicyOptions, total=False):
     """The name of the profile. A profile that allows more than the usual one needs a key that lists
     it. Default: the profile of the model or the key, else the server's `profile`."""
     steps: StepsMode
-    """How the answer shows the steps. Default: the server's `steps`."""
+    """Form of the steps in the answer. Default: the server's `steps`."""
     offload_documents: bool
     """False if documents in long texts stay in the prompt instead of becoming files. Default:
     true."""
@@ -63,7 +63,7 @@ class SandboxOptions(PolicyOptions, total=False):
     """Seconds after which the client no longer wants an answer. The run ends in an answer before.
     Default: none."""
     on_disconnect: OnDisconnect
-    """What happens to the run when the client disconnects: `cancel` ends it, `detach` continues it.
+    """The fate of the run when the client disconnects: `cancel` ends it, `detach` continues it.
     Default: the server's `on_disconnect`."""
     session: str
     """The client's name for the session, whose files the run finds again. Default: the id of the

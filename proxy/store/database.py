@@ -59,7 +59,7 @@ class Database:
                 migrate(connection)
         except (DBAPIError, OSError, StoreError) as error:
             raise StoreError(f"{path}: {getattr(error, 'orig', None) or error}") from error
-        # One thread: SQLite has one writer, and its own event loop is three times as slow (README).
+        # One thread: SQLite has one writer, and its own event loop is three times as slow.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     async def read(self, work: Callable[[Connection], T]) -> T:

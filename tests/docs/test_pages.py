@@ -24,7 +24,7 @@ from proxy.models.scripted import ScriptedModel
 from tests.fakes.server import make_services, open_sandboxes, serve
 
 ROOT = Path(__file__).parents[2]
-README = next(path for path in (ROOT / "README.new.md", ROOT / "README.md") if path.exists())
+README = ROOT / "README.md"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), README]
 ADDRESS = "http://127.0.0.1:8080"
 """The address of the proxy in the examples."""

@@ -109,7 +109,8 @@ def test_mode_always_routes_to_a_sandbox_despite_failed_tool_calls() -> None:
     assert choose_route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
 
 
-def test_every_reason_has_a_sentence_and_is_in_the_readme() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def test_every_reason_has_a_sentence_and_is_in_the_manual() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/reference/answer.md").read_text(encoding="utf-8")
     assert set(REASON_SENTENCES) == set(ROUTE_REASONS)
-    assert [word for word in ROUTE_REASONS if f"`{word}`" not in readme] == []
+    assert [word for word in ROUTE_REASONS if f"`{word}`" not in page] == []

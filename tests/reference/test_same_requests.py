@@ -245,7 +245,7 @@ def prompts_from_file(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
 
 
 def bodies(backend: ScriptedBackend) -> Iterator[dict[str, Any]]:
-    """Yield the requests without the differences that README's table documents."""
+    """Yield the requests without the differences that docs/research/profile-paper.md documents."""
     for request in backend.requests:
         messages = [normalized(each) for each in request.body["messages"]]
         yield {**unstreamed(request.body), "messages": messages}

@@ -1,4 +1,4 @@
-"""The README's ways to a root file system for bubblewrap lead there, and it computes."""
+"""The manual's commands for a root file system for bubblewrap make one that computes."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tests.sandbox_runtime.transfer import output
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/start/install.md").read_text(encoding="utf-8")
 PATIENCE_S = 1800
 COMPUTE = """
 import numpy, scipy.optimize, sympy
@@ -34,19 +34,19 @@ print(sympy.integrate(x**2, x))
 """
 
 
-def command(program: str) -> str:
-    """The line of the README that calls a program to make the tar."""
-    (block,) = re.findall(r"```sh\n([^`]*build-rootfs[^`]*)```", README)
-    (line,) = [line for line in block.splitlines() if line.startswith(program)]
-    return str(line)
+def commands(part: str) -> str:
+    """Return the manual's commands that contain `part`."""
+    blocks = re.findall(r"```sh\n([^`]*)```", PAGE)
+    (found,) = [block for block in blocks if part in block and "rootfs.tar" in block]
+    return str(found)
 
 
 @asynccontextmanager
-async def made(line: str, directory: Path) -> AsyncIterator[Sandbox]:
-    """A sandbox as the README configures it, after that line was run in a directory."""
-    (block,) = re.findall(r"```yaml\n([^`]*rootfs:[^`]*)```", README)
-    here = line.replace(".venv/bin/sandbox-proxy", f"{sys.executable} -m proxy")
-    rootfs = parse(yaml.safe_load(block), "README").sandbox.bubblewrap.rootfs
+async def made(script: str, directory: Path) -> AsyncIterator[Sandbox]:
+    """A sandbox as the manual configures it, after the script was run in a directory."""
+    (block,) = re.findall(r"```yaml\n([^`]*rootfs:[^`]*)```", PAGE)
+    here = script.replace(".venv/bin/sandbox-proxy", f"{sys.executable} -m proxy")
+    rootfs = parse(yaml.safe_load(block), "install.md").sandbox.bubblewrap.rootfs
     assert rootfs
     try:
         with anyio.fail_after(PATIENCE_S):
@@ -71,13 +71,13 @@ async def test_rootfs_is_exported_from_the_full_image(client: Any, tmp_path: Pat
         client.inspect_image(FULL)
     except docker.errors.ImageNotFound:
         pytest.skip(f"{FULL} is not there: build it with `make image`, which takes minutes")
-    async with made(command("docker"), tmp_path) as sandbox:
+    async with made(commands("docker export"), tmp_path) as sandbox:
         assert await computed(sandbox) == "1.0 1.414214\nx**3/3\n"
 
 
 @pytest.mark.skipif("BUILD_ROOTFS" not in os.environ, reason="BUILD_ROOTFS=1: takes minutes")
 async def test_rootfs_is_built_without_docker(tmp_path: Path) -> None:
-    async with made(command(".venv"), tmp_path) as sandbox:
+    async with made(commands("build-rootfs"), tmp_path) as sandbox:
         assert await computed(sandbox) == "1.0 1.414214\nx**3/3\n"
 
 
