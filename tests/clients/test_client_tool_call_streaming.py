@@ -270,6 +270,22 @@ def call_chunks(*calls: dict[str, Any]) -> list[bytes]:
 END = frames(chunk({}, "tool_calls"), "[DONE]")
 
 
+async def test_client_calls_after_an_unknown_tool_in_a_plain_turn_are_sent_once(
+    tmp_path: Path,
+) -> None:
+    unknown, lookup = call("no_such_tool", x=1), call("lookup", word="a")
+    script = [tool_reply(unknown), tool_reply(unknown), tool_reply(unknown, WRITE, lookup)]
+    async with serve_script(script, tmp_path) as (http, backend):
+        found = await stream_chat(http)
+    assert "execute_bash" not in json.dumps(backend.requests[2].body["tools"])
+    functions = [made["function"] for made in sent_calls(found).values()]
+    assert [function["name"] for function in functions] == ["write_file", "lookup"]
+    assert [json.loads(function["arguments"]) for function in functions] == [
+        ARGUMENTS,
+        {"word": "a"},
+    ]
+
+
 @every_api
 async def test_interleaved_calls_arrive_complete(
     path: str, body: dict[str, Any], arguments_delta: Callable[[Frame], str], tmp_path: Path
