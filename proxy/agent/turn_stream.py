@@ -297,7 +297,7 @@ class ClientCallStream:
     async def end(self, turn: Turn) -> Mapping[str, str]:
         """End the turn. Return the ids of the started calls, by their ids in the turn."""
         await self._finish()
-        # Calls that the turn ignores have no entry in `_called`: the order is the same, not the index.
+        # Calls that the turn ignores are not in `_called`: indexes may differ, the order does not.
         return {
             call.id: self._ids[index]
             for index, call in zip(sorted(self._called), turn.calls, strict=False)
