@@ -67,6 +67,8 @@ class Dialer:
     ) -> None:
         self._rules = rules
         self._forbidden = frozenset((_parsed(ip), port) for ip, port in forbidden)
+        self._own_ports = {port for ip, port in self._forbidden if ip.is_unspecified}
+        """The ports that are forbidden on every address of this host."""
         self._resolve = resolve
         self._connect = connect
         self._timeout_s = timeout_s
@@ -98,6 +100,7 @@ class Dialer:
             for ip in found
             if self._rules.is_reachable(ip)
             and self._forbidden.isdisjoint({(ip, target.port), (ip, None)})
+            and not (target.port in self._own_ports and _is_own(ip))
         ]
         if not allowed:
             raise DeniedError(
@@ -118,6 +121,17 @@ class Dialer:
         if not addresses:
             raise UnreachableError(f"cannot resolve {host}: it has no address")
         return addresses
+
+
+def _is_own(ip: IPAddress) -> bool:
+    """Return True if the address is one of this host's: only to those can a socket be bound."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

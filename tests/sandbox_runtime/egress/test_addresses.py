@@ -202,6 +202,24 @@ async def test_other_ports_of_the_proxys_own_address_stay_what_they_are() -> Non
         assert (await get(sandbox, "allowed.example")).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
+async def test_port_of_a_proxy_that_listens_on_all_addresses_is_denied_on_each_of_them(
+    wildcard: str,
+) -> None:
+    egress = Egress(mode="open", allowed_cidrs=("127.0.0.0/8",))
+    statuses: list[bytes] = []
+    async with Internet().server(echo) as own_port, Internet().server(echo) as other_port:
+        gateway = Gateway(egress, resolve=SystemResolver(), forbidden=[(wildcard, own_port)])
+        async with serve_programs(gateway, []) as sandbox:
+            for port in (own_port, other_port):
+                reader, writer = await sandbox.open()
+                writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+                with fail_after(5):
+                    statuses.append((await reader.readline()).split()[1])
+                writer.close()
+    assert statuses == [b"403", b"200"]
+
+
 def test_invalid_own_address_is_an_error() -> None:
     with pytest.raises(ValueError, match="localhost"):
         Gateway(OPEN, resolve=Internet().resolve, forbidden=[("localhost", 80)])
