@@ -27,8 +27,8 @@ class PoolSettings:
     """The size of the pool, and its behaviour if no sandbox is ready. Raises ValueError."""
 
     min_ready: int = 2
-    """Number of sandboxes that are kept ready for each isolation. 0: sandboxes are started on
-    demand."""
+    """Number of sandboxes that are kept ready for the isolation of the default profile. 0:
+    sandboxes are started on demand."""
     max_sandboxes: int = 32
     """Maximum number of sandboxes that are starting, ready, leased or ending."""
     memory_budget_mib: int | None = None

@@ -53,7 +53,7 @@ class Redaction:
     """The secrets that are redacted. Raises ValueError for an unknown name."""
 
     detectors: tuple[str, ...] = ()
-    """Built-in patterns. keys: all of them. Or some of: aws, aws_secret, github, openai, google,
+    """Built-in patterns. all: all of them. Or some of: aws, aws_secret, github, openai, google,
     slack, jwt, bearer, url_password, private_key."""
     patterns: tuple[SecretPattern, ...] = ()
     """Patterns of the operator, in addition to the built-in ones."""

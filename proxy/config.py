@@ -207,7 +207,8 @@ class KeyConfig(_Section):
     """A client key."""
 
     name: str
-    """Name of the key in logs, metrics and stored data."""
+    """Name of the key. Daily budgets belong to the name, so that a new secret has the same
+    budget."""
     env: str
     """Name of the environment variable with the secret that clients send."""
     profiles: tuple[str, ...] = ()

@@ -183,7 +183,11 @@ def option_faults(arguments: list[str]) -> Iterator[str]:
     if name is not None and name not in subcommands:
         yield f"sandbox-proxy {name}"
         return
-    known = {*option_strings(parser), *(option_strings(subcommands[name]) if name else ())}
+    known = option_strings(parser)
+    if name is not None:
+        known |= option_strings(subcommands[name])
+        for action in subparsers(subcommands[name]).values():
+            known |= option_strings(action)
     for word in arguments:
         option = word.partition("=")[0]
         if option.startswith("-") and option not in known:
