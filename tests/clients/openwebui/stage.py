@@ -1,4 +1,4 @@
-"""What a scene runs on: browser, Open WebUI, proxy and model."""
+"""The browser, Open WebUI, proxy and model that a scene uses."""
 
 import re
 from dataclasses import dataclass, field

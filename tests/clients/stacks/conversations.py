@@ -44,7 +44,7 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
 
 def answer(body: Mapping[str, Any]) -> Item:
     """Return the model's reply for the scenario that the messages belong to."""
-    said, later_messages = _last_words(body["messages"])
+    said, later_messages = _last_prompt(body["messages"])
     scenario = next(name for name, words in SAID.items() if words in said)
     match scenario:
         case "question":
@@ -60,13 +60,13 @@ def answer(body: Mapping[str, Any]) -> Item:
     return _fault(scenario, body)
 
 
-def _last_words(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+def _last_prompt(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """Return the last user message that is a scenario's prompt, and the messages after it."""
     for index in reversed(range(len(messages))):
         text = json.dumps(messages[index].get("content"))
         if messages[index]["role"] == "user" and any(words in text for words in SAID.values()):
             return text, messages[index + 1 :]
-    raise AssertionError("nobody said anything that is in the script")
+    raise AssertionError("no user message contains a prompt of a scenario")
 
 
 def _work(later_messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def _completed(body: Mapping[str, Any]) -> web.Response:
     if not body.get("stream"):
         return web.json_response(_completion(body, "".join(pieces), "stop"))
     chunks = [_completion(body, piece, None) for piece in pieces]
-    told = b"".join(encode_sse(iter([*chunks, _completion(body, "", "stop")])))
-    return web.Response(body=told, content_type="text/event-stream")
+    event_stream = b"".join(encode_sse(iter([*chunks, _completion(body, "", "stop")])))
+    return web.Response(body=event_stream, content_type="text/event-stream")
 
 
 def _completion(body: Mapping[str, Any], text: str, finish_reason: str | None) -> dict[str, Any]:

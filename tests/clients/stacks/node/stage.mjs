@@ -8,7 +8,7 @@ export const KEY = "sk-of-the-client";
 
 export const WARMTH = {
   name: "warmth",
-  description: "How warm it is in a city.",
+  description: "Return the temperature in a city.",
   parameters: {
     type: "object",
     properties: { city: { type: "string" } },

@@ -1,4 +1,4 @@
-"""The anthropic SDK: sync and async, whole, streamed and with its helpers."""
+"""The anthropic SDK: sync and async, non-streamed, streamed and with its helpers."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -10,7 +10,7 @@ from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
 
 HOW: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
 FINISH = {"end_turn": "stop", "tool_use": "tool_calls"}
-"""The reasons to stop, as the other clients call them."""
+"""The chat finish reason for each stop reason."""
 FUNCTION = WARMTH["function"]
 TOOL = {
     "name": FUNCTION["name"],
@@ -35,7 +35,7 @@ def async_at(url: str) -> Any:
 
 
 def asked(words: str) -> dict[str, Any]:
-    """As an app asks that shows what the model thinks."""
+    """Return a request with extended thinking."""
     return {
         "model": MODEL,
         "max_tokens": 2000,
@@ -45,7 +45,7 @@ def asked(words: str) -> dict[str, Any]:
 
 
 def shown(message: Any) -> dict[str, Any]:
-    """A message, whole or added up by the SDK."""
+    """Return the parts of a message, non-streamed or assembled by the SDK."""
     usage = message.usage
     sandbox = message.model_extra.get("sandbox", {})
     return {
@@ -59,7 +59,7 @@ def shown(message: Any) -> dict[str, Any]:
 
 
 def added_up(events: Iterable[Any]) -> dict[str, Any]:
-    """The events of a stream, as an app adds them up that looks at all of them."""
+    """Assemble the parts of a message from the raw events of a stream."""
     found: dict[str, Any] = {"text": "", "thought": "", "calls": []}
     for event in events:
         match event.type:
@@ -87,9 +87,9 @@ def streamed(url: str, words: str) -> Any:
 
 def helper(url: str, words: str) -> Any:
     with sync_at(url).messages.stream(**asked(words)) as stream:
-        told = "".join(stream.text_stream)
+        streamed_text = "".join(stream.text_stream)
         message = shown(stream.get_final_message())
-    assert told == message["text"]
+    assert streamed_text == message["text"]
     return message
 
 
@@ -104,14 +104,14 @@ async def streamed_async(url: str, words: str) -> Any:
 
 async def helper_async(url: str, words: str) -> Any:
     async with async_at(url).messages.stream(**asked(words)) as stream:
-        told = "".join([text async for text in stream.text_stream])
+        streamed_text = "".join([text async for text in stream.text_stream])
         message = shown(await stream.get_final_message())
-    assert told == message["text"]
+    assert streamed_text == message["text"]
     return message
 
 
 def beta(url: str, words: str) -> Any:
-    """With the server's own computer, as its beta has it."""
+    """Use the beta API with the hosted code execution tool."""
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     message = sync_at(url).beta.messages.create(
         **asked(words), tools=[computer], betas=["code-execution-2025-08-25"]
@@ -121,7 +121,7 @@ def beta(url: str, words: str) -> Any:
 
 
 def tools(url: str) -> Any:
-    """By hand: the call, its answer, the answer to that."""
+    """Answer a tool call without a helper of the SDK."""
     asking = {**asked(SAID["tools"]), "tools": [TOOL]}
     client = sync_at(url)
     first = client.messages.create(**asking)
@@ -130,7 +130,7 @@ def tools(url: str) -> Any:
 
 
 def tools_helper(url: str) -> Any:
-    """The same by the stream helper."""
+    """Call the tool from messages that the stream helper assembled."""
     asking = {**asked(SAID["tools"]), "tools": [TOOL]}
     steps = []
     client = sync_at(url)
@@ -154,7 +154,7 @@ def answer_to(message: Any) -> dict[str, Any]:
 
 
 def tool_runner(url: str) -> Any:
-    """The SDK calls the tool and asks again."""
+    """Let the SDK run the tool and send its result."""
     tool = anthropic.beta_tool(warmth)
     runner = sync_at(url).beta.messages.tool_runner(**asked(SAID["tools"]), tools=[tool])
     return shown(runner.until_done())["text"]

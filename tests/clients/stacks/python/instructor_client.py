@@ -1,4 +1,4 @@
-"""instructor: typed answers, by tool and by schema, whole and growing."""
+"""instructor: typed answers by tool call and by JSON schema, non-streamed and streamed."""
 
 from functools import cache
 from typing import Any

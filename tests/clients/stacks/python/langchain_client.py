@@ -12,7 +12,7 @@ from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
 
 
 class Place(BaseModel):
-    """Where it is how warm."""
+    """A city and its temperature."""
 
     city: str
     degrees: int
@@ -32,13 +32,13 @@ def model_at(url: str, **how: Any) -> ChatOpenAI:
 
 
 def responses_model_at(url: str) -> ChatOpenAI:
-    """The same by the Responses API."""
+    """Return a model that uses the Responses API."""
     return model_at(url, use_responses_api=True)
 
 
 @cache
 def anthropic_model_at(url: str) -> ChatAnthropic:
-    """The same by Anthropic's API."""
+    """Return a model that uses Anthropic's API."""
     return ChatAnthropic(
         base_url=url.removesuffix("/v1"),
         api_key=KEY,
@@ -50,16 +50,16 @@ def anthropic_model_at(url: str) -> ChatAnthropic:
 
 
 FINISH = {"completed": "stop", "end_turn": "stop"}
-"""How the other two say that an answer is whole."""
+"""The chat finish reason for each status or stop reason of the other two APIs."""
 
 
 def shown(message: Any) -> dict[str, Any]:
     usage = message.usage_metadata
-    told = message.response_metadata
+    metadata = message.response_metadata
     return {
         "text": message.text,
-        "finish": told.get("finish_reason")
-        or FINISH.get(told.get("status") or told["stop_reason"]),
+        "finish": metadata.get("finish_reason")
+        or FINISH.get(metadata.get("status") or metadata["stop_reason"]),
         "calls": [call["name"] for call in message.tool_calls],
         "usage": [usage["input_tokens"], usage["output_tokens"]],
     }
@@ -123,7 +123,7 @@ def tools_of(model_at_url: ChatOpenAI | ChatAnthropic) -> Any:
 
 
 def shape(url: str) -> Any:
-    """As a JSON schema and as a tool that must be called."""
+    """Request the answer with a JSON schema and with a forced tool call."""
     return [
         model_at(url)
         .with_structured_output(Place, method=method)

@@ -1,4 +1,4 @@
-"""litellm as a client: completion whole and streamed, tools."""
+"""litellm as a client: completion non-streamed and streamed, tools."""
 
 from typing import Any
 
@@ -59,8 +59,8 @@ def tools(url: str) -> Any:
     first = litellm.completion(**asking)
     message = first.choices[0].message
     (call,) = message.tool_calls
-    told = {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")}
-    asking["messages"] = [*asking["messages"], message.model_dump(exclude_none=True), told]
+    tool_message = {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")}
+    asking["messages"] = [*asking["messages"], message.model_dump(exclude_none=True), tool_message]
     return [shown(first), shown(litellm.completion(**asking))]
 
 

@@ -12,7 +12,7 @@ from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
 
 
 class Place(BaseModel):
-    """Where it is how warm."""
+    """A city and its temperature."""
 
     city: str
     degrees: int
@@ -62,11 +62,11 @@ def tools(url: str) -> Any:
     model, tool = model_at(url), FunctionTool.from_defaults(warmth)
     first = model.chat_with_tools([tool], user_msg=SAID["tools"])
     (call,) = model.get_tool_calls_from_response(first)
-    told = tool(**call.tool_kwargs).content
+    tool_result = tool(**call.tool_kwargs).content
     history = [
         ChatMessage(SAID["tools"]),
         first.message,
-        ChatMessage(told, role="tool", additional_kwargs={"tool_call_id": call.tool_id}),
+        ChatMessage(tool_result, role="tool", additional_kwargs={"tool_call_id": call.tool_id}),
     ]
     last = model.chat_with_tools([tool], chat_history=history)
     return [shown(model, first), shown(model, last)]

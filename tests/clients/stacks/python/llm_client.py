@@ -1,4 +1,4 @@
-"""simonw's llm: prompts whole and streamed, tools, schemas."""
+"""simonw's llm: prompts non-streamed and streamed, tools, schemas."""
 
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ class Place(BaseModel):
 
 
 class OneTry(Chat):
-    """It would wait and try again, and has no setting for that."""
+    """llm's chat model without retries, for which llm has no setting."""
 
     def get_client(self, *args: Any, **how: Any) -> Any:
         return super().get_client(*args, **how).with_options(max_retries=0)

@@ -1,4 +1,4 @@
-"""The openai SDK: sync and async, whole, streamed and with its stream helper."""
+"""The openai SDK: sync and async, non-streamed, streamed and with its stream helper."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -33,7 +33,7 @@ def asked(words: str) -> dict[str, Any]:
 
 
 def shown(completion: Any) -> dict[str, Any]:
-    """A completion, whole or added up by the SDK."""
+    """Return the parts of a completion, non-streamed or assembled by the SDK."""
     (choice,) = completion.choices
     extra = choice.message.model_extra
     sandbox = completion.model_extra.get("sandbox", {})
@@ -51,7 +51,7 @@ def shown(completion: Any) -> dict[str, Any]:
 
 
 def added_up(chunks: Iterable[Any]) -> dict[str, Any]:
-    """The chunks of a stream, as an app adds them up that looks at all of them."""
+    """Assemble the parts of a completion from the raw chunks of a stream."""
     text, thought = "", ""
     found: dict[str, Any] = {"calls": [], "cited": {}, "pictures": [], "files": {}, "usage": []}
     for chunk in chunks:
@@ -82,9 +82,9 @@ def streamed(url: str, words: str) -> Any:
 
 def helper(url: str, words: str) -> Any:
     with sync_at(url).chat.completions.stream(**asked(words), **USAGE) as stream:
-        told = [event.delta for event in stream if event.type == "content.delta"]
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
         completion = shown(stream.get_final_completion())
-    assert "".join(told) == completion["text"]
+    assert "".join(deltas) == completion["text"]
     return completion
 
 
@@ -99,14 +99,14 @@ async def streamed_async(url: str, words: str) -> Any:
 
 async def helper_async(url: str, words: str) -> Any:
     async with async_at(url).chat.completions.stream(**asked(words), **USAGE) as stream:
-        told = [event.delta async for event in stream if event.type == "content.delta"]
+        deltas = [event.delta async for event in stream if event.type == "content.delta"]
         completion = shown(await stream.get_final_completion())
-    assert "".join(told) == completion["text"]
+    assert "".join(deltas) == completion["text"]
     return completion
 
 
 def tools(url: str) -> Any:
-    """By hand: the call, its answer, the answer to that."""
+    """Answer a tool call without a helper of the SDK."""
     asking = {**asked(SAID["tools"]), "tools": [WARMTH]}
     client = sync_at(url)
     first = client.chat.completions.create(**asking)
@@ -120,7 +120,7 @@ def tools(url: str) -> Any:
 
 
 def tools_helper(url: str) -> Any:
-    """The same by the stream helper."""
+    """Call the tool from messages that the stream helper assembled."""
     asking = {**asked(SAID["tools"]), "tools": [WARMTH], **USAGE}
     steps = []
     client = sync_at(url)

@@ -1,4 +1,4 @@
-"""The openai SDK's Responses API: sync and async, whole, streamed and with its stream helper."""
+"""The openai SDK's Responses API: sync and async, non-streamed, streamed and by stream helper."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def shown(response: Any) -> dict[str, Any]:
 
 
 def last_of(events: list[Any]) -> dict[str, Any]:
-    """What the last event tells, which the others must have told before."""
+    """Return the parts of the last event's response. Its text must equal the streamed text."""
     response = shown(events[-1].response)
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == response["text"]
@@ -91,7 +91,11 @@ def alone(sync_at: Callable[[str], Any]) -> dict[str, Any]:
         return parsed.output_parsed.model_dump()
 
     def hosted(url: str) -> Any:
-        with sync_at(url).responses.stream(**asked(SAID["tools"]), tools=[SHELL, OWN_TOOL]) as told:
-            return [event.item.type for event in told if event.type == "response.output_item.done"]
+        with sync_at(url).responses.stream(
+            **asked(SAID["tools"]), tools=[SHELL, OWN_TOOL]
+        ) as stream:
+            return [
+                event.item.type for event in stream if event.type == "response.output_item.done"
+            ]
 
     return {"responses tools": tools, "responses shape": shape, "hosted": hosted}

@@ -19,7 +19,7 @@ from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
 
 
 class Place(BaseModel):
-    """Where it is how warm."""
+    """A city and its temperature."""
 
     city: str
     degrees: int
@@ -78,9 +78,9 @@ async def responses_streamed(url: str, words: str) -> Any:
 
 async def asked_streaming(agent: Any, words: str) -> Any:
     async with agent.run_stream(words) as result:
-        told = [text async for text in result.stream_text(delta=True, debounce_by=None)]
+        deltas = [text async for text in result.stream_text(delta=True, debounce_by=None)]
     (response,) = responses(result.all_messages())
-    assert "".join(told) == shown(response)["text"]
+    assert "".join(deltas) == shown(response)["text"]
     return shown(response)
 
 
@@ -101,7 +101,7 @@ async def tools_streamed(url: str) -> Any:
 
 
 async def shape(url: str) -> Any:
-    """As a tool that must be called, and as a JSON schema."""
+    """Request the answer with a forced tool call and with a JSON schema."""
     return [
         (await agent_at(url, output_type=kind).run(SAID["shape"])).output.model_dump()
         for kind in (Place, NativeOutput(Place))

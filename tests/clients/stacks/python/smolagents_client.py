@@ -1,4 +1,4 @@
-"""smolagents: its model whole and streamed, and an agent with a tool."""
+"""smolagents: its model non-streamed and streamed, and an agent with a tool."""
 
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ from stage import warmth as look_up
 
 @tool
 def warmth(city: str) -> str:
-    """How warm it is in a city.
+    """Return the temperature in a city.
 
     Args:
         city: its name.

@@ -21,7 +21,7 @@ WARMTH: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "warmth",
-        "description": "How warm it is in a city.",
+        "description": "Return the temperature in a city.",
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string"}},
@@ -32,7 +32,7 @@ WARMTH: dict[str, Any] = {
 
 
 def warmth(city: str) -> str:
-    """How warm it is in a city."""
+    """Return the temperature in a city."""
     return {"Bonn": "21 degrees"}[city]
 
 

@@ -20,7 +20,7 @@ def answer(completion: Any) -> str:
     return text
 
 
-def told(completion: Any) -> dict[str, Any]:
+def sandbox_of(completion: Any) -> dict[str, Any]:
     """Return the `sandbox` object of a completion."""
     sandbox: dict[str, Any] = completion.model_extra["sandbox"]
     return sandbox

@@ -7,7 +7,7 @@ from urllib.request import urlopen
 
 import openai
 import pytest
-from chat import ask, told
+from chat import ask, sandbox_of
 from model import Dictation, bash, of, submits
 
 READ = submits("Read.")
@@ -57,7 +57,7 @@ def test_run_output_is_read_from_its_container(client: Any) -> None:
         bash("mkdir output/x; echo 1 > output/a.txt; echo 2 > output/x/b.txt"), submits("Made.")
     )
     done = ask(client, said)
-    box = client.containers.retrieve(told(done)["container_id"])
+    box = client.containers.retrieve(sandbox_of(done)["container_id"])
     files = list(client.containers.files.list(box.id, order="asc"))
     assert {(each.path, each.source) for each in files} == {
         ("/testbed/output/a.txt", "assistant"),
@@ -71,7 +71,7 @@ def test_run_output_is_read_from_its_container(client: Any) -> None:
 
 def test_all_files_are_downloaded_as_zip(client: Any) -> None:
     done = ask(client, Dictation(bash("echo 1 > output/a.txt"), submits("Made.")))
-    box = client.containers.retrieve(told(done)["container_id"])
+    box = client.containers.retrieve(sandbox_of(done)["container_id"])
     with urlopen(box.zip_url) as opened:
         archive = zipfile.ZipFile(io.BytesIO(opened.read()))
     (name,) = archive.namelist()

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import openai
 import pytest
-from chat import answer, ask, told
+from chat import answer, ask, sandbox_of
 from model import Dictation, bash, of, submits
 
 TABLE = b"".join(b"%d\n" % number for number in range(10_000))
@@ -129,7 +129,7 @@ def test_produced_file_is_linked_cited_and_opens_without_a_key(client: Any) -> N
         submits("Here: [t.csv](sandbox:/testbed/output/t.csv)."),
     )
     done = ask(client, said)
-    files = {each["filename"]: each for each in told(done)["files"]}
+    files = {each["filename"]: each for each in sandbox_of(done)["files"]}
     assert {name: each["bytes"] for name, each in files.items()} == {"t.csv": 2, "p.gif": 7}
     url = files["t.csv"]["url"]
     assert answer(done) == f"Here: [t.csv]({url})."
@@ -146,6 +146,6 @@ def test_produced_files_are_listed_in_the_last_chunk(client: Any) -> None:
     said = Dictation(bash("echo 1 > output/t.csv"), submits("Made."))
     *_, last = ask(client, said, stream=True)
     assert last.choices[0].finish_reason == "stop"
-    (made,) = told(last)["files"]
+    (made,) = sandbox_of(last)["files"]
     with urlopen(made["url"]) as opened:
         assert opened.read() == b"1\n"

@@ -4,7 +4,7 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, asked, result, told
+from chat import answer, ask, asked, result, sandbox_of
 from model import NAME, OF_NOTHING, Dictation, bash, calls, of, says, submits
 from pydantic import BaseModel
 
@@ -52,7 +52,7 @@ def test_mixed_turn_returns_the_client_call_and_resumes(client: Any, remembers: 
     )
     assert (answer(second), second.choices[0].finish_reason) == ("21 degrees.", "stop")
     assert said.observed() == [OF_NOTHING, "21", of("one")]
-    assert told(second)["container_id"] == told(first)["container_id"]
+    assert sandbox_of(second)["container_id"] == sandbox_of(first)["container_id"]
     begun, resumed, _ = [body["messages"] for body in said.asked()]
     assert resumed[: len(begun)] == begun
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, asked, told
+from chat import answer, ask, asked, sandbox_of
 from model import NAME, Dictation, bash, says, submits
 from pydantic import BaseModel
 
@@ -79,7 +79,7 @@ def test_each_choice_has_its_own_sandbox_and_files(client: Any) -> None:
         (0, "Made."),
         (1, "Made."),
     ]
-    first, second = told(done), done.choices[1].model_extra["sandbox"]
+    first, second = sandbox_of(done), done.choices[1].model_extra["sandbox"]
     assert first["container_id"] != second["container_id"]
     assert [len(each["files"]) for each in (first, second)] == [1, 1]
     assert (done.usage.prompt_tokens, done.usage.total_tokens) == (40, 60)
@@ -114,7 +114,7 @@ def test_answer_that_never_matches_its_schema_is_not_parsed(client: Any, streame
         parsed(client, said, streamed)
     assert answer(caught.value.completion) == '{"city": "Bonn"}'
     if not streamed:  # the stream helper drops fields outside the choices
-        (warning,) = told(caught.value.completion)["warnings"]
+        (warning,) = sandbox_of(caught.value.completion)["warnings"]
         assert warning["code"] == "response_format_violated"
 
 
@@ -129,7 +129,7 @@ def test_raw_response_has_sandbox_headers(client: Any) -> None:
     raw = client.chat.completions.with_raw_response.create(**asked(Dictation(STEP, DONE)))
     done = raw.parse()
     assert answer(done) == "Made."
-    assert raw.headers["x-sandbox-container"] == told(done)["container_id"]
+    assert raw.headers["x-sandbox-container"] == sandbox_of(done)["container_id"]
     assert f"chatcmpl-{raw.headers['x-sandbox-run']}" == done.id
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, told
+from chat import answer, ask, sandbox_of
 from model import NAME, Dictation, bash, held, says, submits
 
 FAULT: Any = {"error": {"message": "the engine died", "status": 500}}
@@ -79,7 +79,7 @@ def test_sdk_does_not_retry_a_run_that_failed_after_a_reply(connect: Any) -> Non
 def test_sdk_timeout_is_the_deadline_of_the_run(connect: Any) -> None:
     said = Dictation(bash("echo on"), held(says("About 42.")))
     done = ask(connect(timeout=4), said)
-    assert (answer(done), told(done)["stop_reason"]) == ("About 42.", "deadline")
+    assert (answer(done), sandbox_of(done)["stop_reason"]) == ("About 42.", "deadline")
 
 
 def test_detached_run_continues_without_its_client(client: Any) -> None:

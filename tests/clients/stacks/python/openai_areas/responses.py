@@ -142,11 +142,11 @@ def test_shell_events_stream_command_and_output(client: Any) -> None:
     said = Dictation(bash("echo out"), submits("Seen."))
     asked: Any = {"model": NAME, "input": said.words, "tools": [SHELL]}
     events = list(client.responses.create(**asked, stream=True))
-    told = [e.to_dict(warnings=False) for e in events if "shell_call" in e.type]
-    kinds = [event["type"].removeprefix("response.shell_call_") for event in told]
+    shell_events = [e.to_dict(warnings=False) for e in events if "shell_call" in e.type]
+    kinds = [event["type"].removeprefix("response.shell_call_") for event in shell_events]
     command, output = ["command.added", "command.delta", "command.done"], "output_content"
     assert kinds == [*command, f"{output}.delta", f"{output}.done"]
-    assert [told[1]["delta"], told[3]["delta"]] == ["echo out", {"stdout": "out\n"}]
+    assert [shell_events[1]["delta"], shell_events[3]["delta"]] == ["echo out", {"stdout": "out\n"}]
     if MAJOR > 2:  # SDK versions before 3 have no classes for these events
         for event in events:
             type(event).model_validate(event.to_dict())

@@ -4,7 +4,7 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, asked, told
+from chat import answer, ask, asked, sandbox_of
 from model import NAME, Dictation, bash, of, submits
 
 DONE = submits("Done.")
@@ -35,14 +35,14 @@ def test_second_turn_reads_files_of_the_first(client: Any, by: str) -> None:
     reads = Dictation(bash("cat f"), DONE)
     second = next_turn(client, turn(writes, first), reads, **BY[by])
     assert reads.observed()[-1] == of("one")
-    assert told(second)["container_id"] == told(first)["container_id"]
+    assert sandbox_of(second)["container_id"] == sandbox_of(first)["container_id"]
 
 
 def test_container_id_names_a_session(client: Any) -> None:
     box = client.containers.create(name="box")
     named: Any = {"extra_body": {"sandbox": {"container_id": box.id}}}
     first = ask(client, Dictation(bash("echo one > f"), DONE), **named)
-    assert told(first)["container_id"] == box.id
+    assert sandbox_of(first)["container_id"] == box.id
     reads = Dictation(bash("cat f"), DONE)
     ask(client, reads, **named)
     assert reads.observed() == [of("one")]
@@ -68,9 +68,9 @@ def test_edited_question_sees_the_files_from_before_it(client: Any) -> None:
 def test_deleted_session_starts_without_files(client: Any) -> None:
     named: Any = {"extra_body": {"sandbox": {"session": "s"}}}
     first = ask(client, Dictation(bash("echo one > f"), DONE), **named)
-    client.containers.delete(told(first)["container_id"])
+    client.containers.delete(sandbox_of(first)["container_id"])
     with pytest.raises(openai.NotFoundError):
-        client.containers.delete(told(first)["container_id"])
+        client.containers.delete(sandbox_of(first)["container_id"])
     reads = Dictation(bash("test -e f || echo none"), DONE)
     ask(client, reads, **named)
     assert reads.observed() == [of("none")]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from chat import answer, ask, told
+from chat import answer, ask, sandbox_of
 from model import Dictation, bash, submits
 
 COMMAND = "echo seen"
@@ -27,7 +27,7 @@ def works() -> Dictation:
 def test_answer_shows_the_selected_steps(client: Any, profile: str, by: str) -> None:
     done = ask(client, works(), **BY[by](profile))
     thought = done.choices[0].message.model_extra.get("reasoning_content", "")
-    beside = told(done)
+    beside = sandbox_of(done)
     shown = {
         "answer": answer(done),
         "calls": done.choices[0].message.tool_calls,
