@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from chat import answer, ask, sandbox_of
-from model import Dictation, bash, submits
+from model import Script, bash, submits
 
 COMMAND = "echo seen"
 BY: dict[str, Any] = {
@@ -18,8 +18,8 @@ of_each = pytest.mark.parametrize("profile", PROFILES)
 in_both_ways = pytest.mark.parametrize("by", BY)
 
 
-def works() -> Dictation:
-    return Dictation({**bash(COMMAND), "reasoning": "Look."}, submits("Seen."))
+def works() -> Script:
+    return Script({**bash(COMMAND), "reasoning": "Look."}, submits("Seen."))
 
 
 @of_each
