@@ -1,4 +1,4 @@
-"""llama.cpp's server: its window, its tokenizer, and what it refuses. Four characters are a token.
+"""A fake llama.cpp server: window, tokenizer and refusals. Four characters are a token.
 
 server = LlamaCpp([tool_reply(call("submit", answer="42"))])
 async with scripted_backend(

@@ -128,14 +128,14 @@ class RunningCommand:
 
     def _keep(self, name: StreamName, captured: Captured) -> str:
         """Keep the full output of a truncated stream; return its path, or "" if it is not kept."""
-        if not (captured.truncated and captured.whole and self._keep_room):
+        if not (captured.truncated and captured.kept and self._keep_room):
             return ""
-        del captured.whole[self._keep_room :]
-        self._keep_room -= len(captured.whole)
+        del captured.kept[self._keep_room :]
+        self._keep_room -= len(captured.kept)
         path = f"{self._cap.keep_in}/{self._id}-{self._count}.{name}"
         try:
             self._files.make_directories(path.rpartition("/")[0])
         except OSError:
             return ""
-        self._files.add(path, FakeFile(captured.whole))
+        self._files.add(path, FakeFile(captured.kept))
         return path

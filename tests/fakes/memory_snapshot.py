@@ -1,4 +1,4 @@
-"""Packs and unpacks a directory of the fake as tar."""
+"""Pack and unpack a directory of the fake sandbox as tar."""
 
 import io
 import tarfile

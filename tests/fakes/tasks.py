@@ -1,4 +1,4 @@
-"""Tasks for tests of the agent, which name only the fields that matter to them."""
+"""Builders of tasks for tests of the agent. A test names only the fields that matter to it."""
 
 from collections.abc import Sequence
 from dataclasses import fields
