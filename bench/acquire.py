@@ -28,7 +28,7 @@ from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2
 OURS_PER_ROUND = 15
-"""Peers need up to a hundred times as long."""
+"""Measurements of this project per measurement of a peer; peers need up to 100 times as long."""
 WARM = "acquire: a warm sandbox"
 FIRST = "acquire: a warm sandbox, to the end of its first `true`"
 COLD = "acquire: nothing there yet, to the end of the first `true`"
@@ -47,7 +47,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every place beside everybody else's containers."""
+    """Measure every backend, plain Docker and the peers."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
         ours: dict[str, Measurement] = {}

@@ -96,7 +96,7 @@ async def _by_command_line(plain: PlainDocker, container: Container) -> Mapping[
 
 
 async def _on_host() -> Mapping[str, float]:
-    """The floor: no isolation, no channel."""
+    """Measure a command on the host, without isolation: the lower bound."""
 
     async def run() -> None:
         process = await asyncio.create_subprocess_exec("bash", "--norc", "-c", "true")

@@ -15,7 +15,7 @@ TARGETS = {"rss_mib": GROWTH_MIB}
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Each place in turn."""
+    """Measure each backend in turn."""
     cycles = plan.rounds or CYCLES
     async with places(plan.image) as found:
         parts = [await _part(plan, place, cycles) for place in found.found]
@@ -26,7 +26,7 @@ async def _part(plan: Plan, place: BenchBackend, cycles: int) -> TablePart:
     progress(f"cycles: {place.name}")
     async with lender(plan.image, [Stock(place.kind, IDLE)]) as host:
         await host.order("cycle", kind=place.kind, count=cycles // 2)
-        # By then the process has taken what memory it needs to do this at all.
+        # After the first cycles, the process has allocated the memory that a cycle needs.
         before = asdict(host.belongings())
         took_s = await host.order("cycle", kind=place.kind, count=cycles)
         after = asdict(host.belongings())

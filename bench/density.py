@@ -1,4 +1,4 @@
-"""Many sandboxes on one host at once: up, each at work, and gone when their owner is to end."""
+"""Many concurrent sandboxes on one host: start, a command in each, and removal by their owner."""
 
 import signal
 
@@ -13,7 +13,7 @@ GONE_S = 30
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """All kinds together, in one process that owns them."""
+    """Measure all kinds of sandboxes together, in one lender process."""
     async with places(plan.image) as found:
         wanted: dict[Kind, int] = {
             "docker": plan.docker_at_once,

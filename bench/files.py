@@ -1,4 +1,4 @@
-"""Upload and download of files: small, large, and of one gigabyte."""
+"""Upload and download of small and large files, and of one gigabyte."""
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TransferLoad:
-    """A file of the host that goes in and out again, so many times."""
+    """A host file, and the number of times that it is uploaded and downloaded."""
 
     what: str
     source: Path
@@ -49,7 +49,7 @@ class TransferLoad:
 
     @property
     def path(self) -> str:
-        """Inside, in a directory with nothing beside it."""
+        """The path in the sandbox. Its directory has no other files."""
         return f"/testbed/{self.source.name}.d/{self.source.name}"
 
     @property
@@ -58,7 +58,7 @@ class TransferLoad:
         return f"files: {self.what} in", f"files: {self.what} out"
 
     def figures(self, who: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
-        """By the names of rows."""
+        """Return the two durations by row name."""
         there, back = self.quantities
         return {figure(who, there): in_ms, figure(who, back): out_ms}
 

@@ -9,12 +9,12 @@ from bench.table import Row, TablePart
 MB = 1000
 """Number of megabytes in a gigabyte."""
 GROWTH_MIB = 16
-"""Buffers on the way, no more."""
+"""Maximum growth of memory, in MiB: only buffers may be held."""
 TARGET_MB_PER_S = 80
 
 
 async def measure_gigabyte(plan: Plan, ours: list[BenchBackend]) -> TablePart:
-    """Each place in turn, once: in a process that does nothing else."""
+    """Measure each backend once, in a process that does nothing else."""
     rows: list[Row] = []
     for place in ours:
         progress(f"1 GB: {place.name}")

@@ -1,4 +1,4 @@
-"""Cost of starting: the command, the import, an idle server."""
+"""Startup cost: the command, the import and an idle server."""
 
 import asyncio
 import sys
@@ -26,7 +26,7 @@ READY, READY_CPU, RSS = "serve: to /health", "serve: CPU to /health", "serve: RS
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Commands in turn, then servers."""
+    """Measure the commands in turn, then the servers."""
     measurements: dict[str, Measurement] = {name: partial(_command, name) for name in COMMANDS}
     measured = await interleave(plan.rounds or ROUNDS, measurements)
     async with places(plan.image) as found:

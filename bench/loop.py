@@ -1,9 +1,9 @@
 """Overhead of the agent loop in a run of five turns: duration and processor time.
 
-Python by bash, a file by the editor, run, the answer written, submit: on a model that takes no time
-and in sandboxes that are there already. The same four commands in a sandbox, with no loop and no
-proxy, are what the model and the client would wait for anyway. The least loop that there can be on
-the same libraries and sandboxes says what of the processor time is theirs.
+The run uses bash and the editor, writes an answer file and submits, with a model that answers
+without delay and warm sandboxes. The time for the same four commands in a sandbox without loop and
+proxy is the lower bound. A minimal loop on the same libraries and sandboxes shows the share of the
+libraries in the processor time.
 """
 
 import asyncio
@@ -29,11 +29,13 @@ from sandbox_runtime.sandbox import Sandbox
 
 ROUNDS = 6
 RUNS = 8
-"""In one round."""
+"""Runs in one round."""
 BUSY_RUNS = 20
-"""One right after the other: the kernel counts processor time in steps of 10 ms."""
+"""Consecutive runs: the kernel counts processor time in steps of 10 ms."""
 SETTLE_S = 0.5
-"""A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
+"""Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
+next run.
+"""
 TURNS = len(SCRIPTS[FIVE])
 COMMAND_S = 10
 WARM_S, CPU_MS, ADDED_MS = 0.1, 10, 5
@@ -44,7 +46,7 @@ MODEL = "model"
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every backend, each beside a sandbox of its kind."""
+    """Measure every backend, and a bare sandbox of the same kind."""
     async with AsyncExitStack() as opened:
         found = await opened.enter_async_context(places(plan.image))
         model = await opened.enter_async_context(model_backend())
@@ -141,7 +143,7 @@ async def _nothing(place: BenchBackend) -> Mapping[str, float]:
 
 
 async def _work(sandbox: Sandbox) -> None:
-    """As the tools do it, in a terminal."""
+    """Run the four commands as the tools do, in a terminal."""
     await sandbox.exec(PRINT, timeout_s=COMMAND_S, stdin=None)
     await sandbox.put(FILE, _whole(PROGRAM))
     await sandbox.exec(RUN, timeout_s=COMMAND_S, stdin=None)

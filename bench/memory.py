@@ -16,7 +16,7 @@ TARGETS_MIB: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 3}
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Each place in turn, some sandboxes of each, and as many bare containers."""
+    """Measure several sandboxes of each backend in turn, and as many bare containers."""
     async with places(plan.image) as found:
         rows = [row for place in found.found for row in await _rows(plan, place)]
         if "docker" in found.kinds:

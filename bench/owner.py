@@ -16,7 +16,7 @@ TARGET_S = 1
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Sandboxes with a program in the background, on each place in turn."""
+    """Measure sandboxes with a background process, on each backend in turn."""
     async with places(plan.image) as found:
         measurements: dict[str, Measurement] = {
             place.name: partial(_killed, plan, place) for place in found.found

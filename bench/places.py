@@ -28,7 +28,7 @@ class BenchBackend:
 
     @property
     def name(self) -> str:
-        """The name in rows of tables."""
+        """The name in the rows of the table."""
         return self.kind
 
 

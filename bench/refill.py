@@ -21,7 +21,7 @@ TARGET = 2
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every place."""
+    """Measure every backend."""
     async with places(plan.image) as found:
         measurements: dict[str, Measurement] = {
             place.name: partial(_both, place) for place in found.found
