@@ -2,8 +2,8 @@
 
 import signal
 
+from bench.backends import Kind, working_backends
 from bench.lenders import Lender, Stock, lender
-from bench.places import Kind, places
 from bench.plan import Plan, progress
 from bench.processes import available_mib
 from bench.table import Row, TablePart
@@ -14,7 +14,7 @@ GONE_S = 30
 
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure all kinds of sandboxes together, in one lender process."""
-    async with places(plan.image) as found:
+    async with working_backends(plan.image) as found:
         wanted: dict[Kind, int] = {
             "docker": plan.docker_at_once,
             "bubblewrap": plan.bubblewrap_at_once,

@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from bench.backend import completion, json_response, serve, turn
-from bench.places import Kind, places
+from bench.backends import Kind, working_backends
+from bench.instant_model import completion, json_response, serve, turn
 from bench.plan import Plan
 from bench.servers import BenchServer, free_port, proxy
 from bench.table import Row, TablePart
@@ -42,11 +42,11 @@ def library() -> dict[str, str]:
     """Return the same documents at each call. One of them contains the fact."""
     chance = random.Random(26)
     made: dict[str, str] = {}
-    for place in PLACES:
+    for backend in PLACES:
         lines = [_sentence(chance) for _ in range(SENTENCES)]
-        if place == "east":
+        if backend == "east":
             lines[chance.randrange(SENTENCES)] = FACT
-        made[f"survey-{place}.txt"] = "\n".join(lines) + "\n"
+        made[f"survey-{backend}.txt"] = "\n".join(lines) + "\n"
     return made
 
 
@@ -72,7 +72,7 @@ _STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open t
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every kind of sandbox, and the model without one."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
+        async with working_backends(plan.image) as found:
             pass
         reader = _GrepModel()
         model = await opened.enter_async_context(_listening(reader))

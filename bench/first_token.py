@@ -21,7 +21,7 @@ from typing import Any, Literal
 import aiohttp
 from aiohttp import web
 
-from bench.places import Kind, places
+from bench.backends import Kind, working_backends
 from bench.plan import Measurement, Plan, interleave
 from bench.servers import BenchServer, free_port, proxy
 from bench.table import Row, TablePart
@@ -43,7 +43,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=60)
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every API with every kind of sandbox, and plain."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image))
+        found = await opened.enter_async_context(working_backends(plan.image))
         clock = StreamTimer()
         model = await opened.enter_async_context(slow_model(clock))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.places import make_backend
+from bench.backends import make_backend
 from bench.sandboxes import filled
 from policies.isolation import Isolation
 from policies.pool import PoolSettings

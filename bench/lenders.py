@@ -15,7 +15,7 @@ from typing import IO, Any
 import docker
 from docker.utils import kwargs_from_env
 
-from bench.places import Kind
+from bench.backends import Kind
 from bench.processes import Family, HostProcess, alive, open_files, rss_mib
 from bench.servers import process
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key

@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from statistics import median
 
-from bench.backend import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
+from bench.backends import BenchBackend, Kind, working_backends
+from bench.instant_model import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
 from bench.load import burst, post
-from bench.places import BenchBackend, Kind, places
 from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.sandboxes import filled
 from bench.servers import BenchServer, model_backend, module, proxy
@@ -48,21 +48,23 @@ MODEL = "model"
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every backend, and a bare sandbox of the same kind."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image))
+        found = await opened.enter_async_context(working_backends(plan.image))
         model = await opened.enter_async_context(model_backend())
         measurements: dict[str, Measurement] = {MODEL: partial(_model, model)}
-        for place in found.found:
-            ours = proxy(model, sandbox=place.kind, image=plan.image)
+        for backend in found.working:
+            ours = proxy(model, sandbox=backend.kind, image=plan.image)
             server = await opened.enter_async_context(ours)
-            pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
+            pool = Pool(backend.backend, PoolSettings(min_ready=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
-            measurements[place.kind] = partial(_runs, place.kind, server)
-            measurements[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
-            least = module("bench.peers.loop", model.base_url, place.kind, plan.image)
+            measurements[backend.kind] = partial(_runs, backend.kind, server)
+            measurements[f"{backend.kind}, busy"] = partial(_busy, _cpu(backend.kind), server)
+            least = module("bench.peers.loop", model.base_url, backend.kind, plan.image)
             server = await opened.enter_async_context(least)
-            measurements[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
-            measurements[f"{place.kind}, commands"] = partial(_commands, place, pool)
-            measurements[f"{place.kind}, nothing"] = partial(_nothing, place)
+            measurements[f"{backend.kind}, least"] = partial(
+                _busy, _least_cpu(backend.kind), server
+            )
+            measurements[f"{backend.kind}, commands"] = partial(_commands, backend, pool)
+            measurements[f"{backend.kind}, nothing"] = partial(_nothing, backend)
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for kind in found.kinds for row in _rows(kind, measured)]
     return [TablePart(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
@@ -126,20 +128,20 @@ async def _busy(figure: str, server: BenchServer) -> Mapping[str, float]:
     return {figure: (server.cpu_s() - before_s) * 1000 / BUSY_RUNS}
 
 
-async def _commands(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
+async def _commands(backend: BenchBackend, pool: Pool) -> Mapping[str, float]:
     took_ms = []
     for _ in range(RUNS):
         await filled(pool, 1)
         async with pool.lease(Isolation()) as lease:
             took_ms.append(await milliseconds(_work(await lease.sandbox())))
-    return {_alone(place.kind): median(took_ms)}
+    return {_alone(backend.kind): median(took_ms)}
 
 
-async def _nothing(place: BenchBackend) -> Mapping[str, float]:
+async def _nothing(backend: BenchBackend) -> Mapping[str, float]:
     before_s = time.process_time()
     for _ in range(RUNS):
-        await (await start_sandbox(place.backend, Isolation())).close()
-    return {_ends_cpu(place.kind): (time.process_time() - before_s) * 1000 / RUNS}
+        await (await start_sandbox(backend.backend, Isolation())).close()
+    return {_ends_cpu(backend.kind): (time.process_time() - before_s) * 1000 / RUNS}
 
 
 async def _work(sandbox: Sandbox) -> None:

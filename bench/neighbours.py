@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from bench.backend import SUBMIT, json_response, serve, turn
 from bench.bombs import BOMBS
+from bench.instant_model import SUBMIT, json_response, serve, turn
 from bench.load import got, post
 from bench.plan import Plan, progress
 from bench.runs import settled

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.backend import ANSWER
+from bench.instant_model import ANSWER
 from bench.runtimes import ENV, REFERENCE_PACKAGES
 from bench.servers import BenchServer, process
 from bench.venvs import peer_python

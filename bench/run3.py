@@ -14,8 +14,8 @@ from itertools import product
 
 import httpx
 
-from bench.backend import ANSWER, THREE
-from bench.places import Kind, places
+from bench.backends import Kind, working_backends
+from bench.instant_model import ANSWER, THREE
 from bench.plan import Measurement, Plan, interleave, repeated
 from bench.reference import ReferenceServer, reference
 from bench.servers import BenchServer, model_backend, proxy
@@ -40,7 +40,7 @@ next run.
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every backend and the reference."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
+        async with working_backends(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())

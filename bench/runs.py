@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from statistics import median
 
-from bench.backend import FIVE
+from bench.backends import Kind, working_backends
+from bench.instant_model import FIVE
 from bench.load import burst, got
 from bench.loop import ANSWERED, ASKED
-from bench.places import Kind, places
 from bench.plain_docker import PlainDocker
 from bench.plan import Measurement, Plan, interleave
 from bench.reference import ReferenceServer, reference
@@ -48,7 +48,7 @@ POOL_STATE = r'^llm_sandbox_pool_sandboxes\{state="(\w+)"\} ([0-9.]+)$'
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every backend, with few and with many clients."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
+        async with working_backends(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())

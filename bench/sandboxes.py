@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.places import BenchBackend
+from bench.backends import BenchBackend
 from policies.isolation import Isolation
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool, PoolStats
@@ -14,9 +14,9 @@ POLL_S = 0.005
 
 
 @asynccontextmanager
-async def fresh_sandbox(place: BenchBackend) -> AsyncIterator[Sandbox]:
+async def fresh_sandbox(backend: BenchBackend) -> AsyncIterator[Sandbox]:
     """Yield a new sandbox that is not from a pool."""
-    sandbox = await start_sandbox(place.backend, Isolation())
+    sandbox = await start_sandbox(backend.backend, Isolation())
     try:
         yield sandbox
     finally:

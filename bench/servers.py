@@ -120,7 +120,7 @@ async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIter
 
 def model_backend() -> AbstractAsyncContextManager[BenchServer]:
     """Run the language model that answers without delay."""
-    return module("bench.backend", path="/v1/models")
+    return module("bench.instant_model", path="/v1/models")
 
 
 @asynccontextmanager

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from bench.backend import completion
-from bench.places import Kind, make_backend
+from bench.backends import Kind, make_backend
+from bench.instant_model import completion
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.workspace import ANSWER_FILES

@@ -233,7 +233,7 @@ async def test_calls_beyond_the_command_budget_are_refused_and_not_run(tmp_path:
         assert (refusals, (await server.spent()).commands) == (1, 2)
 
 
-async def test_model_is_told_the_remaining_daily_budget(tmp_path: Path) -> None:
+async def test_remaining_daily_budget_is_part_of_the_observation(tmp_path: Path) -> None:
     async with budget_server(tmp_path, DailyBudget(tokens=1050)) as server:
         await server.post()
         observation = server.backend.requests[1].body["messages"][-1]["content"]

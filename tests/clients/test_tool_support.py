@@ -198,7 +198,7 @@ async def test_negative_verdict_is_checked_again_after_an_interval(tmp_path: Pat
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_single_refusal_does_not_change_the_verdict(tmp_path: Path) -> None:
+async def test_single_tool_refusal_does_not_change_the_verdict(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -210,7 +210,7 @@ async def test_single_refusal_does_not_change_the_verdict(tmp_path: Path) -> Non
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_refusal_decides_for_a_backend_without_probes(tmp_path: Path) -> None:
+async def test_tool_refusal_is_the_verdict_for_a_backend_without_probes(tmp_path: Path) -> None:
     engine = FakeEngine(refusal="fake-model does not support tools", version=None)
     async with served(engine, tmp_path, is_local=False) as server:
         response = await server.ask_with_verdict()
@@ -223,7 +223,7 @@ async def test_refusal_decides_for_a_backend_without_probes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-async def test_refusal_provoked_by_the_client_decides_nothing(
+async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
     is_local: bool, tmp_path: Path
 ) -> None:
     """The backend's error mixes its own words with the client's."""
@@ -320,7 +320,9 @@ async def test_malformed_calls_switch_the_model_to_plain_for_that_key(tmp_path: 
     assert [response.json()["sandbox"]["route"] for response in (other, later)] == ["auto", "auto"]
 
 
-async def test_responses_and_messages_are_answered_plain_too(tmp_path: Path) -> None:
+async def test_responses_and_messages_of_a_model_without_tools_are_answered_plain(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
