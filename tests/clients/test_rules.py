@@ -1,4 +1,4 @@
-"""Rules for commands, files and hosts: denied actions are not executed, and everyone is told."""
+"""Rules for commands, files and hosts: denied actions are not executed, and each is reported."""
 
 from pathlib import Path
 from typing import Any

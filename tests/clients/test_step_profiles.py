@@ -154,7 +154,7 @@ async def test_missing_sandbox_fails_the_same_under_each_setting(
     assert failure.value.code == "sandbox_unavailable"
 
 
-# How one is chosen
+# Selection of the steps setting
 
 
 @pytest.mark.parametrize(
