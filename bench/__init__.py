@@ -1,1 +1,1 @@
-"""Measures the house beside its peers: `python -m bench`."""
+"""Benchmarks of this project and its peers: `python -m bench`."""

@@ -1,4 +1,4 @@
-"""The command: `python -m bench [PART ...] [options]` prints one table; nothing is asserted."""
+"""The command `python -m bench [PART ...] [options]`: measure and print one table."""
 
 import argparse
 import asyncio
@@ -53,7 +53,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[TablePart]]]] = 
 
 
 def main() -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print the table. Return the exit code."""
     arguments = _parser().parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         _parser().error(f"no such part: {', '.join(sorted(unknown))}")
@@ -65,7 +65,7 @@ def main() -> int:
         docker_at_once=docker_at_once,
         bubblewrap_at_once=bubblewrap_at_once,
     )
-    # Told to end, it ends as by Ctrl-C: peers' containers would stay for ever.
+    # SIGTERM raises KeyboardInterrupt too, or peers' containers would remain.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started, took, measured = _machine(), [], []
     for name in arguments.parts or PARTS:
@@ -80,21 +80,25 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all"
+        "parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; default: all"
     )
     parser.add_argument(
-        "--rounds", type=int, help="how often each thing is measured; how many cycles"
+        "--rounds", type=int, help="number of measurements of each quantity, and of cycles"
     )
-    parser.add_argument("--image", default=DockerConfig().image, help="for us and for every peer")
+    parser.add_argument(
+        "--image",
+        default=DockerConfig().image,
+        help="Docker image of this project and of every peer",
+    )
     parser.add_argument(
         "--density",
         nargs=2,
         type=int,
         metavar=("DOCKER", "BUBBLEWRAP"),
         default=(200, 500),
-        help="how many sandboxes are up at once",
+        help="number of concurrent sandboxes",
     )
-    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
+    parser.add_argument("--no-peers", action="store_true", help="measure no other packages")
     return parser
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from bench.places import BenchBackend, Kind, places
+from bench.backends import BenchBackend, Kind, working_backends
 from bench.plain_docker import PlainDocker
 from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
 from bench.runtimes import (
@@ -28,7 +28,7 @@ from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2
 OURS_PER_ROUND = 15
-"""Peers need up to a hundred times as long."""
+"""Measurements of this project per measurement of a peer; peers need up to 100 times as long."""
 WARM = "acquire: a warm sandbox"
 FIRST = "acquire: a warm sandbox, to the end of its first `true`"
 COLD = "acquire: nothing there yet, to the end of the first `true`"
@@ -47,12 +47,12 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every place beside everybody else's containers."""
+    """Measure every backend, plain Docker and the peers."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image))
+        found = await opened.enter_async_context(working_backends(plan.image))
         ours: dict[str, Measurement] = {}
-        for place in found.found:
-            ours |= await opened.enter_async_context(_ours(place))
+        for backend in found.working:
+            ours |= await opened.enter_async_context(_ours(backend))
         peers = await opened.enter_async_context(runtimes(plan))
         measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
         if "docker" in found.kinds:
@@ -64,8 +64,8 @@ async def measure(plan: Plan) -> list[TablePart]:
         compared(
             quantity,
             measured,
-            {place.name: targets[place.kind] for place in found.found},
-            {place.name: PEERS[place.kind] for place in found.found},
+            {backend.name: targets[backend.kind] for backend in found.working},
+            {backend.name: PEERS[backend.kind] for backend in found.working},
             missing=[*found.missing, *left_out(peers)] if quantity == COLD else (),
         )
         for quantity, targets in TARGETS_MS.items()
@@ -73,18 +73,18 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 @asynccontextmanager
-async def _ours(place: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
-    pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
+async def _ours(backend: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
+    pool = Pool(backend.backend, PoolSettings(min_ready=1), [Isolation()])
     try:
         yield {
-            f"{place.name} warm": partial(_lent, place, pool),
-            f"{place.name} cold": partial(_started, place),
+            f"{backend.name} warm": partial(_lent, backend, pool),
+            f"{backend.name} cold": partial(_started, backend),
         }
     finally:
         await pool.aclose()
 
 
-async def _lent(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
+async def _lent(backend: BenchBackend, pool: Pool) -> Mapping[str, float]:
     await filled(pool, 1)
     started = time.perf_counter()
     async with pool.lease(Isolation()) as lease:
@@ -93,18 +93,18 @@ async def _lent(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
         await sandbox.exec("true", timeout_s=10)
         used = time.perf_counter()
     return {
-        figure(place.name, WARM): (lent - started) * 1000,
-        figure(place.name, FIRST): (used - started) * 1000,
+        figure(backend.name, WARM): (lent - started) * 1000,
+        figure(backend.name, FIRST): (used - started) * 1000,
     }
 
 
-async def _started(place: BenchBackend) -> Mapping[str, float]:
+async def _started(backend: BenchBackend) -> Mapping[str, float]:
     started = time.perf_counter()
-    sandbox = await start_sandbox(place.backend, Isolation())
+    sandbox = await start_sandbox(backend.backend, Isolation())
     await sandbox.exec("true", timeout_s=10)
     ready_ms = (time.perf_counter() - started) * 1000
     removal_ms = await milliseconds(sandbox.close())
-    return {figure(place.name, COLD): ready_ms, figure(place.name, REMOVAL): removal_ms}
+    return {figure(backend.name, COLD): ready_ms, figure(backend.name, REMOVAL): removal_ms}
 
 
 async def _plain(plain: PlainDocker) -> Mapping[str, float]:

@@ -1,6 +1,8 @@
-"""Commands that use up a resource of their sandbox until they are stopped: what a sandbox
-beside them, and the server, feel of it. Those that try whether there is a wall at all, and stop by
-themselves, are in `sandbox_runtime.escape.bombs`."""
+"""Commands that use up a resource of their sandbox until they are stopped.
+
+The benchmark measures their effect on another sandbox and on the server. The commands in
+`sandbox_runtime.escape.bombs` test instead whether a limit exists, and stop by themselves.
+"""
 
 from collections.abc import Mapping
 
@@ -12,7 +14,7 @@ def _python(program: str) -> str:
 
 
 def _again(command: str) -> str:
-    """It anew each time that it has been stopped."""
+    """Return a shell loop that restarts a command whenever it has ended."""
     return f"while :; do {command}; done"
 
 
@@ -30,7 +32,7 @@ while True:
     for one in held:
         give_back(one)
 """
-"""Takes all there are, and gives them back, with the two functions of a program."""
+"""Take all of a resource and release it, forever, with the functions `take` and `give_back`."""
 _TERMINALS = """
 import os
 def take():

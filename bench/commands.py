@@ -8,7 +8,7 @@ from functools import partial
 
 from docker.models.containers import Container
 
-from bench.places import BenchBackend, Kind, places
+from bench.backends import BenchBackend, Kind, working_backends
 from bench.plain_docker import PlainDocker, plain_container
 from bench.plan import Measurement, Plan, interleave, milliseconds, repeated
 from bench.runtimes import (
@@ -48,11 +48,11 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure every backend, docker exec and the peers."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image))
+        found = await opened.enter_async_context(working_backends(plan.image))
         ours: dict[str, Measurement] = {HOST: _on_host}
-        for place in found.found:
-            sandbox = await opened.enter_async_context(fresh_sandbox(place))
-            ours[place.name] = partial(_ours, place, sandbox)
+        for backend in found.working:
+            sandbox = await opened.enter_async_context(fresh_sandbox(backend))
+            ours[backend.name] = partial(_ours, backend, sandbox)
         peers = await opened.enter_async_context(runtimes(plan, besides=(LLM_POOL,)))
         await start(peers)
         measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
@@ -64,19 +64,19 @@ async def measure(plan: Plan) -> list[TablePart]:
             }
         measured = await interleave(plan.rounds or ROUNDS, measurements)
         missing = [*found.missing, *left_out(peers)]
-        targets = {place.name: TARGET_MS for place in found.found}
-        rivals = {place.name: PEERS[place.kind] for place in found.found}
+        targets = {backend.name: TARGET_MS for backend in found.working}
+        rivals = {backend.name: PEERS[backend.kind] for backend in found.working}
         return [
             compared(TRUE, measured, targets, rivals, missing=missing),
             compared(ECHO, measured, targets, rivals),
-            await _throughput(plan, found.found),
+            await _throughput(plan, found.working),
         ]
 
 
-async def _ours(place: BenchBackend, sandbox: Sandbox) -> Mapping[str, float]:
+async def _ours(backend: BenchBackend, sandbox: Sandbox) -> Mapping[str, float]:
     return {
-        figure(place.name, TRUE): await milliseconds(sandbox.exec("true", timeout_s=10)),
-        figure(place.name, ECHO): await milliseconds(sandbox.exec("echo hello", timeout_s=10)),
+        figure(backend.name, TRUE): await milliseconds(sandbox.exec("true", timeout_s=10)),
+        figure(backend.name, ECHO): await milliseconds(sandbox.exec("echo hello", timeout_s=10)),
     }
 
 
@@ -96,7 +96,7 @@ async def _by_command_line(plain: PlainDocker, container: Container) -> Mapping[
 
 
 async def _on_host() -> Mapping[str, float]:
-    """The floor: no isolation, no channel."""
+    """Measure a command on the host, without isolation: the lower bound."""
 
     async def run() -> None:
         process = await asyncio.create_subprocess_exec("bash", "--norc", "-c", "true")
@@ -108,24 +108,24 @@ async def _on_host() -> Mapping[str, float]:
 async def _throughput(plan: Plan, ours: Sequence[BenchBackend]) -> TablePart:
     async with AsyncExitStack() as opened:
         measurements: dict[str, Measurement] = {}
-        for place in ours:
+        for backend in ours:
             sandboxes = [
-                await opened.enter_async_context(fresh_sandbox(place)) for _ in range(AT_ONCE)
+                await opened.enter_async_context(fresh_sandbox(backend)) for _ in range(AT_ONCE)
             ]
-            measurements[place.name] = partial(_burst, place, sandboxes)
-        if any(place.kind == "docker" for place in ours):
+            measurements[backend.name] = partial(_burst, backend, sandboxes)
+        if any(backend.kind == "docker" for backend in ours):
             plain = [
                 await opened.enter_async_context(plain_container(plan.image))
                 for _ in range(AT_ONCE)
             ]
             measurements[BY_SDK] = partial(_plain_burst, plain)
         measured = await interleave(min(plan.rounds or BURSTS, BURSTS), measurements)
-    names = [place.name for place in ours]
+    names = [backend.name for backend in ours]
     targets, peers = dict.fromkeys(names, PER_S), dict.fromkeys(names, (BY_SDK,))
     return compared(THROUGHPUT, measured, targets, peers, unit="commands/s")
 
 
-async def _burst(place: BenchBackend, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
+async def _burst(backend: BenchBackend, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
     async def work(sandbox: Sandbox) -> None:
         for _ in range(EACH):
             await sandbox.exec("true", timeout_s=60)
@@ -133,7 +133,7 @@ async def _burst(place: BenchBackend, sandboxes: Sequence[Sandbox]) -> Mapping[s
     started = time.perf_counter()
     await asyncio.gather(*(work(sandbox) for sandbox in sandboxes))
     took_s = time.perf_counter() - started
-    return {figure(place.name, THROUGHPUT): EACH * len(sandboxes) / took_s}
+    return {figure(backend.name, THROUGHPUT): EACH * len(sandboxes) / took_s}
 
 
 async def _plain_burst(plain: Sequence[tuple[PlainDocker, Container]]) -> Mapping[str, float]:

@@ -3,8 +3,8 @@
 import signal
 from dataclasses import asdict
 
+from bench.backends import BenchBackend, working_backends
 from bench.lenders import Stock, lender
-from bench.places import BenchBackend, places
 from bench.plan import Plan, progress
 from bench.table import Row, TablePart
 
@@ -15,20 +15,20 @@ TARGETS = {"rss_mib": GROWTH_MIB}
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Each place in turn."""
+    """Measure each backend in turn."""
     cycles = plan.rounds or CYCLES
-    async with places(plan.image) as found:
-        parts = [await _part(plan, place, cycles) for place in found.found]
+    async with working_backends(plan.image) as found:
+        parts = [await _part(plan, backend, cycles) for backend in found.working]
     return [*parts, TablePart("cycles: left out", found.missing)] if found.missing else parts
 
 
-async def _part(plan: Plan, place: BenchBackend, cycles: int) -> TablePart:
-    progress(f"cycles: {place.name}")
-    async with lender(plan.image, [Stock(place.kind, IDLE)]) as host:
-        await host.order("cycle", kind=place.kind, count=cycles // 2)
-        # By then the process has taken what memory it needs to do this at all.
+async def _part(plan: Plan, backend: BenchBackend, cycles: int) -> TablePart:
+    progress(f"cycles: {backend.name}")
+    async with lender(plan.image, [Stock(backend.kind, IDLE)]) as host:
+        await host.order("cycle", kind=backend.kind, count=cycles // 2)
+        # After the first cycles, the process has allocated the memory that a cycle needs.
         before = asdict(host.belongings())
-        took_s = await host.order("cycle", kind=place.kind, count=cycles)
+        took_s = await host.order("cycle", kind=backend.kind, count=cycles)
         after = asdict(host.belongings())
         left = (await host.end(signal.SIGTERM)).left + host.cgroups()
     rows = [
@@ -43,7 +43,7 @@ async def _part(plan: Plan, place: BenchBackend, cycles: int) -> TablePart:
     ]
     idle = f"{IDLE} idle ones are there before and after"
     return TablePart(
-        f"cycles: {place.name}: {cycles} times lent, used, given back ({idle})",
+        f"cycles: {backend.name}: {cycles} times lent, used, given back ({idle})",
         [
             Row("a cycle", [took_s * 1000 / cycles]),
             *rows,

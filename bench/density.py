@@ -1,9 +1,9 @@
-"""Many sandboxes on one host at once: up, each at work, and gone when their owner is to end."""
+"""Many concurrent sandboxes on one host: start, a command in each, and removal by their owner."""
 
 import signal
 
+from bench.backends import Kind, working_backends
 from bench.lenders import Lender, Stock, lender
-from bench.places import Kind, places
 from bench.plan import Plan, progress
 from bench.processes import available_mib
 from bench.table import Row, TablePart
@@ -13,8 +13,8 @@ GONE_S = 30
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """All kinds together, in one process that owns them."""
-    async with places(plan.image) as found:
+    """Measure all kinds of sandboxes together, in one lender process."""
+    async with working_backends(plan.image) as found:
         wanted: dict[Kind, int] = {
             "docker": plan.docker_at_once,
             "bubblewrap": plan.bubblewrap_at_once,

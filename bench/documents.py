@@ -1,8 +1,9 @@
 """Tokens sent to the model for a question about four documents of 100,000 tokens in all.
 
-Asked once with all of it in the prompt (`:plain`) and once with the documents in a sandbox, where
-the scripted model greps for the fact, reads around it and hands it in. All that the backend gets
-counts, whole requests with their JSON and tools, by OpenAI's o200k tokenizer.
+The question is sent once with all documents in the prompt (`:plain`), and once with the documents
+in a sandbox, where the scripted model greps for the fact, reads the lines around it and submits it.
+Counts all tokens of all backend requests, including their JSON and tools, with OpenAI's o200k
+tokenizer.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from bench.backend import completion, serve, turn, whole
-from bench.places import Kind, places
+from bench.backends import Kind, working_backends
+from bench.instant_model import completion, json_response, serve, turn
 from bench.plan import Plan
 from bench.servers import BenchServer, free_port, proxy
 from bench.table import Row, TablePart
@@ -27,7 +28,7 @@ from proxy.models.litellm_model import LiteLLMModel
 
 MODEL = "reader"
 COUNTER = "openai/gpt-4o"
-"""The model whose tokenizer counts; its package is a dependency."""
+"""The model whose tokenizer counts. The tokenizer's package is a dependency of this project."""
 MOST_OF_PLAIN = 1 / 8
 PLACES = ("north", "south", "east", "west")
 SENTENCES = 1100
@@ -38,19 +39,19 @@ _FOUND = re.compile(rf"({INPUT_DIR}/[\w.-]+):(\d+):")
 
 
 def library() -> dict[str, str]:
-    """The documents, the same each time; one has the fact."""
+    """Return the same documents at each call. One of them contains the fact."""
     chance = random.Random(26)
     made: dict[str, str] = {}
-    for place in PLACES:
+    for backend in PLACES:
         lines = [_sentence(chance) for _ in range(SENTENCES)]
-        if place == "east":
+        if backend == "east":
             lines[chance.randrange(SENTENCES)] = FACT
-        made[f"survey-{place}.txt"] = "\n".join(lines) + "\n"
+        made[f"survey-{backend}.txt"] = "\n".join(lines) + "\n"
     return made
 
 
 def question() -> str:
-    """All of it in one message."""
+    """Return the documents and the question as one message."""
     documents = (
         f'<document title="{name}">\n{text}</document>\n' for name, text in library().items()
     )
@@ -69,9 +70,9 @@ _STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open t
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every kind of sandbox beside the model alone."""
+    """Measure every kind of sandbox, and the model without one."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
+        async with working_backends(plan.image) as found:
             pass
         reader = _GrepModel()
         model = await opened.enter_async_context(_listening(reader))
@@ -93,7 +94,7 @@ def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
 
 
 async def _tokens(reader: "_GrepModel", server: BenchServer, model: str) -> int:
-    """Return the number of tokens sent to the backend. Raises RuntimeError for a wrong answer."""
+    """Return the number of tokens sent to the backend. Raise RuntimeError for a wrong answer."""
     reader.bodies.clear()
     asked = {"model": model, "messages": [{"role": "user", "content": question()}]}
     async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
@@ -117,15 +118,15 @@ class _GrepModel:
         """The bodies of the received requests."""
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Take the next step."""
+        """Return the next step of the script."""
         self.bodies.append(body)
         seen = [str(said["content"]) for said in body["messages"] if said["role"] == "tool"]
         if not body.get("tools"):
             sold = _SOLD.search(body["messages"][-1]["content"])
             said = {"role": "assistant", "content": sold[1] if sold else "I do not know."}
-            writer.write(whole(completion(said, "stop")))
+            writer.write(json_response(completion(said, "stop")))
             return
-        writer.write(whole(turn(*_step(seen))))
+        writer.write(json_response(turn(*_step(seen))))
 
 
 def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
@@ -140,7 +141,7 @@ def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
 
 @asynccontextmanager
 async def _listening(reader: _GrepModel) -> AsyncIterator[BenchServer]:
-    """The model, in this process."""
+    """Run the model as a server in this process."""
     port = free_port()
     serving = await asyncio.start_server(partial(serve, reader.answer), "127.0.0.1", port)
     async with serving:

@@ -1,4 +1,4 @@
-"""Upload and download of files: small, large, and of one gigabyte."""
+"""Upload and download of small and large files, and of one gigabyte."""
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from docker.models.containers import Container
 
+from bench.backends import BenchBackend, Kind, working_backends
 from bench.gigabyte import measure_gigabyte
-from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import PlainDocker, plain_container
 from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.runtimes import (
@@ -41,7 +41,7 @@ PEERS: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TransferLoad:
-    """A file of the host that goes in and out again, so many times."""
+    """A host file, and the number of times that it is uploaded and downloaded."""
 
     what: str
     source: Path
@@ -49,7 +49,7 @@ class TransferLoad:
 
     @property
     def path(self) -> str:
-        """Inside, in a directory with nothing beside it."""
+        """The path in the sandbox. Its directory has no other files."""
         return f"/testbed/{self.source.name}.d/{self.source.name}"
 
     @property
@@ -58,7 +58,7 @@ class TransferLoad:
         return f"files: {self.what} in", f"files: {self.what} out"
 
     def figures(self, who: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
-        """By the names of rows."""
+        """Return the two durations by row name."""
         there, back = self.quantities
         return {figure(who, there): in_ms, figure(who, back): out_ms}
 
@@ -75,10 +75,10 @@ async def measure(plan: Plan) -> list[TablePart]:
         large.source.write_bytes(b"x" * LARGE_MB * 10**6)
         measured: dict[str, list[float]] = {}
         async with AsyncExitStack() as opened:
-            found = await opened.enter_async_context(places(plan.image))
+            found = await opened.enter_async_context(working_backends(plan.image))
             peers = await opened.enter_async_context(runtimes(plan, besides=(LLM_POOL,)))
-            ours = await opened.enter_async_context(_ours(found.found))
-            plain = await opened.enter_async_context(_plain(plan, found.found))
+            ours = await opened.enter_async_context(_ours(found.working))
+            plain = await opened.enter_async_context(_plain(plan, found.working))
             await start(peers)
             for load in (small, large):
                 measurements: dict[str, Measurement] = {
@@ -88,15 +88,15 @@ async def measure(plan: Plan) -> list[TablePart]:
                 measured |= await interleave(
                     min(plan.rounds or load.rounds, load.rounds), measurements
                 )
-    names = [place.name for place in found.found]
+    names = [backend.name for backend in found.working]
     rates = {key: [LARGE_MB / (ms / 1000) for ms in took] for key, took in measured.items()}
     missing = [*found.missing, *left_out(peers)]
-    rivals = {place.name: PEERS[place.kind] for place in found.found}
+    rivals = {backend.name: PEERS[backend.kind] for backend in found.working}
     smallest, fastest = dict.fromkeys(names, SMALL_MS), dict.fromkeys(names, LARGE_MB_PER_S)
     return [
         *(compared(each, measured, smallest, rivals) for each in small.quantities),
         *(compared(each, rates, fastest, rivals, unit="MB/s") for each in large.quantities),
-        await measure_gigabyte(plan, found.found),
+        await measure_gigabyte(plan, found.working),
         *([TablePart("files: left out", missing)] if missing else []),
     ]
 
@@ -105,14 +105,16 @@ async def measure(plan: Plan) -> list[TablePart]:
 async def _ours(found: Sequence[BenchBackend]) -> AsyncIterator[dict[str, Carry]]:
     async with AsyncExitStack() as opened:
         yield {
-            place.name: partial(
-                _carry, place, await opened.enter_async_context(fresh_sandbox(place))
+            backend.name: partial(
+                _carry, backend, await opened.enter_async_context(fresh_sandbox(backend))
             )
-            for place in found
+            for backend in found
         }
 
 
-async def _carry(place: BenchBackend, sandbox: Sandbox, load: TransferLoad) -> Mapping[str, float]:
+async def _carry(
+    backend: BenchBackend, sandbox: Sandbox, load: TransferLoad
+) -> Mapping[str, float]:
     async def read() -> AsyncIterator[bytes]:
         with load.source.open("rb") as file:
             while piece := file.read(PIECE_BYTES):
@@ -125,12 +127,12 @@ async def _carry(place: BenchBackend, sandbox: Sandbox, load: TransferLoad) -> M
             target.write(piece)
 
         out_ms = await milliseconds(sandbox.get(load.path, write, max_bytes=LARGE_MB * 10**6))
-    return load.figures(place.name, in_ms, out_ms)
+    return load.figures(backend.name, in_ms, out_ms)
 
 
 @asynccontextmanager
 async def _plain(plan: Plan, found: Sequence[BenchBackend]) -> AsyncIterator[dict[str, Carry]]:
-    if not any(place.kind == "docker" for place in found):
+    if not any(backend.kind == "docker" for backend in found):
         yield {}
         return
     async with plain_container(plan.image) as (plain, container):

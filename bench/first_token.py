@@ -1,8 +1,9 @@
-"""When a person sees the first of an answer, with a model that writes a token in 0.2 s.
+"""Time until a client sees the first text of an answer, with a model that writes a token in 0.2 s.
 
-Plain and through the loop, in each API: on the first turn, from the client's request on, and after
-a tool call, from the moment in which the model was asked for its next turn, so that what the tool
-takes is no part of it. The loop holds prose back for up to a second: a call may follow it.
+Measures each API, plain and through the agent loop. On the first turn, the time starts at the
+client's request; after a tool call, it starts at the model request of the next turn, which excludes
+the duration of the tool. The loop holds prose back for up to a second, because a tool call may
+follow.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import aiohttp
 from aiohttp import web
 
-from bench.places import Kind, places
+from bench.backends import Kind, working_backends
 from bench.plan import Measurement, Plan, interleave
 from bench.servers import BenchServer, free_port, proxy
 from bench.table import Row, TablePart
@@ -29,7 +30,7 @@ ROUNDS = 5
 TOKEN_S = 0.2
 TOKENS = 60
 ADDED_S = 1.2
-"""The most seconds that the loop may add to `:plain`."""
+"""Maximum time that the loop may add to `:plain`, in seconds."""
 Api = Literal["chat", "responses", "messages"]
 APIS: tuple[Api, ...] = ("chat", "responses", "messages")
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
@@ -40,9 +41,9 @@ TIMEOUT = aiohttp.ClientTimeout(total=60)
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every API and every kind of sandbox, plain beside them."""
+    """Measure every API with every kind of sandbox, and plain."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image))
+        found = await opened.enter_async_context(working_backends(plan.image))
         clock = StreamTimer()
         model = await opened.enter_async_context(slow_model(clock))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
@@ -90,7 +91,7 @@ def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> l
 
 @dataclass(slots=True)
 class StreamTimer:
-    """The time at which the model was asked for prose last, of `time.perf_counter`."""
+    """The time of the last model request that was answered with prose, from `time.perf_counter`."""
 
     asked: float = 0.0
 
@@ -99,7 +100,7 @@ _numbers = itertools.count(1)
 
 
 def question() -> str:
-    """Return a question that was not asked before: the proxy answers equal questions by one run."""
+    """Return a new question each time, because the proxy answers equal requests by one run."""
     return f"What is 6 * 7? I ask for time number {next(_numbers)}."
 
 
@@ -111,7 +112,7 @@ async def _first_token_s(
     model: str,
     row: str,
 ) -> Mapping[str, float]:
-    """Ask, and leave once there is something to see."""
+    """Send a request and disconnect after the first visible text."""
     url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, question())
     started = time.perf_counter()
     async with session.post(url, json=body) as response:
@@ -147,7 +148,7 @@ def _visible(event: Any) -> str:
 
 @asynccontextmanager
 async def slow_model(clock: StreamTimer) -> AsyncIterator[BenchServer]:
-    """The model, in this process; it speaks all three APIs, for `:plain` goes to its own."""
+    """Run the model as a server in this process. Supports all three APIs, which `:plain` relays."""
     routes = [
         web.get("/v1/models", _models),
         web.post("/v1/chat/completions", partial(_chat, clock)),

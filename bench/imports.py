@@ -1,11 +1,11 @@
-"""Cost of starting: the command, the import, an idle server."""
+"""Startup cost: the command, the import and an idle server."""
 
 import asyncio
 import sys
 from collections.abc import Mapping
 from functools import partial
 
-from bench.places import places
+from bench.backends import working_backends
 from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.servers import ROOT, model_backend, process, proxy
 from bench.table import Row, TablePart
@@ -26,10 +26,10 @@ READY, READY_CPU, RSS = "serve: to /health", "serve: CPU to /health", "serve: RS
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Commands in turn, then servers."""
+    """Measure the commands in turn, then the servers."""
     measurements: dict[str, Measurement] = {name: partial(_command, name) for name in COMMANDS}
     measured = await interleave(plan.rounds or ROUNDS, measurements)
-    async with places(plan.image) as found:
+    async with working_backends(plan.image) as found:
         names = found.kinds
     servers: dict[str, Measurement] = {name: partial(_serve, name, plan.image) for name in names}
     measured |= await interleave(min(plan.rounds or SERVER_ROUNDS, SERVER_ROUNDS), servers)

@@ -1,7 +1,7 @@
 """A process that leases sandboxes as a proxy does: `python -m bench.lender SETUP`.
 
-SETUP is JSON: image, state_dir, and pools, each with kind, idle and max_total. It reads
-orders from standard input, one line of JSON each, and answers each by one line. SIGTERM ends
+SETUP is JSON with image, state_dir and pools, each with kind, idle and max_total. The process reads
+orders from stdin, one JSON object a line, and writes one result line for each. On SIGTERM it ends
 all sandboxes, then itself.
 """
 
@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.places import make_backend
+from bench.backends import make_backend
 from bench.sandboxes import filled
 from policies.isolation import Isolation
 from policies.pool import PoolSettings

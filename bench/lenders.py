@@ -15,7 +15,7 @@ from typing import IO, Any
 import docker
 from docker.utils import kwargs_from_env
 
-from bench.places import Kind
+from bench.backends import Kind
 from bench.processes import Family, HostProcess, alive, open_files, rss_mib
 from bench.servers import process
 from sandbox_runtime.backends.cgroups import find_cgroups, process_key
@@ -25,8 +25,9 @@ ORDER_TIMEOUT_S = 900
 LONGEST_END_S = 120
 POLL_S = 0.002
 SHARE_OF_POLLING = 5
-"""Each pause is this many times as long as the poll before, because polling takes processor time
-from the observed processes."""
+"""Ratio of each pause to the duration of the poll before it, because polling takes processor time
+from the observed processes.
+"""
 
 
 class LenderError(Exception):
@@ -44,16 +45,16 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a lender's sandboxes."""
+    """The result of ending a lender."""
 
     seconds: float
     processes: int
-    """Number of processes that are left."""
+    """Number of remaining processes."""
     containers: int
 
     @property
     def left(self) -> int:
-        """Number of processes and containers that are left."""
+        """Number of remaining processes and containers."""
         return self.processes + self.containers
 
 
@@ -65,7 +66,7 @@ class Belongings:
     processes: int
     cgroups: int
     files: int
-    """In its directory for temporary files and its state directory."""
+    """Number of files in its temporary directory and its state directory."""
     open_files: int
     rss_mib: float
 
@@ -88,7 +89,7 @@ class Lender:
         self._owner = process_key(child.pid)
 
     async def order(self, do: str, **details: Any) -> float:
-        """Run an order; return its duration in seconds. Raises LenderError."""
+        """Run an order and return its duration in seconds. Raise LenderError."""
         assert self._child.stdin
         assert self._child.stdout
         self._child.stdin.write(json.dumps({"do": do, **details}).encode() + b"\n")
@@ -108,7 +109,7 @@ class Lender:
         return [family.descent(top) for top in tops]
 
     def agents(self) -> list[HostProcess]:
-        """Return the agent of each sandbox, which must be idle."""
+        """Return the guest agent of each sandbox. The sandboxes must be idle."""
         family = Family()
         return [
             next(process for process in sandbox if not family.children(process.pid))
@@ -144,7 +145,9 @@ class Lender:
         return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)
 
     async def end(self, signal: int) -> Ending:
-        """End it by `signal`, and watch until nothing of its sandboxes is left, or two minutes."""
+        """Send `signal` to the lender. Poll until no resource of its sandboxes is left, for at most
+        two minutes.
+        """
         left = set[HostProcess]().union(*self.sandboxes(), {Family()[self.pid]})
         self._child.send_signal(signal)
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A cheap HTTP client: prepared requests over kept-alive connections."""
+"""A fast HTTP client: prepared requests over keep-alive connections."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def answers(port: int, path: str) -> bool:
 
 
 async def got(port: int, path: str) -> bytes:
-    """Return the body of a GET."""
+    """Return the body of a GET response."""
     connection = await asyncio.open_connection("127.0.0.1", port)
     try:
         return (await _ask(connection, _get(path)))[1]
@@ -56,8 +56,10 @@ async def got(port: int, path: str) -> bytes:
 async def burst(
     port: int, request: bytes, *, count: int, at_once: int, holding: bytes = b""
 ) -> Burst:
-    """Send `count` requests, `at_once` at any time. Raises RuntimeError at a refusal, and where an
-    answer does not hold what it should."""
+    """Send `count` requests, at most `at_once` concurrently.
+
+    Raise RuntimeError for an error status, and for an answer without the expected content.
+    """
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
     left = iter(range(count))
     latencies: list[float] = []

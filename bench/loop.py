@@ -1,9 +1,9 @@
 """Overhead of the agent loop in a run of five turns: duration and processor time.
 
-Python by bash, a file by the editor, run, the answer written, submit: on a model that takes no time
-and in sandboxes that are there already. The same four commands in a sandbox, with no loop and no
-proxy, are what the model and the client would wait for anyway. The least loop that there can be on
-the same libraries and sandboxes says what of the processor time is theirs.
+The run uses bash and the editor, writes an answer file and submits, with a model that answers
+without delay and warm sandboxes. The time for the same four commands in a sandbox without loop and
+proxy is the lower bound. A minimal loop on the same libraries and sandboxes shows the share of the
+libraries in the processor time.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from statistics import median
 
-from bench.backend import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
+from bench.backends import BenchBackend, Kind, working_backends
+from bench.instant_model import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
 from bench.load import burst, post
-from bench.places import BenchBackend, Kind, places
 from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.sandboxes import filled
 from bench.servers import BenchServer, model_backend, module, proxy
@@ -29,11 +29,13 @@ from sandbox_runtime.sandbox import Sandbox
 
 ROUNDS = 6
 RUNS = 8
-"""In one round."""
+"""Runs in one round."""
 BUSY_RUNS = 20
-"""One right after the other: the kernel counts processor time in steps of 10 ms."""
+"""Consecutive runs: the kernel counts processor time in steps of 10 ms."""
 SETTLE_S = 0.5
-"""A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
+"""Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
+next run.
+"""
 TURNS = len(SCRIPTS[FIVE])
 COMMAND_S = 10
 WARM_S, CPU_MS, ADDED_MS = 0.1, 10, 5
@@ -44,23 +46,25 @@ MODEL = "model"
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every backend, each beside a sandbox of its kind."""
+    """Measure every backend, and a bare sandbox of the same kind."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image))
+        found = await opened.enter_async_context(working_backends(plan.image))
         model = await opened.enter_async_context(model_backend())
         measurements: dict[str, Measurement] = {MODEL: partial(_model, model)}
-        for place in found.found:
-            ours = proxy(model, sandbox=place.kind, image=plan.image)
+        for backend in found.working:
+            ours = proxy(model, sandbox=backend.kind, image=plan.image)
             server = await opened.enter_async_context(ours)
-            pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
+            pool = Pool(backend.backend, PoolSettings(min_ready=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
-            measurements[place.kind] = partial(_runs, place.kind, server)
-            measurements[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
-            least = module("bench.peers.loop", model.base_url, place.kind, plan.image)
+            measurements[backend.kind] = partial(_runs, backend.kind, server)
+            measurements[f"{backend.kind}, busy"] = partial(_busy, _cpu(backend.kind), server)
+            least = module("bench.peers.loop", model.base_url, backend.kind, plan.image)
             server = await opened.enter_async_context(least)
-            measurements[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
-            measurements[f"{place.kind}, commands"] = partial(_commands, place, pool)
-            measurements[f"{place.kind}, nothing"] = partial(_nothing, place)
+            measurements[f"{backend.kind}, least"] = partial(
+                _busy, _least_cpu(backend.kind), server
+            )
+            measurements[f"{backend.kind}, commands"] = partial(_commands, backend, pool)
+            measurements[f"{backend.kind}, nothing"] = partial(_nothing, backend)
         measured = await interleave(plan.rounds or ROUNDS, measurements)
     rows = [row for kind in found.kinds for row in _rows(kind, measured)]
     return [TablePart(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
@@ -124,24 +128,24 @@ async def _busy(figure: str, server: BenchServer) -> Mapping[str, float]:
     return {figure: (server.cpu_s() - before_s) * 1000 / BUSY_RUNS}
 
 
-async def _commands(place: BenchBackend, pool: Pool) -> Mapping[str, float]:
+async def _commands(backend: BenchBackend, pool: Pool) -> Mapping[str, float]:
     took_ms = []
     for _ in range(RUNS):
         await filled(pool, 1)
         async with pool.lease(Isolation()) as lease:
             took_ms.append(await milliseconds(_work(await lease.sandbox())))
-    return {_alone(place.kind): median(took_ms)}
+    return {_alone(backend.kind): median(took_ms)}
 
 
-async def _nothing(place: BenchBackend) -> Mapping[str, float]:
+async def _nothing(backend: BenchBackend) -> Mapping[str, float]:
     before_s = time.process_time()
     for _ in range(RUNS):
-        await (await start_sandbox(place.backend, Isolation())).close()
-    return {_ends_cpu(place.kind): (time.process_time() - before_s) * 1000 / RUNS}
+        await (await start_sandbox(backend.backend, Isolation())).close()
+    return {_ends_cpu(backend.kind): (time.process_time() - before_s) * 1000 / RUNS}
 
 
 async def _work(sandbox: Sandbox) -> None:
-    """As the tools do it, in a terminal."""
+    """Run the four commands as the tools do, in a terminal."""
     await sandbox.exec(PRINT, timeout_s=COMMAND_S, stdin=None)
     await sandbox.put(FILE, _whole(PROGRAM))
     await sandbox.exec(RUN, timeout_s=COMMAND_S, stdin=None)

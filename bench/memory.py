@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from bench.backends import BenchBackend, Kind, working_backends
 from bench.lenders import Stock, lender
-from bench.places import BenchBackend, Kind, places
 from bench.plain_docker import plain_container
 from bench.plan import Plan, progress
 from bench.processes import Family, cgroup_mib, pss_mib
@@ -16,34 +16,34 @@ TARGETS_MIB: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 3}
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Each place in turn, some sandboxes of each, and as many bare containers."""
-    async with places(plan.image) as found:
-        rows = [row for place in found.found for row in await _rows(plan, place)]
+    """Measure several sandboxes of each backend in turn, and as many bare containers."""
+    async with working_backends(plan.image) as found:
+        rows = [row for backend in found.working for row in await _rows(plan, backend)]
         if "docker" in found.kinds:
             rows.append(await _plain(plan))
     return [TablePart("memory: a sandbox with nothing to do", [*rows, *found.missing])]
 
 
-async def _rows(plan: Plan, place: BenchBackend) -> list[Row]:
-    progress(f"memory: {place.name}")
-    async with lender(plan.image, [Stock(place.kind, SANDBOXES, SANDBOXES)]) as host:
-        await host.order("fill", kind=place.kind)
+async def _rows(plan: Plan, backend: BenchBackend) -> list[Row]:
+    progress(f"memory: {backend.name}")
+    async with lender(plan.image, [Stock(backend.kind, SANDBOXES, SANDBOXES)]) as host:
+        await host.order("fill", kind=backend.kind)
         sandboxes, agents = host.sandboxes(), host.agents()
         try:
             whole = [pss_mib(sandbox) for sandbox in sandboxes]
             inside = [pss_mib([agent]) for agent in agents]
         except PermissionError:
-            return [Row(place.name, note="only root sees how much memory its processes share")]
+            return [Row(backend.name, note="only root sees how much memory its processes share")]
         try:
             charged = [cgroup_mib(agent.pid) for agent in agents]
         except LookupError:
             charged = []
         programs = ", ".join(sorted({process.name for process in sandboxes[0]}))
-    target = TARGETS_MIB[place.kind]
+    target = TARGETS_MIB[backend.kind]
     return [
-        Row(place.name, whole, "MiB", target, (PLAIN,), f"PSS of {programs}"),
-        Row(f"{place.name}: the agent of that", inside, "MiB"),
-        Row(f"{place.name}: its cgroup", charged, "MiB"),
+        Row(backend.name, whole, "MiB", target, (PLAIN,), f"PSS of {programs}"),
+        Row(f"{backend.name}: the agent of that", inside, "MiB"),
+        Row(f"{backend.name}: its cgroup", charged, "MiB"),
     ]
 
 

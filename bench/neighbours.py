@@ -1,9 +1,9 @@
-"""Effect of a sandbox that uses up a resource on its neighbours: on their commands and on
-`/health`. Also the effect of extreme request bodies on `/health`.
+"""Effect of a sandbox that uses up a resource on another sandbox's commands and on `/health`.
 
-The real server runs one request whose model sets off a bomb, and one whose model runs short
-commands; the model is in this process, so that it knows how long a command took. The
-whole host is measured: with as many cores as a sandbox may use, the client waits for them too.
+Also measures the effect of extreme request bodies on `/health`. The real server handles one request
+whose model runs a bomb, and one whose model runs short commands. The model is in this process, so
+that it can time the commands. On a host with no more cores than a sandbox may use, the figures
+include the client's own wait for a core.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from bench.backend import SUBMIT, serve, turn, whole
 from bench.bombs import BOMBS
+from bench.instant_model import SUBMIT, json_response, serve, turn
 from bench.load import got, post
 from bench.plan import Plan, progress
 from bench.runs import settled
@@ -27,21 +27,21 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = {
     "docker, runsc": ("docker", "runsc"),
     "bubblewrap": ("bubblewrap", None),
 }
-"""By name: the backend, and the engine's runtime."""
+"""The backend and the engine's runtime, by name."""
 ISOLATION = {"memory_mib": 512, "disk_mib": 256, "pids": 256}
-"""Less than by default, so that a bomb reaches it in seconds."""
+"""Lower limits than the default, so that a bomb reaches them within seconds."""
 IDLE = "idle"
 NEIGHBOUR = "neighbour"
 SECONDS = 3.0
-"""For each bomb."""
+"""Duration of each bomb, in seconds."""
 BEGIN_S = 0.5
-"""A bomb's command has begun by then."""
+"""Time after which the command of a bomb has started, in seconds."""
 COMMANDS = 90
-"""At most; a run has 100 turns."""
+"""Maximum number of commands; a run has 100 turns."""
 LONGEST_S = 60.0
-"""For a command, or an answer of `/health`."""
+"""Timeout of a command and of a `/health` request, in seconds."""
 PAUSE_S = 0.01
-"""Between two requests for `/health`."""
+"""Pause between two `/health` requests, in seconds."""
 _FIRST = b'{"model": "bench", "messages": ['
 _PICTURE = (
     b'{"model": "bench:plain", "messages": [{"role": "user", "content": [{"type": "image_url",'
@@ -53,7 +53,7 @@ BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
     "8 MiB of quotes in a string": (_FIRST + b'{"role": "', b'\\"', 4 << 20, b""),
     "a picture of 60 MB": (_PICTURE, b"QUJD", 15_000_000, b'"}}]}]}'),
 }
-"""The parts of each body: its beginning, a piece, how often the piece is repeated, its end."""
+"""Each body: its start, a piece, the number of repetitions of the piece, its end."""
 POSTS = 5
 """Number of requests for each body."""
 PIECE_BYTES = 1 << 16
@@ -61,46 +61,46 @@ STALL_MS = 100
 
 
 class SlowModel:
-    """A model that sets off the bomb of the request's name, or runs commands and times them."""
+    """A model that runs the bomb named in the request, or runs commands and times them."""
 
     def __init__(self) -> None:
         self.commands_ms: list[float] = []
         """Durations of the neighbour's commands."""
         self.ends_at = 0.0
-        """When the neighbour is to stop."""
+        """Time at which the neighbour stops."""
         self.bomb_is_off = asyncio.Event()
         self._asked_at: float | None = None
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Say what is to be done next."""
+        """Reply with the next command, or with the answer."""
         name = body["model"]
         if name != NEIGHBOUR:
-            writer.write(whole(turn("execute_bash", {"command": BOMBS[name]})))
+            writer.write(json_response(turn("execute_bash", {"command": BOMBS[name]})))
             self.bomb_is_off.set()
             return
         self.note()
         if time.perf_counter() >= self.ends_at or len(self.commands_ms) >= COMMANDS:
-            writer.write(whole(turn(*SUBMIT)))
+            writer.write(json_response(turn(*SUBMIT)))
             return
         await asyncio.sleep(SECONDS / COMMANDS)
         command = f"true {len(self.commands_ms)}"
-        writer.write(whole(turn("execute_bash", {"command": command})))
+        writer.write(json_response(turn("execute_bash", {"command": command})))
         self._asked_at = time.perf_counter()
 
     def begin(self) -> None:
-        """Forget what was measured."""
+        """Discard the measurements so far."""
         self.commands_ms = []
         self.ends_at = time.perf_counter() + SECONDS
 
     def note(self) -> None:
-        """Note how long the last command took, or takes until now."""
+        """Record the duration of the last command, or of the current one so far."""
         if self._asked_at is not None:
             self.commands_ms.append((time.perf_counter() - self._asked_at) * 1000)
             self._asked_at = None
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every backend beside every bomb, and then the bodies."""
+    """Measure every backend with every bomb, then the request bodies."""
     parts, missing = [], []
     for name in BACKENDS:
         try:
@@ -114,7 +114,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 @asynccontextmanager
 async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, SlowModel]]:
-    """The server on a backend, and its model. Raises RuntimeError where the backend is missing."""
+    """Run the server on a backend, and its model. Raise RuntimeError if the backend is missing."""
     model, port = SlowModel(), free_port()
     backend, runtime = BACKENDS[name]
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)
@@ -157,7 +157,9 @@ async def _backend(name: str, server: BenchServer, model: SlowModel) -> list[Tab
 async def _beside(
     server: BenchServer, model: SlowModel, bomb: str
 ) -> tuple[Sequence[float], list[float]]:
-    """Return the durations in ms of the neighbour's commands and of `/health`, beside `bomb`."""
+    """Return the durations in ms of the neighbour's commands and of `/health` requests during
+    `bomb`.
+    """
     if bomb == IDLE:
         return await _neighbour(server, model)
     model.bomb_is_off.clear()
@@ -180,7 +182,7 @@ async def _neighbour(server: BenchServer, model: SlowModel) -> tuple[Sequence[fl
 
 @asynccontextmanager
 async def _asked(server: BenchServer, name: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A request to that model; it is cancelled where it has no answer at the end of the block."""
+    """Send a request to a model. Cancel the request if it is unanswered at the end of the block."""
     question = {"model": name, "messages": [{"role": "user", "content": f"{time.time_ns()}"}]}
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(post("/v1/chat/completions", question, "none"))
@@ -214,7 +216,7 @@ async def _watch(server: BenchServer, health: list[float]) -> None:
 
 
 async def _bodies(plan: Plan) -> TablePart:
-    # The model in a process of its own: what it takes to decode a picture is no stall of ours.
+    # The model runs in its own process, so that its decoding of an image delays nothing here.
     async with (
         model_backend() as model,
         proxy(model, sandbox="bubblewrap", image=plan.image) as server,
@@ -236,7 +238,7 @@ async def _stalls(server: BenchServer) -> AsyncIterator[Row]:
 
 
 async def _posted(server: BenchServer, body: bytes) -> str:
-    """The status of the answer."""
+    """Send the body and return the status of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())

@@ -4,8 +4,8 @@ import signal
 from collections.abc import Mapping
 from functools import partial
 
+from bench.backends import BenchBackend, working_backends
 from bench.lenders import Stock, lender
-from bench.places import BenchBackend, places
 from bench.plan import Measurement, Plan, interleave
 from bench.table import Row, TablePart
 
@@ -16,30 +16,32 @@ TARGET_S = 1
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Sandboxes with a program in the background, on each place in turn."""
-    async with places(plan.image) as found:
+    """Measure sandboxes with a background process, on each backend in turn."""
+    async with working_backends(plan.image) as found:
         measurements: dict[str, Measurement] = {
-            place.name: partial(_killed, plan, place) for place in found.found
+            backend.name: partial(_killed, plan, backend) for backend in found.working
         }
         measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), measurements)
     rows = []
-    for place in found.found:
-        worst = [max(measured[_left(place)])]
+    for backend in found.working:
+        worst = [max(measured[_left(backend)])]
         rows += [
-            Row(place.name, measured[place.name], "s", TARGET_S),
-            Row(_left(place), worst, "", 0, note="processes, containers, cgroups; the worst round"),
+            Row(backend.name, measured[backend.name], "s", TARGET_S),
+            Row(
+                _left(backend), worst, "", 0, note="processes, containers, cgroups; the worst round"
+            ),
         ]
     title = f"owner: SIGKILLed, until its {SANDBOXES} sandboxes are gone"
     return [TablePart(title, [*rows, *found.missing])]
 
 
-async def _killed(plan: Plan, place: BenchBackend) -> Mapping[str, float]:
-    async with lender(plan.image, [Stock(place.kind)]) as host:
-        await host.order("hold", kind=place.kind, count=SANDBOXES, command=WORK)
+async def _killed(plan: Plan, backend: BenchBackend) -> Mapping[str, float]:
+    async with lender(plan.image, [Stock(backend.kind)]) as host:
+        await host.order("hold", kind=backend.kind, count=SANDBOXES, command=WORK)
         ending = await host.end(signal.SIGKILL)
-        await place.backend.sweep()  # as every proxy does at its start
-        return {place.name: ending.seconds, _left(place): ending.left + host.cgroups()}
+        await backend.backend.sweep()  # as every proxy does at its start
+        return {backend.name: ending.seconds, _left(backend): ending.left + host.cgroups()}
 
 
-def _left(place: BenchBackend) -> str:
-    return f"{place.name}: left after the next sweep"
+def _left(backend: BenchBackend) -> str:
+    return f"{backend.name}: left after the next sweep"

@@ -1,4 +1,6 @@
-"""Containers as most runtimes have them: `sleep` as the program, `docker exec` for the rest."""
+"""Containers as most runtimes use them: `sleep` as the main process, and `docker exec` for
+commands.
+"""
 
 import asyncio
 import io
@@ -20,7 +22,7 @@ CLIENT_TIMEOUT_S = 60
 
 
 class PlainDocker:
-    """An engine, and what is usually done with it; each call blocks a thread, as the SDK does."""
+    """The usual operations of a Docker engine, in threads because the SDK is blocking."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -45,7 +47,7 @@ class PlainDocker:
         )
 
     async def main(self, container: Container) -> int:
-        """The process id of its program."""
+        """Return the process id of the main process."""
         await self._in_thread(container.reload)
         return int(container.attrs["State"]["Pid"])
 
@@ -59,7 +61,7 @@ class PlainDocker:
         assert await process.wait() == 0
 
     async def put(self, container: Container, source: Path, path: str) -> None:
-        """As `docker cp`: an archive, made in memory."""
+        """Copy a file into the container as an archive made in memory, as `docker cp` does."""
         await self._in_thread(_put, container, source, path)
 
     async def get(self, container: Container, path: str, target: Path) -> None:
@@ -76,7 +78,7 @@ class PlainDocker:
 
 @asynccontextmanager
 async def plain_container(image: str) -> AsyncIterator[tuple[PlainDocker, Container]]:
-    """One that runs for the length of the block."""
+    """Run a container during the block."""
     plain = PlainDocker(image)
     container = await plain.run()
     try:

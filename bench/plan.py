@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 Measurement = Callable[[], Awaitable[Mapping[str, float]]]
-"""Does the work once; returns the measured values by the names of rows."""
+"""Run the work once and return the measured values by row name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Plan:
     """The options of the command line."""
 
     image: str
-    """The Docker image for us and for every peer."""
+    """The Docker image of this project and of every peer."""
     rounds: int | None = None
     """Number of measurements of each quantity; None: the default of each part."""
     peers: bool = True
@@ -28,9 +28,9 @@ class Plan:
 async def interleave(
     rounds: int, measurements: Mapping[str, Measurement]
 ) -> dict[str, list[float]]:
-    """Measure everything once a round, so that load on the machine affects all peers alike.
+    """Measure everything once in each round, so that load on the machine affects all peers alike.
 
-    A first round warms up and does not count.
+    The first round is a warm-up and does not count.
     """
     measured: dict[str, list[float]] = {}
     for number in range(rounds + 1):

@@ -12,11 +12,11 @@ PARENT, STARTED = 1, 19
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """A process, identified by its start time too, because pids are reused."""
+    """A process, identified also by its start time, because pids are reused."""
 
     pid: int
     started: int
-    """In ticks since boot."""
+    """Start time, in ticks since boot."""
 
     @property
     def name(self) -> str:

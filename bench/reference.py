@@ -1,4 +1,4 @@
-"""The reference package at whole runs: a process for each that is to run at the same time."""
+"""Whole runs of the reference package, in one process for each concurrent run."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.backend import ANSWER
+from bench.instant_model import ANSWER
 from bench.runtimes import ENV, REFERENCE_PACKAGES
 from bench.servers import BenchServer, process
 from bench.venvs import peer_python
@@ -18,13 +18,15 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class ReferenceServer:
-    """One process; its imports, which it has paid by now, are in no figure."""
+    """A process with the reference package. Its imports are done before the measured time."""
 
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
 
     async def run(self) -> tuple[float, float]:
-        """The script once: seconds to its answer, and until it returns. Raises RuntimeError."""
+        """Run the script. Return the seconds until its answer and until it returns. Raise
+        RuntimeError.
+        """
         self.stdin.write(b"\n")
         async with asyncio.timeout(TIMEOUT_S):
             line = await self.stdout.readline()
@@ -39,7 +41,7 @@ class ReferenceServer:
 
 @asynccontextmanager
 async def reference(model: BenchServer, script: str, image: str) -> AsyncIterator[ReferenceServer]:
-    """For the length of the block; the model plays that script. Raises PeerMissingError."""
+    """Run the process during the block; the model plays `script`. Raise PeerMissingError."""
     python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
     async with process(
         [str(python), str(DRIVER), model.base_url, script, image],

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from bench.places import BenchBackend, places
+from bench.backends import BenchBackend, working_backends
 from bench.plan import Measurement, Plan, interleave, milliseconds
 from bench.table import TablePart, compared, figure, percentile
 from policies.isolation import Isolation
@@ -21,13 +21,13 @@ TARGET = 2
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every place."""
-    async with places(plan.image) as found:
+    """Measure every backend."""
+    async with working_backends(plan.image) as found:
         measurements: dict[str, Measurement] = {
-            place.name: partial(_both, place) for place in found.found
+            backend.name: partial(_both, backend) for backend in found.working
         }
         measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), measurements)
-    names = [place.name for place in found.found]
+    names = [backend.name for backend in found.working]
     untargeted, targets = dict[str, float | None].fromkeys(names), dict.fromkeys(names, TARGET)
     return [
         compared(ALONE, measured, untargeted, {}),
@@ -36,8 +36,10 @@ async def measure(plan: Plan) -> list[TablePart]:
     ]
 
 
-async def _both(place: BenchBackend) -> Mapping[str, float]:
-    pool = Pool(place.backend, PoolSettings(min_ready=IDLE, max_sandboxes=IDLE + 1), [Isolation()])
+async def _both(backend: BenchBackend) -> Mapping[str, float]:
+    pool = Pool(
+        backend.backend, PoolSettings(min_ready=IDLE, max_sandboxes=IDLE + 1), [Isolation()]
+    )
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
         beside = await _p95(sandbox, lambda: pool.stats().idle < IDLE)
@@ -45,9 +47,9 @@ async def _both(place: BenchBackend) -> Mapping[str, float]:
         alone = await _p95(sandbox, lambda: next(left, None) is not None)
     await pool.aclose()
     return {
-        figure(place.name, ALONE): alone,
-        figure(place.name, BESIDE): beside,
-        figure(place.name, RATIO): beside / alone,
+        figure(backend.name, ALONE): alone,
+        figure(backend.name, BESIDE): beside,
+        figure(backend.name, RATIO): beside / alone,
     }
 
 

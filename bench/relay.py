@@ -20,17 +20,17 @@ ROUNDS = 9
 OURS, LEAST, BACKEND, LITELLM = "proxy", "starlette + aiohttp", "backend itself", "LiteLLM proxy"
 PATH = "/v1/chat/completions"
 COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
-"""Requests in one round, by kind of answer and how many at once."""
+"""Number of requests in one round, by kind of answer and number of concurrent requests."""
 SLOW = 10
 """Divisor of the number of requests for LiteLLM, which is slow."""
 KEY = f"sk-{secrets.token_hex(16)}"
-"""LiteLLM does not start without one."""
+"""LiteLLM does not start without a key."""
 LEAST_SHARE, TIMES_LITELLM = 0.7, 20
 ADDED_MS = 1.0
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every kind of answer, one and many at once."""
+    """Measure every kind of answer, with one and with many concurrent requests."""
     async with AsyncExitStack() as opened:
         model = await opened.enter_async_context(model_backend())
         ours = proxy(model, sandbox="bubblewrap", image=plan.image)

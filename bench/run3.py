@@ -1,8 +1,8 @@
-"""The three-turn script through the whole house, from a client's request to its answer.
+"""A run of three turns through the whole proxy, from a client's request to its answer.
 
-Bash, an answer file by the editor, submit: on a model that takes no time and a sandbox that is
-there already (warm) or not (cold). The reference does the same work on the same model and image;
-its imports, which it pays in every process, are left out.
+The script uses bash, writes an answer file with the editor and submits, with a model that answers
+without delay and a warm or cold sandbox. The reference runs the same script with the same model and
+image; the time of its imports, needed in every process, is excluded.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from itertools import product
 
 import httpx
 
-from bench.backend import ANSWER, THREE
-from bench.places import Kind, places
+from bench.backends import Kind, working_backends
+from bench.instant_model import ANSWER, THREE
 from bench.plan import Measurement, Plan, interleave, repeated
 from bench.reference import ReferenceServer, reference
 from bench.servers import BenchServer, model_backend, proxy
@@ -24,19 +24,23 @@ from bench.venvs import PeerMissingError
 
 ROUNDS = 4
 OURS_PER_ROUND = 3
-"""The reference needs 50 times as long, and varies little."""
+"""Measurements of this project per measurement of the reference, which takes 50 times as long and
+varies little.
+"""
 TARGETS_S: Mapping[Kind, float] = {"docker": 1.2, "bubblewrap": 0.4}
 IDLE = {"cold": 0, "warm": 2}
 PEER, PEER_RETURNS = "reference, to its answer", "reference, until it returns"
 QUESTION = {"model": THREE, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
 SETTLE_S = 0.5
-"""A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
+"""Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
+next run.
+"""
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every backend beside the reference."""
+    """Measure every backend and the reference."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
+        async with working_backends(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())

@@ -1,8 +1,9 @@
 """Throughput of runs of five turns with many concurrent clients.
 
-A round ends when the last sandbox is gone and the pool is as it was, so that each run has paid for
-the making and the end of one. The reference has a process for each run at once, and its imports are
-paid before; the engine alone makes and removes containers in which nothing is done.
+A round ends when the last sandbox is removed and the pool is full again, so the time includes the
+creation and removal of a sandbox for each run. The reference has one process for each concurrent
+run, with its imports done before. A further row measures the engine alone: creating and removing
+containers without work.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from statistics import median
 
-from bench.backend import FIVE
+from bench.backends import Kind, working_backends
+from bench.instant_model import FIVE
 from bench.load import burst, got
 from bench.loop import ANSWERED, ASKED
-from bench.places import Kind, places
 from bench.plain_docker import PlainDocker
 from bench.plan import Measurement, Plan, interleave
 from bench.reference import ReferenceServer, reference
@@ -32,10 +33,10 @@ COUNTS: Mapping[tuple[Kind, int], int] = {
     ("bubblewrap", 8): 80,
     ("bubblewrap", 64): 128,
 }
-"""Runs in one round."""
+"""Number of runs in one round."""
 CONTAINERS, CONTAINERS_AT_ONCE = 24, 6
 REFERENCES = 8
-"""At once; with 64 it would need 20 GB and be no faster."""
+"""Number of concurrent reference processes; 64 would need 20 GB and be no faster."""
 REFERENCE, ENGINE = f"reference, {REFERENCES} at once", "engine alone: make and remove"
 TIMES_REFERENCE: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 30}
 SHARE_OF_ENGINE = 0.85
@@ -45,9 +46,9 @@ POOL_STATE = r'^llm_sandbox_pool_sandboxes\{state="(\w+)"\} ([0-9.]+)$'
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Every backend, with few clients and with many."""
+    """Measure every backend, with few and with many clients."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
+        async with working_backends(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())
@@ -136,7 +137,7 @@ async def _watch(server: BenchServer, mib: list[float]) -> None:
 
 
 async def settled(server: BenchServer) -> None:
-    """Until so many sandboxes are ready as are to be, and there is no other."""
+    """Wait until the pool has its idle sandboxes and no other sandbox exists."""
     wanted = {"starting": 0, "idle": POOL.min_ready, "in_use": 0, "ending": 0}
     while True:
         metrics = (await got(server.port, "/metrics")).decode()

@@ -1,4 +1,4 @@
-"""Peers' sandboxes, each driven by a program of its own in its own virtualenv."""
+"""Peers' sandboxes, each driven by its own program in its own virtualenv."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from bench.venvs import PeerMissingError, peer_python
 
 ORDER_TIMEOUT_S = 180
 ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""Else the reference asks the network for prices, and waits where there is none."""
+"""Without this variable, the reference downloads prices, and waits if there is no network."""
 
 Order = Literal["start", "exec", "put", "get", "stop"]
 
@@ -34,7 +34,7 @@ class Package:
 
 
 REFERENCE_PACKAGES = ("llm-in-sandbox==0.2.0", "mcp>=2.2,<3")
-"""litellm, which the reference needs, fails without mcp as soon as tools are given."""
+"""litellm, which the reference needs, fails on requests with tools if mcp is missing."""
 LLM_SANDBOX = ("llm-sandbox[docker]==0.3.46",)
 REFERENCE, SWE_REX = "reference", "SWE-ReX"
 LLM_DOCKER, LLM_POOL, LLM_BUBBLEWRAP = (
@@ -42,7 +42,7 @@ LLM_DOCKER, LLM_POOL, LLM_BUBBLEWRAP = (
 )
 PACKAGES = (
     Package(REFERENCE, "reference", REFERENCE_PACKAGES, "reference_runtime"),
-    # Its client needs aiohttp and does not say so.
+    # Its client needs aiohttp, which is not among its dependencies.
     Package(SWE_REX, "swe-rex", ("swe-rex==1.4.0", "aiohttp"), "swe_rex"),
     Package(LLM_DOCKER, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("docker",)),
     Package(LLM_POOL, "llm-sandbox", LLM_SANDBOX, "llm_sandbox", ("pool",)),
@@ -51,18 +51,18 @@ PACKAGES = (
 
 
 class Runtime:
-    """One peer's sandbox, there or not."""
+    """A peer's sandbox, available or not."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.fault = ""
-        """Why it is left out, from now on."""
+        """The reason why the peer is left out, or ""."""
         self._child: asyncio.subprocess.Process | None = None
         self._words: IO[bytes] | None = None
 
     @asynccontextmanager
     async def driven(self, package: Package, image: str) -> AsyncIterator[None]:
-        """Its program runs for the length of the block."""
+        """Run the program of the peer during the block."""
         try:
             python = await asyncio.to_thread(peer_python, package.venv, *package.requirements)
         except PeerMissingError as error:
@@ -81,7 +81,7 @@ class Runtime:
                     await self._finish()
 
     async def _finish(self) -> None:
-        """Let it remove what it has."""
+        """Let the program remove its sandbox."""
         assert self._child
         assert self._child.stdin
         self._child.stdin.close()
@@ -89,7 +89,7 @@ class Runtime:
             await self._child.wait()
 
     async def order(self, do: Order, **arguments: str) -> float:
-        """Have it do something; returns the milliseconds that took. Raises PeerMissingError."""
+        """Run an order and return its duration in ms. Raise PeerMissingError."""
         assert self._child
         assert self._child.stdin
         assert self._child.stdout
@@ -113,7 +113,7 @@ Work = Callable[[Runtime], Awaitable[Mapping[str, float]]]
 
 @asynccontextmanager
 async def runtimes(plan: Plan, *, besides: Collection[str] = ()) -> AsyncIterator[list[Runtime]]:
-    """All peers but some, if any are wanted, with no sandbox yet."""
+    """Yield all peers except `besides`, without sandboxes yet, or none if the plan has no peers."""
     async with AsyncExitStack() as opened:
         found = []
         for package in PACKAGES:
@@ -125,7 +125,7 @@ async def runtimes(plan: Plan, *, besides: Collection[str] = ()) -> AsyncIterato
 
 
 async def start(found: Sequence[Runtime]) -> None:
-    """Have each of them make its sandbox."""
+    """Create the sandbox of each peer."""
 
     async def work(runtime: Runtime) -> Mapping[str, float]:
         await runtime.order("start")
@@ -136,7 +136,7 @@ async def start(found: Sequence[Runtime]) -> None:
 
 
 def peer_measurements(found: Sequence[Runtime], work: Work) -> dict[str, Measurement]:
-    """Return that work for each peer. A peer that fails is left out from then on."""
+    """Return the work for each peer. A peer that fails is left out from then on."""
     return {runtime.name: partial(_attempt, runtime, work) for runtime in found}
 
 
@@ -151,5 +151,5 @@ async def _attempt(runtime: Runtime, work: Work) -> Mapping[str, float]:
 
 
 def left_out(found: Sequence[Runtime]) -> list[Row]:
-    """Why some of them have no figures."""
+    """Return a row with the reason for each peer that is left out."""
     return [Row(runtime.name, note=runtime.fault) for runtime in found if runtime.fault]

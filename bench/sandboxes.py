@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.places import BenchBackend
+from bench.backends import BenchBackend
 from policies.isolation import Isolation
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool, PoolStats
@@ -14,9 +14,9 @@ POLL_S = 0.005
 
 
 @asynccontextmanager
-async def fresh_sandbox(place: BenchBackend) -> AsyncIterator[Sandbox]:
-    """A new one, from no pool."""
-    sandbox = await start_sandbox(place.backend, Isolation())
+async def fresh_sandbox(backend: BenchBackend) -> AsyncIterator[Sandbox]:
+    """Yield a new sandbox that is not from a pool."""
+    sandbox = await start_sandbox(backend.backend, Isolation())
     try:
         yield sandbox
     finally:
@@ -24,9 +24,9 @@ async def fresh_sandbox(place: BenchBackend) -> AsyncIterator[Sandbox]:
 
 
 async def filled(pool: Pool, idle: int) -> None:
-    """Have the pool begin, and return when so many wait for work and nothing is on its way."""
+    """Start the pool and wait until it has `idle` idle sandboxes and none is starting."""
     pool.start()
-    while not _is_filled(pool.stats(), idle):  # noqa: ASYNC110 - a pool tells nobody
+    while not _is_filled(pool.stats(), idle):  # noqa: ASYNC110 - a pool has no event for it
         await asyncio.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and what they use."""
+"""Server processes and their resource usage."""
 
 import asyncio
 import contextlib
@@ -26,24 +26,24 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class BenchServer:
-    """One that answers."""
+    """A server process that answers requests."""
 
     pid: int
     port: int
     ready_s: float
-    """From its start to its first answer."""
+    """Seconds from its start to its first answer."""
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def cpu_s(self) -> float:
-        """Processor time of the process so far, all its threads."""
+        """Processor time of all threads of the process so far, in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
     def rss_mib(self) -> float:
-        """Memory it holds."""
+        """Resident memory of the process, in MiB."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
@@ -64,7 +64,7 @@ async def process(
     stderr: int | IO[bytes] = asyncio.subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a child process for the length of the block; `env` extends the environment."""
+    """Run a child process during the block; `env` extends the environment."""
     child = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,
@@ -95,7 +95,7 @@ async def running(
     env: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> AsyncIterator[BenchServer]:
-    """A server, once it answers at `path`. Raises RuntimeError when it does not."""
+    """Run a server and yield it once it answers at `path`. Raise RuntimeError if it does not."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         async with process(command, stdout=log, stderr=log, env=env) as child:
@@ -111,7 +111,7 @@ async def running(
 
 @asynccontextmanager
 async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[BenchServer]:
-    """A server on the same libraries as ours: `python -m NAME PORT ARGUMENTS...`."""
+    """Run a Python server with the same libraries: `python -m NAME PORT ARGUMENTS...`."""
     port = free_port()
     command = [sys.executable, "-m", name, str(port), *arguments]
     async with running(command, port, path=path) as server:
@@ -119,8 +119,8 @@ async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIter
 
 
 def model_backend() -> AbstractAsyncContextManager[BenchServer]:
-    """The language model that takes no time."""
-    return module("bench.backend", path="/v1/models")
+    """Run the language model that answers without delay."""
+    return module("bench.instant_model", path="/v1/models")
 
 
 @asynccontextmanager
@@ -133,7 +133,7 @@ async def proxy(
     runtime: str | None = None,
     isolation: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[BenchServer]:
-    """Run our own server as its command starts it, with `idle` sandboxes kept ready.
+    """Run this project's server with its command, with `idle` idle sandboxes.
 
     `runtime` is the Docker engine's runtime; `isolation` is that section of config.yaml.
     """

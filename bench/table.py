@@ -1,4 +1,4 @@
-"""Measured values, and the table that shows them."""
+"""Measured values and their table."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Rows that were measured in turn, in one loop."""
+    """Rows that were measured in turn in one loop."""
 
     name: str
     rows: Sequence[Row]

@@ -1,4 +1,4 @@
-"""Virtualenvs of peers, made on first use in the user's cache and kept for the next run."""
+"""Virtualenvs of peers, created in the user's cache and reused."""
 
 import os
 import subprocess
@@ -9,11 +9,11 @@ INSTALL_TIMEOUT_S = 900
 
 
 class PeerMissingError(Exception):
-    """A peer cannot be had here."""
+    """A peer cannot be installed or run on this machine."""
 
 
 def peer_python(name: str, *requirements: str) -> Path:
-    """The interpreter of a virtualenv with these packages. Raises PeerMissingError."""
+    """Return the interpreter of a virtualenv with these packages. Raise PeerMissingError."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = cache / "llm-sandbox-proxy" / f"bench-{name}"
     python, complete = directory / "bin" / "python", directory / "complete"

@@ -1,8 +1,7 @@
 """Checks the source for what ruff has no rule for.
 
-Everywhere: each `noqa` and `type: ignore` has a reason beside it. Outside the folders of TO_DO:
-docstrings do not open with a riddle ("What is left of it."), test names name their subject, and
-identifiers use the vocabulary of the field.
+Each `noqa` and `type: ignore` has a reason beside it, docstrings do not open with a riddle ("What
+is left of it."), test names name their subject, and identifiers use the vocabulary of the field.
 """
 
 import ast
@@ -25,48 +24,11 @@ BANNED_WORDS = frozenset(
     )
 )
 """Identifiers that have a standard term instead, such as lease, observer or retry."""
-TO_DO = {
-    "docstrings": (
-        "tests/clients",
-        "tests/clients/openwebui",
-        "tests/clients/stacks",
-        "tests/clients/stacks/python",
-        "tests/clients/stacks/python/openai_areas",
-        "tests/e2e",
-        "tests/engines",
-        "tests/openapi",
-        "tests/reference",
-    ),
-    "test names": (
-        "tests/clients",
-        "tests/clients/stacks",
-        "tests/clients/stacks/python/openai_areas",
-        "tests/e2e",
-        "tests/engines",
-        "tests/openapi",
-    ),
-    "identifiers": (
-        "tests",
-        "tests/clients",
-        "tests/clients/openwebui",
-        "tests/clients/stacks",
-        "tests/clients/stacks/python",
-        "tests/clients/stacks/python/openai_areas",
-        "tests/e2e",
-        "tests/engines",
-        "tests/openapi",
-        "tests/reference",
-    ),
-}
-"""For each check, the folders that do not pass yet. Remove a folder once it passes."""
 
 
 def main() -> int:
     faults = [fault for path in sources() for fault in faults_of(path)]
     sys.stdout.writelines(f"{fault}\n" for fault in faults)
-    for check, folders in TO_DO.items():
-        if folders:
-            sys.stdout.write(f"{check} are not checked yet in: {', '.join(folders)}\n")
     return 1 if faults else 0
 
 
@@ -82,24 +44,23 @@ def faults_of(path: Path) -> Iterator[str]:
         if BARE_IGNORE.search(line) and not REASON.search(line):
             yield f"{name}:{number}: an ignore without a reason beside it"
     for node in ast.walk(ast.parse(text)):
-        for check, number, fault in node_faults(node):
-            if str(name.parent) not in TO_DO[check]:
-                yield f"{name}:{number}: {fault}"
+        for number, fault in node_faults(node):
+            yield f"{name}:{number}: {fault}"
 
 
-def node_faults(node: ast.AST) -> Iterator[tuple[str, int, str]]:
-    """Yield the check, the line and the message for each fault of a node itself."""
+def node_faults(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the message of each fault of a node itself."""
     match node:
         case ast.Expr(value=ast.Constant(value=str(text))) if opening := RIDDLE.match(text):
-            yield "docstrings", node.lineno, f"a docstring that begins with {opening[0]!r}"
+            yield node.lineno, f"a docstring that begins with {opening[0]!r}"
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             if UNNAMED_TEST.match(name):
-                yield "test names", node.lineno, f"{name} does not name its subject"
+                yield node.lineno, f"{name} does not name its subject"
             if name.strip("_") in BANNED_WORDS:
-                yield "identifiers", node.lineno, f"the name {name} (see BANNED_WORDS)"
+                yield node.lineno, f"the name {name} (see BANNED_WORDS)"
         case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
             if name.strip("_") in BANNED_WORDS:
-                yield "identifiers", node.lineno, f"the name {name} (see BANNED_WORDS)"
+                yield node.lineno, f"the name {name} (see BANNED_WORDS)"
 
 
 if __name__ == "__main__":

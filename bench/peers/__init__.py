@@ -1,1 +1,1 @@
-"""Peers: other programs that are measured too, each in a process of its own."""
+"""Programs that run the measured peers, each in its own process."""

@@ -1,8 +1,8 @@
-"""The main loop of all programs that drive a peer's sandbox: reads orders, prints durations.
+"""The main loop of the programs that drive a peer's sandbox: read orders, print durations.
 
-Each runs with the Python of its peer's own virtualenv, from the root of this repository. One line
-of JSON on standard input is one order, and is answered by one line: how long it took, or why it
-could not be done.
+Each program runs with the Python interpreter of its peer's virtualenv, from the root of this
+repository. Each line of stdin is an order in JSON. The answer is one line with the duration or the
+error.
 """
 
 import json
@@ -14,28 +14,28 @@ from typing import Any, Protocol
 
 
 class PeerSandbox(Protocol):
-    """A peer's sandbox; any exception is the answer to the order that caused it."""
+    """A peer's sandbox. An exception is reported as the answer to the order that raised it."""
 
     def start(self) -> None:
-        """From nothing to being ready for a command."""
+        """Create the sandbox and wait until it can run a command."""
 
     def exec(self, command: str) -> str:
-        """Run it in a shell; returns what it printed."""
+        """Run a command in a shell and return its output."""
 
     def put(self, source: str, path: str) -> None:
-        """Copy the host's file `source` to `path`, making its directory."""
+        """Copy the host's file `source` to `path`. Create its directory."""
 
     def get(self, path: str, target: str) -> None:
         """Copy the file `path` to the host's directory `target`."""
 
     def stop(self) -> None:
-        """Remove it."""
+        """Remove the sandbox."""
 
 
 def serve(sandbox: PeerSandbox) -> None:
-    """Follow orders until there are none; then nothing of the sandbox is left."""
+    """Run orders until stdin ends, then remove the sandbox."""
     running = False
-    # Told to end in the middle of an order, it shall still remove its sandbox.
+    # On SIGTERM during an order, the sandbox is still removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for line in sys.stdin:

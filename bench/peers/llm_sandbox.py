@@ -1,6 +1,6 @@
 """The package llm-sandbox: `python -m bench.peers.llm_sandbox IMAGE docker|pool|bubblewrap`.
 
-Its pool lends the same container again and again, whatever the last user has left in it.
+Its pool reuses containers, with everything that the previous user left in them.
 """
 
 import atexit
@@ -12,17 +12,17 @@ from typing import Any
 from bench.peers.driver import serve
 
 BARE = {"skip_environment_setup": True}
-"""Else it installs Python packages from the network first."""
+"""Without this option, llm-sandbox first installs Python packages from the network."""
 
 
 class LlmSandbox:
-    """See `driver.Sandbox`."""
+    """See `driver.PeerSandbox`."""
 
     def __init__(self, image: str, kind: str) -> None:
         package = importlib.import_module("llm_sandbox")
         quick: dict[str, Any] = {"lang": "python", **({} if kind == "pool" else BARE)}
         if kind == "bubblewrap":
-            # Its seccomp filter wants a library that may not be here; the namespaces are the same.
+            # Its seccomp filter needs a library that may be missing. The namespaces are the same.
             config = importlib.import_module("llm_sandbox.local.config").LocalSandboxConfig
             quick |= {"backend": "bubblewrap", "sandbox_config": config(seccomp=None)}
         elif kind == "pool":
@@ -55,7 +55,9 @@ class LlmSandbox:
 
 
 def _container(image: str) -> dict[str, Any]:
-    """It runs the image's own command; ours has none."""
+    """Return container options with a command; the container otherwise runs the image's own, and
+    this project's image has none.
+    """
     return {"image": image, "runtime_configs": {"command": ["sleep", "infinity"]}}
 
 

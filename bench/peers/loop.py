@@ -1,9 +1,9 @@
-"""The least loop on the same libraries and sandboxes.
+"""A minimal agent loop on the same libraries and sandboxes.
 
 `python -m bench.peers.loop PORT BASE_URL KIND IMAGE`
 
-Asks the model, does what it calls for, and answers with what is in the file then. It has no limits
-and no rules, checks nothing, tells nobody what it does and keeps nothing of it.
+Calls the model, runs its tool calls and answers with the content of the answer file. The loop has
+no limits, policies, validation, events or storage.
 """
 
 import json
@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from bench.backend import completion
-from bench.places import Kind, make_backend
+from bench.backends import Kind, make_backend
+from bench.instant_model import completion
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.workspace import ANSWER_FILES
@@ -37,7 +37,7 @@ TOOLS = [
 
 
 async def chat(request: Request) -> Response:
-    """One run, in a sandbox of its own."""
+    """Serve one run in its own sandbox."""
     body = await request.json()
     messages = body["messages"]
     asked = {"model": body["model"], "messages": messages, "tools": TOOLS}
@@ -61,7 +61,7 @@ async def chat(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Whether it is there."""
+    """Return 200."""
     return PlainTextResponse("ok")
 
 
@@ -88,7 +88,7 @@ async def _read(sandbox: Sandbox, path: str) -> str:
 
 
 def create_app(base_url: str, kind: Kind, image: str) -> Starlette:
-    """An application with a pool of its own."""
+    """Return an application with its own pool."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -1,7 +1,9 @@
-"""The reference package on the same script: run by the Python of its own virtualenv.
+"""The reference package on the same script, run with the Python interpreter of its own virtualenv.
 
-`python reference.py BASE_URL MODEL IMAGE` imports it once, outside of what is measured, then makes
-one run for each line of its standard input and answers it with one line: what came of the run.
+`python reference.py BASE_URL MODEL IMAGE`
+
+Imports the package once, outside of the measured time. Makes one run for each line of stdin and
+prints one line with its result.
 """
 
 import importlib
@@ -16,10 +18,10 @@ from typing import Any
 
 
 def main() -> None:
-    """Run as often as asked to."""
+    """Make a run for each line of stdin."""
     base_url, model, image = sys.argv[1:]
     cli = importlib.import_module("llm_in_sandbox.cli")
-    # Told to end in the middle of a run, it shall still remove its container.
+    # On SIGTERM during a run, the container is still removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for _ in sys.stdin:
         sys.stdout.write(f"{json.dumps(_run(cli, base_url, model, image))}\n")

@@ -1,4 +1,6 @@
-"""The reference package's sandbox alone: `python -m bench.peers.reference_runtime IMAGE`."""
+"""The reference package's sandbox without its agent: `python -m bench.peers.reference_runtime
+IMAGE`.
+"""
 
 import importlib
 import sys
@@ -9,7 +11,7 @@ from bench.peers.driver import serve
 
 
 class Reference:
-    """See `driver.Sandbox`."""
+    """See `driver.PeerSandbox`."""
 
     def __init__(self, image: str) -> None:
         module = importlib.import_module("llm_in_sandbox.docker_runtime")
@@ -29,7 +31,7 @@ class Reference:
         self._runtime.copy_to_container(source, path)
 
     def get(self, path: str, target: str) -> None:
-        # Of a single file it would fetch all and keep nothing.
+        # For a single file, the reference downloads everything and stores nothing.
         self._runtime.copy_from_container(str(Path(path).parent), target)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The least that relays chat completions on the same libraries.
+"""A minimal relay of chat completions on the same libraries.
 
 `python -m bench.peers.relay PORT BASE_URL`
 """
@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 
 def create_app(base_url: str) -> Starlette:
-    """An application that changes nothing."""
+    """Return an application that relays requests unchanged."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -1,8 +1,9 @@
 """SWE-ReX: `python -m bench.peers.swe_rex IMAGE`.
 
-Its DockerDeployment installs its server inside from the network, and publishes it on all
-addresses. Here the server's packages are mounted, its port is published on the loopback, and the
-rest is as there: the image is started by the Docker command line, and spoken to by RemoteRuntime.
+Its DockerDeployment installs the server in the container from the network and publishes the port on
+all addresses. Here the server's packages are mounted and the port is published on the loopback
+interface only. As in DockerDeployment, the container is started by the Docker command line and used
+through RemoteRuntime.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ READY_S = 30.0
 
 
 class SweRex:
-    """See `driver.Sandbox`; commands run in one session of bash, as its agents have them."""
+    """See `driver.PeerSandbox`. Commands run in one bash session, as those of its agents do."""
 
     def __init__(self, image: str) -> None:
         self._image = image

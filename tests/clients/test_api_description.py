@@ -62,8 +62,8 @@ async def test_description_contains_every_route(tmp_path: Path) -> None:
         tree = await api_description(client)
         able = (await client.get("/v1/capabilities", headers=WITH_KEY)).json()
     routes = {each.replace(":path}", "}") for each in able["endpoints"]} - ABOUT_ITSELF
-    told = {f"{method.upper()} {path}" for path, of in tree["paths"].items() for method in of}
-    assert told == routes
+    described = {f"{method.upper()} {path}" for path, of in tree["paths"].items() for method in of}
+    assert described == routes
 
 
 async def test_description_has_no_dangling_references_and_unique_operations(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ async def test_audit_log_records_a_run_from_request_to_produced_files(tmp_path: 
     )
     assert request["client_tools"] == ["mine"]
     assert "How many?" not in json.dumps(request)
-    told = backend.requests[0].body["messages"][0]["content"]
-    assert (prompt["kind"], prompt["sha256"]) == ("prompt", sha256(told))
+    system_prompt = backend.requests[0].body["messages"][0]["content"]
+    assert (prompt["kind"], prompt["sha256"]) == ("prompt", sha256(system_prompt))
     assert (ran["kind"], ran["tool"], ran["arguments"]) == (
         ("call", "execute_bash", {"command": COMMAND})
     )
@@ -88,11 +88,11 @@ async def test_audit_log_records_a_run_from_request_to_produced_files(tmp_path: 
         (0, sha256("Exit code: 0\n[stdout]\na"))
     )
     assert (submit["tool"], submitted["kind"]) == ("submit", "outcome")
-    (told,) = result["choices"]
+    (choice,) = result["choices"]
     assert result["last"] is True
-    assert (told["stop_reason"], told["answer"]) == ("submitted", sha256("Done."))
-    assert told["tally"]["tool_calls"] == response.json()["usage"]["sandbox"]["tool_calls"] == 2
-    (kept,) = told["files"]
+    assert (choice["stop_reason"], choice["answer"]) == ("submitted", sha256("Done."))
+    assert choice["tally"]["tool_calls"] == response.json()["usage"]["sandbox"]["tool_calls"] == 2
+    (kept,) = choice["files"]
     assert (kept["path"], kept["sha256"]) == ("/testbed/output/a.txt", file["sha256"])
     (finding,) = findings(tmp_path)
     assert (finding.state, finding.words) == ("ok", "8 lines, submitted")
@@ -136,10 +136,10 @@ async def test_concurrent_runs_write_separate_logs(tmp_path: Path) -> None:
 async def test_choices_of_one_request_share_a_log(tmp_path: Path) -> None:
     async with scripted_backend(by_history([bash("ls"), DONE])) as backend:
         response = await post_once(backend, tmp_path, with_audit(), n=2)
-    told = entries(tmp_path, response.headers["x-sandbox-run"])
-    calls = [entry for entry in told if entry["kind"] == "call"]
+    log = entries(tmp_path, response.headers["x-sandbox-run"])
+    calls = [entry for entry in log if entry["kind"] == "call"]
     assert sorted(entry.get("choice", 0) for entry in calls) == [0, 0, 1, 1]
-    assert len(told[-1]["choices"]) == 2
+    assert len(log[-1]["choices"]) == 2
 
 
 async def test_failed_run_ends_its_log_with_the_error(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ async def test_run_on_a_full_disk_fails_before_the_unlogged_command_starts(
 ) -> None:
     async with scripted_backend([bash(TOO_LONG), DONE]) as backend:
         with full_disk():
-            told = {"stream": stream, "sandbox": {"steps": "events"}}
-            response = await post_once(backend, tmp_path, with_audit(), **told)
+            options = {"stream": stream, "sandbox": {"steps": "events"}}
+            response = await post_once(backend, tmp_path, with_audit(), **options)
         assert len(backend.requests) == 1
     assert "tool_start" not in response.text
     body = chunks(response)[-1] if stream else response.json()

@@ -218,14 +218,14 @@ async def test_events_replay_from_any_position_after_a_restart(tmp_path: Path) -
             error = await api_error(with_other_key(mine).responses.retrieve(made, stream=True))
             assert error.status_code == 404
             ends = [await replay_events(mine, each.id) for each in (failed, cancelled, stopped)]
-            stands = [
+            retrieved = [
                 await mine.responses.retrieve(each.id) for each in (failed, cancelled, stopped)
             ]
     assert [events[-1]["type"] for events in ends] == ["response.failed"] * 3
-    told = [events[-1]["response"] for events in ends]
-    assert [each["status"] for each in told] == ["failed", "cancelled", "failed"]
-    assert told == [each.to_dict() for each in stands]
-    (message,) = told[1]["output"]
+    streamed = [events[-1]["response"] for events in ends]
+    assert [each["status"] for each in streamed] == ["failed", "cancelled", "failed"]
+    assert streamed == [each.to_dict() for each in retrieved]
+    (message,) = streamed[1]["output"]
     assert message["status"] == "incomplete"
     assert "It is, I think.".startswith(message["content"][0]["text"])
 

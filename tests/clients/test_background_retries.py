@@ -45,17 +45,17 @@ async def test_retry_with_the_same_key_returns_the_first_response(tmp_path: Path
                 release.set()
             await wait_until_finished(mine, made.id)
             late = await create_response(mine, "How many?", background=True, extra_headers=KEY)
-            told = await stream_events(mine, "How many?", KEY)
+            events = await stream_events(mine, "How many?", KEY)
             retrieved = await mine.responses.retrieve(made.id)
         async with responses_client(backend, tmp_path) as mine:
             restarted = await create_response(mine, "How many?", background=True, extra_headers=KEY)
-            assert await stream_events(mine, "How many?", KEY) == told
+            assert await stream_events(mine, "How many?", KEY) == events
     assert {made.id, again.id, late.id, restarted.id} == {made.id}
     assert (again.status, late.status) == ("queued", "completed")
     assert late == restarted == retrieved
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert told[-1]["type"] == "response.completed"
-    assert told[-1]["response"]["id"] == made.id
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["id"] == made.id
     assert len(backend.requests) == 1
 
 
@@ -97,9 +97,9 @@ async def test_key_of_a_failed_or_cancelled_response_starts_another(
         cancelled = await create_response(mine, "How many?", background=True, extra_headers=KEY)
         await backend.arrived(2)
         assert (await mine.responses.cancel(cancelled.id)).status == "cancelled"
-        told = await stream_events(mine, "How many?", KEY)
-    assert told[-1]["type"] == "response.completed"
-    assert len({failed.id, cancelled.id, told[-1]["response"]["id"]}) == 3
+        events = await stream_events(mine, "How many?", KEY)
+    assert events[-1]["type"] == "response.completed"
+    assert len({failed.id, cancelled.id, events[-1]["response"]["id"]}) == 3
 
 
 async def test_key_of_a_deleted_response_starts_another(tmp_path: Path) -> None:

@@ -180,9 +180,9 @@ async def test_sdk_stream_helper_assembles_a_chat_call(tmp_path: Path) -> None:
     assert kinds.count("tool_calls.function.arguments.delta") >= 20
     assert json.loads(made.function.arguments) == ARGUMENTS
     assert second.choices[0].message.content == "Written."
-    told = backend.requests[1].body["messages"]
-    assert [message["role"] for message in told[-3:]] == ["user", "assistant", "tool"]
-    assert told[-2]["tool_calls"][0]["id"] == told[-1]["tool_call_id"] == "call_0_0"
+    messages = backend.requests[1].body["messages"]
+    assert [message["role"] for message in messages[-3:]] == ["user", "assistant", "tool"]
+    assert messages[-2]["tool_calls"][0]["id"] == messages[-1]["tool_call_id"] == "call_0_0"
 
 
 async def test_sdk_stream_helper_assembles_a_responses_call(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_sdk_stream_helper_assembles_a_responses_call(tmp_path: Path) -> N
         tools: Any = APIS[1][1]["tools"]
         asked: Any = {"model": "fake-model", "tools": tools}
         async with client.responses.stream(input="?", **asked) as stream:
-            told = [event async for event in stream]
+            events = [event async for event in stream]
             response = await stream.get_final_response()
         (made,) = response.output
         assert made.type == "function_call"
@@ -201,7 +201,7 @@ async def test_sdk_stream_helper_assembles_a_responses_call(tmp_path: Path) -> N
         second = await client.responses.create(
             input=[result], previous_response_id=response.id, **asked
         )
-    kinds = [event.type for event in told]
+    kinds = [event.type for event in events]
     pieces = [k for k in kinds if k == "response.function_call_arguments.delta"]
     assert len(pieces) >= 20
     assert kinds[2:] == [
@@ -331,9 +331,11 @@ async def test_submit_after_a_streamed_client_call_waits_for_the_result(tmp_path
         second = await stream_chat(http, messages=[*MESSAGES, back, result])
     assert finish_reasons(found) == ("tool_calls", "client_tool_calls")
     assert second[-1]["choices"][0]["finish_reason"] == "stop"
-    told = {m["tool_call_id"]: m["content"] for m in backend.requests[1].body["messages"][-2:]}
-    assert told["call_0_0"] == "ok"
-    assert told["call_0_1"].startswith("Not run: other tools were called beside it.")
+    observations = {
+        m["tool_call_id"]: m["content"] for m in backend.requests[1].body["messages"][-2:]
+    }
+    assert observations["call_0_0"] == "ok"
+    assert observations["call_0_1"].startswith("Not run: other tools were called beside it.")
 
 
 async def test_client_call_after_submit_is_not_sent(tmp_path: Path) -> None:

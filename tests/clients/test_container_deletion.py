@@ -48,8 +48,8 @@ async def test_deleting_a_container_cancels_its_run(
                 assert answer_text(await post_chat(http, NAMED)) == "Seen."
         await model.aclose()
     assert requests.responses[0].json()["error"]["code"] == "run_cancelled"
-    told = backend.requests[-1].body["messages"][-1]["content"]
-    assert told.partition("[stdout]\n")[2] == "documents\noutput"
+    observation = backend.requests[-1].body["messages"][-1]["content"]
+    assert observation.partition("[stdout]\n")[2] == "documents\noutput"
     assert sandboxes.opened == sandboxes.closed
 
 

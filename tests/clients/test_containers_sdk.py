@@ -48,9 +48,9 @@ async def test_container_is_created_listed_and_deleted(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.containers.retrieve(made.id)
         left = [each.id async for each in client.containers.list()]
-    told = made.to_dict()
-    assert str(told.pop("zip_url")).startswith(f"{url}/v1/containers/{made.id}/files/content?")
-    assert told == {
+    fields = made.to_dict()
+    assert str(fields.pop("zip_url")).startswith(f"{url}/v1/containers/{made.id}/files/content?")
+    assert fields == {
         "id": made.id,
         "object": "container",
         "name": "mine",
@@ -106,9 +106,11 @@ async def test_container_file_is_created_listed_read_and_deleted(tmp_path: Path)
         with pytest.raises(openai.NotFoundError):
             await files.content.retrieve(made.id, container_id=box.id)
         left = [file async for file in files.list(box.id)]
-    told = made.to_dict()
-    assert str(told.pop("url")).startswith(f"{url}/v1/containers/{box.id}/files/{made.id}/content?")
-    assert told == {
+    fields = made.to_dict()
+    assert str(fields.pop("url")).startswith(
+        f"{url}/v1/containers/{box.id}/files/{made.id}/content?"
+    )
+    assert fields == {
         "id": made.id,
         "object": "container.file",
         "container_id": box.id,

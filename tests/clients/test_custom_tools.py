@@ -51,9 +51,9 @@ async def test_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
             model="fake-model", messages=again, tools=[SQL, LOOKUP]
         )
     assert second.choices[0].message.content == "One."
-    told = {tool["function"]["name"]: tool for tool in backend.requests[0].body["tools"]}
-    assert told["lookup"] == LOOKUP
-    assert told["sql"] == {
+    sent_tools = {tool["function"]["name"]: tool for tool in backend.requests[0].body["tools"]}
+    assert sent_tools["lookup"] == LOOKUP
+    assert sent_tools["sql"] == {
         "type": "function",
         "function": {
             "name": "sql",

@@ -233,11 +233,11 @@ async def test_calls_beyond_the_command_budget_are_refused_and_not_run(tmp_path:
         assert (refusals, (await server.spent()).commands) == (1, 2)
 
 
-async def test_model_is_told_the_remaining_daily_budget(tmp_path: Path) -> None:
+async def test_remaining_daily_budget_is_part_of_the_observation(tmp_path: Path) -> None:
     async with budget_server(tmp_path, DailyBudget(tokens=1050)) as server:
         await server.post()
-        told = server.backend.requests[1].body["messages"][-1]["content"]
-        assert "[50 tokens of today's budget remain. Hand in what you have.]" in told
+        observation = server.backend.requests[1].body["messages"][-1]["content"]
+        assert "[50 tokens of today's budget remain. Hand in what you have.]" in observation
 
 
 async def test_concurrent_runs_share_the_daily_budget(tmp_path: Path) -> None:

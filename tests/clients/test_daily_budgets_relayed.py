@@ -88,7 +88,7 @@ async def test_single_call_spends_tokens_but_no_run(tmp_path: Path) -> None:
         assert (await server.post(path, tool_choice="none")).status_code == 429
 
 
-# Cost that nobody knows
+# Models without a known price
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -83,9 +83,9 @@ def messages(first_answer: Any) -> list[dict[str, Any]]:
 async def test_run_resumes_under_the_second_agent_instructions(
     path: str, begin: dict[str, Any], follow_ups: Any, tmp_path: Path
 ) -> None:
-    handed_over = tool_reply(call("execute_bash", command="echo kept > file"), call(NAME))
+    handoff = tool_reply(call("execute_bash", command="echo kept > file"), call(NAME))
     looked = tool_reply(call("execute_bash", command="cat file"))
-    script = [handed_over, looked, text_reply("Second."), text_reply("Second.")]
+    script = [handoff, looked, text_reply("Second."), text_reply("Second.")]
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,

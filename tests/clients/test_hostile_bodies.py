@@ -134,8 +134,8 @@ async def test_json_with_too_many_values_is_refused_with_413(
     body, bound = TOO_LARGE[name]
     for path in (CHAT, "/v1/responses", "/v1/messages"):
         answer = await client.post(path, content=body)
-        told = answer.json()["error"]["message"]
-        assert (answer.status_code, told) == (413, f"The request body has more than {bound}.")
+        message = answer.json()["error"]["message"]
+        assert (answer.status_code, message) == (413, f"The request body has more than {bound}.")
 
 
 async def test_json_in_unusual_encodings_is_read(client: httpx.AsyncClient) -> None:

@@ -100,10 +100,10 @@ async def test_each_content_part_becomes_the_file_that_its_note_names(
     ):
         await complete(url, user(*parts))
     content = user_content(backend)
-    told = [
+    notes = [
         re.fullmatch(r"\[.*?(/testbed/\S+) \((\S+), (\d+) bytes\)\]", t) for t in texts_of(content)
     ]
-    assert [found.groups() for found in told if found] == [
+    assert [found.groups() for found in notes if found] == [
         (f"{INPUT_DIR}/a_b.csv", "text/csv", "13"),
         (f"{INPUT_DIR}/b.csv", "text/csv", "13"),
         (f"{INPUT_DIR}/image-1.png", "image/png", "11"),
@@ -148,8 +148,8 @@ async def test_svg_image_becomes_a_file_only(tmp_path: Path) -> None:
         running_proxy(backend, "memory", tmp_path) as url,
     ):
         await complete(url, user(drawing))
-    told = f"[Given file: {INPUT_DIR}/file-1.svg (image/svg+xml, 6 bytes)]"
-    assert user_content(backend) == [{"type": "text", "text": told}]
+    note = f"[Given file: {INPUT_DIR}/file-1.svg (image/svg+xml, 6 bytes)]"
+    assert user_content(backend) == [{"type": "text", "text": note}]
 
 
 async def test_plain_request_keeps_its_files_in_the_message(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_file_that_exceeds_the_sandbox_disk_is_reported_to_the_model(tmp_p
         running_proxy(backend, "bubblewrap", tmp_path, small) as url,
     ):
         await complete(url, user(*parts))
-    told, *rest = first_observation(backend).split("\n")
-    assert told.startswith(f"[the given file {INPUT_DIR}/big.bin is not in the sandbox: ")
-    assert "No space left" in told
+    note, *rest = first_observation(backend).split("\n")
+    assert note.startswith(f"[the given file {INPUT_DIR}/big.bin is not in the sandbox: ")
+    assert "No space left" in note
     assert rest[0] == "a.csv"

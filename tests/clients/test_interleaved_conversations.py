@@ -61,8 +61,10 @@ async def test_last_finished_request_sets_the_files_of_the_next(first: str, tmp_
                             await anyio.lowlevel.checkpoint()
                 await post_chat(http, NAMED, messages=user_message("last"))
         await model.aclose()
-    told = [request.body["messages"][-1]["content"] for request in backend.requests]
-    shown = [each.partition("[stdout]\n")[2] for each in told if each.startswith("Exit code")]
+    last_messages = [request.body["messages"][-1]["content"] for request in backend.requests]
+    shown = [
+        each.partition("[stdout]\n")[2] for each in last_messages if each.startswith("Exit code")
+    ]
     (second,) = set(WORDS) - {first}
     assert shown == ["", "begun", "begun", f"begun\n{second}"]
     assert sandboxes.opened == sandboxes.closed
@@ -89,7 +91,9 @@ async def test_choices_start_from_the_newest_files_and_the_first_choice_continue
                         count = 3 if word == "3" else 1
                         await post_chat(http, NAMED, messages=user_message(word), n=count)
         await model.aclose()
-    told = [request.body["messages"][-1]["content"] for request in backend.requests]
-    shown = [each.partition("[stdout]\n")[2] for each in told if each.startswith("Exit code")]
+    last_messages = [request.body["messages"][-1]["content"] for request in backend.requests]
+    shown = [
+        each.partition("[stdout]\n")[2] for each in last_messages if each.startswith("Exit code")
+    ]
     assert shown == ["1", "1\n2", *["1\n2\n3"] * 3, "1\n2\n3\n4"]
     assert sandboxes.opened == sandboxes.closed

@@ -103,12 +103,12 @@ async def test_concurrent_resumes_have_separate_files(first: str, tmp_path: Path
         answers["Snow."] = (
             await next_message(http, USER_MESSAGE, message, tool_result(message, "Snow."))
         )["content"]
-        told = [request.body["messages"][-1]["content"] for request in backend.requests]
+        last_messages = [request.body["messages"][-1]["content"] for request in backend.requests]
     assert answers == {
         last_client_result: f"It is {last_client_result}"
         for last_client_result in (*WORDS, "Snow.")
     }
-    shown = sorted(each.partition("[stdout]\n")[2] for each in told if "[stdout]" in each)
+    shown = sorted(each.partition("[stdout]\n")[2] for each in last_messages if "[stdout]" in each)
     assert shown == ["kept\nRain.", "kept\nSnow.", "kept\nSun."]
     assert len(backend.requests) == 7
 
@@ -148,8 +148,8 @@ async def test_resume_does_not_see_changes_of_a_concurrent_resume(
         answers.append((await next_message(http, tool_result(message, "Sun.")))["content"])
         release.set()
     assert answers == ["It is Sun.", "It is Rain."]
-    told = [request.body["messages"][-1]["content"] for request in backend.requests]
-    shown = sorted(each.partition("[stdout]\n")[2] for each in told if "[stdout]" in each)
+    last_messages = [request.body["messages"][-1]["content"] for request in backend.requests]
+    shown = sorted(each.partition("[stdout]\n")[2] for each in last_messages if "[stdout]" in each)
     assert shown == ["kept\nRain.", "kept\nSun."]
 
 
@@ -174,9 +174,9 @@ async def test_suspended_run_survives_a_restart_between_any_two_requests(
                         resume_client(backend, tmp_path, sandboxes)
                     )
             assert (await next_message(http, *messages))["content"] == "Done."
-        told = [request.body["messages"] for request in backend.requests]
-    assert "[stdout]\n1\n1\n1" in told[-1][-1]["content"]
-    for before, after in pairwise(told):
+        histories = [request.body["messages"] for request in backend.requests]
+    assert "[stdout]\n1\n1\n1" in histories[-1][-1]["content"]
+    for before, after in pairwise(histories):
         assert after[: len(before)] == before
     assert len(backend.requests) == 5
     assert sandboxes.opened == 1 + sum(restarts)

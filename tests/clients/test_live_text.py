@@ -50,7 +50,7 @@ async def chat_stream(url: str, on_text: OnText, headers: Headers = None) -> str
     return shown
 
 
-async def chat_whole(url: str, headers: Headers = None) -> str:
+async def chat_non_streamed(url: str, headers: Headers = None) -> str:
     async with responses_sdk.client_with_key(url, "none") as client:
         completion = await client.chat.completions.create(**chat_http.BODY, extra_headers=headers)
     text: str = completion.choices[0].message.content
@@ -69,7 +69,7 @@ async def responses_stream(url: str, on_text: OnText, headers: Headers = None) -
     return shown
 
 
-async def responses_whole(url: str, headers: Headers = None) -> str:
+async def responses_non_streamed(url: str, headers: Headers = None) -> str:
     async with responses_sdk.client_with_key(url, "none") as client:
         return (
             await responses_sdk.create_response(client, "How many?", extra_headers=headers)
@@ -90,7 +90,7 @@ async def messages_stream(url: str, on_text: OnText, headers: Headers = None) ->
     return shown
 
 
-async def messages_whole(url: str, headers: Headers = None) -> str:
+async def messages_non_streamed(url: str, headers: Headers = None) -> str:
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         response = await client.post(messages_http.PATH, json=messages_http.BODY, headers=headers)
     return "".join(messages_http.texts(response.json()))
@@ -98,16 +98,16 @@ async def messages_whole(url: str, headers: Headers = None) -> str:
 
 @dataclass(frozen=True)
 class Api:
-    """How to call one API, and the text that a person sees."""
+    """The functions that call one API, streamed and not, and return the text that a person sees."""
 
     stream: Callable[..., Awaitable[str]]
-    whole: Callable[..., Awaitable[str]]
+    non_streamed: Callable[..., Awaitable[str]]
 
 
 APIS = {
-    "chat": Api(chat_stream, chat_whole),
-    "responses": Api(responses_stream, responses_whole),
-    "messages": Api(messages_stream, messages_whole),
+    "chat": Api(chat_stream, chat_non_streamed),
+    "responses": Api(responses_stream, responses_non_streamed),
+    "messages": Api(messages_stream, messages_non_streamed),
 }
 every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS.keys())
 
@@ -147,7 +147,7 @@ async def test_narration_is_streamed_but_not_part_of_an_unstreamed_answer(
             running_proxy(backend, "memory", tmp_path) as url,
         ):
             streamed = await api.stream(url, ignore)
-            whole = await api.whole(url)
+            whole = await api.non_streamed(url)
     assert streamed == f"{NARRATION}\n\nThere are 42."
     assert whole == "There are 42."
 
@@ -161,7 +161,7 @@ async def test_strict_separation_streams_only_the_answer(tmp_path: Path, api: Ap
             running_proxy(backend, "memory", tmp_path, narration="reasoning") as url,
         ):
             assert await api.stream(url, ignore) == "There are 42."
-            assert await api.whole(url) == "There are 42."
+            assert await api.non_streamed(url) == "There are 42."
 
 
 @every_api
@@ -200,7 +200,7 @@ async def test_late_subscriber_sees_the_complete_text(tmp_path: Path, api: Api) 
                 await backend.arrived(2)
                 shown.append(await api.stream(url, lambda _: joined.set(), headers))
             after = await api.stream(url, ignore, headers)
-            whole = await api.whole(url, headers)
+            whole = await api.non_streamed(url, headers)
     assert [*shown, after] == [f"{NARRATION}\n\nThere are 42."] * 3
     assert whole == "There are 42."
     assert len(backend.requests) == 2
@@ -224,7 +224,7 @@ async def test_secret_is_redacted_in_narration_and_answer(tmp_path: Path, api: A
             running_proxy(backend, "memory", tmp_path, profiles=REDACTED) as url,
         ):
             streamed = await api.stream(url, ignore)
-            whole = await api.whole(url)
+            whole = await api.non_streamed(url)
     shown = f"{LONG}It is [redacted github]. {LONG}"
     assert streamed.rstrip() == f"{shown}\n\n{shown}".rstrip()
     assert whole.strip() == shown.strip()

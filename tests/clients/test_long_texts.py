@@ -100,8 +100,10 @@ async def test_fact_in_moved_documents_costs_an_eighth_of_the_tokens(
         return tool_reply(call("submit", answer=re.findall(r"Orlu paid (\S+)", seen[1])[0]))
 
     documents = library()
-    told = [f"<document title='{name}'>\n{text}</document>\n" for name, text in documents.items()]
-    text = "".join([*told, "What did Orlu pay?"])
+    document_texts = [
+        f"<document title='{name}'>\n{text}</document>\n" for name, text in documents.items()
+    ]
+    text = "".join([*document_texts, "What did Orlu pay?"])
     async with scripted_backend(script) as backend, running_proxy(backend, kind, tmp_path) as url:
         answers = [
             (await post(url, {**request_body(PATHS[0], text), "model": model}))["choices"][0][

@@ -71,7 +71,7 @@ def openai_client(url: str) -> openai.AsyncOpenAI:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client has in the end, streamed or not."""
+    """The final result that a client has received, streamed or not."""
 
     content: str | None
     thought: str

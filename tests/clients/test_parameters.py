@@ -1,4 +1,4 @@
-"""Where each chat parameter arrives: in which backend calls, and under which name."""
+"""Tests of which backend calls receive each chat parameter, and under which name."""
 
 from pathlib import Path
 from typing import Any

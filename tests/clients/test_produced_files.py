@@ -38,12 +38,12 @@ DENIED = {
 class ProducedFiles:
     """The files of a run, and a browser without a key."""
 
-    def __init__(self, url: str, browser: httpx.AsyncClient, told: dict[str, Any]) -> None:
+    def __init__(self, url: str, browser: httpx.AsyncClient, sandbox: dict[str, Any]) -> None:
         self.url = url
         self.browser = browser
-        self.told = told
+        self.sandbox = sandbox
         """The `sandbox` object of the answer."""
-        self.files: list[dict[str, Any]] = told["files"]
+        self.files: list[dict[str, Any]] = sandbox["files"]
 
     def link(self, filename: str) -> httpx.URL:
         (found,) = [file["url"] for file in self.files if file["filename"] == filename]
@@ -216,8 +216,8 @@ async def test_head_returns_the_headers_without_content(tmp_path: Path) -> None:
         head, got = await made.browser.head(link), await made.browser.get(link)
     assert (head.status_code, head.content) == (200, b"")
     own = ("date", "x-request-id")
-    told = {name: value for name, value in got.headers.items() if name not in own}
-    assert {name: value for name, value in head.headers.items() if name not in own} == told
+    headers = {name: value for name, value in got.headers.items() if name not in own}
+    assert {name: value for name, value in head.headers.items() if name not in own} == headers
 
 
 @pytest.mark.parametrize(

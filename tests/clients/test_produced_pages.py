@@ -70,9 +70,9 @@ async def answers(
                     yield [await fetch(f"{each}/content", headers=WITH_KEY) for each in places]
                 case _:
                     container = str(bare[0]).partition("/files/")[0]
-                    told = (await fetch(container, headers=WITH_KEY)).json()
+                    details = (await fetch(container, headers=WITH_KEY)).json()
                     by_key = await fetch(f"{container}/files/content", headers=WITH_KEY)
-                    yield [by_key if route == "zip by key" else await fetch(told["zip_url"])]
+                    yield [by_key if route == "zip by key" else await fetch(details["zip_url"])]
 
 
 def content_disposition(answer: httpx.Response) -> str:
@@ -116,8 +116,8 @@ async def test_files_left_out_are_listed_with_the_reason(tmp_path: Path) -> None
     texts = {"a.html": "x", "b.svg": "x", "c.csv": "x", "d.csv": "xyz"}
     async with produced(texts, tmp_path, profiles=Profiles.only(Profile(artifacts=limits))) as made:
         assert [file["filename"] for file in made.files] == ["c.csv"]
-        assert made.told["files_left_out_count"] == 3
-        assert made.told["files_left_out"] == [
+        assert made.sandbox["files_left_out_count"] == 3
+        assert made.sandbox["files_left_out"] == [
             {"path": "/testbed/output/a.html", "bytes": 1, "why": "type_not_allowed"},
             {"path": "/testbed/output/b.svg", "bytes": 1, "why": "type_not_allowed"},
             {"path": "/testbed/output/d.csv", "bytes": 3, "why": "too_many"},

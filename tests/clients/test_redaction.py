@@ -58,11 +58,11 @@ async def test_secret_is_redacted_for_client_backend_and_log(
             response = await post_chat(http, headers, stream=stream, sandbox=sandbox)
             again = await post_chat(http, headers, stream=not stream, sandbox=sandbox)
             run = await http.get(f"/v1/runs/{response.headers['x-sandbox-run']}")
-        told = observations(backend)
+        observed = observations(backend)
     assert answer_text(response) == answer_text(again) == REDACTED_ANSWER
     assert SECRET not in response.text + again.text + run.text
-    assert [SECRET in each for each in told] == [False]
-    assert "[redacted github]" in told[0]
+    assert [SECRET in each for each in observed] == [False]
+    assert "[redacted github]" in observed[0]
     (log,) = (tmp_path / "audit").glob("*/[!i]*.jsonl")
     assert "[redacted github]" in log.read_text("utf-8")
     assert SECRET not in log.read_text("utf-8")

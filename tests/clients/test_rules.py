@@ -1,4 +1,4 @@
-"""Rules for commands, files and hosts: denied actions are not executed, and everyone is told."""
+"""Rules for commands, files and hosts: denied actions are not executed, and each is reported."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def rules_in(response: httpx.Response) -> list[dict[str, Any]]:
     return [{**event, "run_id": ""} for event in events if event["kind"] == "rule"]
 
 
-async def test_denied_command_is_not_run_and_the_model_is_told_why(tmp_path: Path) -> None:
+async def test_denied_command_is_not_run_and_its_observation_has_the_reason(tmp_path: Path) -> None:
     rule = Rule("notes", "command", r"\bnotes\b", "deny", "they are mine")
     script = [bash("echo a > notes"), bash("ls"), DONE]
     async with scripted_backend(script) as backend:

@@ -124,10 +124,10 @@ async def test_request_without_a_session_leaves_its_artifacts_in_its_container(
         second = await complete(client, FOLLOW_UP, sandbox=named)
         third = await complete(client, FOLLOW_UP, sandbox=named)
         seen = [tool_results(backend, number)[0] for number in (3, 5)]
-    handed_back = [
+    filenames = [
         [file["filename"] for file in each["sandbox"]["files"]] for each in (first, second, third)
     ]
-    assert handed_back == [["a.csv", "b.csv"], ["b.csv"], []]
+    assert filenames == [["a.csv", "b.csv"], ["b.csv"], []]
     assert "one\none\ndocuments\noutput" in seen[0]
     assert "one\ntwo" in seen[1]
 

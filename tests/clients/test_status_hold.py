@@ -284,7 +284,7 @@ async def test_joining_a_failing_run_gets_the_backend_status(tmp_path: Path) -> 
     assert found == [404] * 3
 
 
-async def test_first_refused_choice_gives_the_status(
+async def test_status_of_refused_choices_is_that_of_the_first(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -154,7 +154,7 @@ async def test_missing_sandbox_fails_the_same_under_each_setting(
     assert failure.value.code == "sandbox_unavailable"
 
 
-# How one is chosen
+# Selection of the steps setting
 
 
 @pytest.mark.parametrize(
@@ -351,15 +351,15 @@ async def test_client_tool_result_beside_step_cards_resumes_its_run(
             ((shown,),) = [delta["tool_calls"] for delta in sent if "tool_calls" in delta]
             minted = {key: shown[key] for key in ("id", "type", "function")}
             calling = {"role": "assistant", "content": "", "tool_calls": [minted]}
-            told = {"role": "tool", "tool_call_id": shown["id"], "content": "Rain."}
-            back = [*MESSAGES, *reader.messages, calling, told]
+            tool_message = {"role": "tool", "tool_call_id": shown["id"], "content": "Rain."}
+            back = [*MESSAGES, *reader.messages, calling, tool_message]
             await post(url, OPEN_WEBUI, messages=back, tools=tools)
     assert shown == {**weather_call, "index": 0, "id": shown["id"]}
     assert reader.to_run == []
     assert [message["role"] for message in reader.messages] == ["assistant", "tool"]
     before, after = (request.body["messages"] for request in backend.requests[1:])
     assert after[: len(before)] == before
-    assert after[len(before) :] == [calls_it["message"], {**told, "tool_call_id": "call_w"}]
+    assert after[len(before) :] == [calls_it["message"], {**tool_message, "tool_call_id": "call_w"}]
 
 
 async def test_step_reasoning_sent_back_is_not_sent_to_the_model(

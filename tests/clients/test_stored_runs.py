@@ -277,7 +277,7 @@ async def test_waiting_for_a_cancelled_run_of_another_process_fails_with_a_retry
     assert [each.json()["status"] for each in seen] == ["running"] * 2
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_elsewhere")
     assert ended.json()["status"] == "cancelled"
-    told = [side.responses[0] for side in (first, second)]
-    assert [each.json()["error"]["code"] for each in told] == ["run_cancelled", "run_lost"]
-    assert [each.headers.get("x-should-retry") for each in told] == ["false", None]
+    answers = [side.responses[0] for side in (first, second)]
+    assert [each.json()["error"]["code"] for each in answers] == ["run_cancelled", "run_lost"]
+    assert [each.headers.get("x-should-retry") for each in answers] == ["false", None]
     assert answer_text(stream_again) == "42"

@@ -87,8 +87,11 @@ async def test_model_whose_template_ignores_tools_is_answered_plain(
     assert answer_text(response) == "Hello."
     assert response.headers[ROUTE] == "tools_ignored"
     assert "--chat-template-file" in response.headers[DETAIL]
-    assert engine.asked[-1] == {"model": "fake-model", "messages": engine.asked[-1]["messages"]}
-    assert [each["content"] for each in engine.asked[-1]["messages"]] == ["How many?"]
+    assert engine.requests[-1] == {
+        "model": "fake-model",
+        "messages": engine.requests[-1]["messages"],
+    }
+    assert [each["content"] for each in engine.requests[-1]["messages"]] == ["How many?"]
     assert [response.headers[DETAIL] in line for line in warnings(caplog)] == [True]
 
 
@@ -114,7 +117,7 @@ async def test_model_with_tool_support_keeps_its_sandbox(
         response = await server.ask_with_verdict()
         await server.verdicts.wait_idle()
     assert response.json()["sandbox"]["route"] == "auto"
-    assert all(body["tools"] for body in engine.answered)
+    assert all(body["tools"] for body in engine.client_requests)
     assert sum(body["max_tokens"] for body in engine.probes) <= 64
     assert len(engine.probes) == (1 if tokenizes == "with tools" else 2)
     assert warnings(caplog) == []
@@ -151,11 +154,11 @@ async def test_verdict_survives_a_restart(tmp_path: Path) -> None:
     engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
-    engine.asked.clear()
+    engine.requests.clear()
     async with served(engine, tmp_path) as server:
         response = await post_chat(server.http)
     assert response.headers[ROUTE] == "tools_refused"
-    assert [body for body in engine.answered if body.get("tools")] == []
+    assert [body for body in engine.client_requests if body.get("tools")] == []
 
 
 async def test_positive_verdict_holds_until_the_engine_version_changes(tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ async def test_negative_verdict_is_checked_again_after_an_interval(tmp_path: Pat
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_single_refusal_does_not_change_the_verdict(tmp_path: Path) -> None:
+async def test_single_tool_refusal_does_not_change_the_verdict(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -207,7 +210,7 @@ async def test_single_refusal_does_not_change_the_verdict(tmp_path: Path) -> Non
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_refusal_decides_for_a_backend_without_probes(tmp_path: Path) -> None:
+async def test_tool_refusal_is_the_verdict_for_a_backend_without_probes(tmp_path: Path) -> None:
     engine = FakeEngine(refusal="fake-model does not support tools", version=None)
     async with served(engine, tmp_path, is_local=False) as server:
         response = await server.ask_with_verdict()
@@ -220,7 +223,7 @@ async def test_refusal_decides_for_a_backend_without_probes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-async def test_refusal_provoked_by_the_client_decides_nothing(
+async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
     is_local: bool, tmp_path: Path
 ) -> None:
     """The backend's error mixes its own words with the client's."""
@@ -247,7 +250,7 @@ async def test_tool_support_always_never_probes(tmp_path: Path) -> None:
         failed = await server.ask_with_verdict()
     assert response.json()["sandbox"]["route"] == "auto"
     assert (failed.status_code, failed.json()["error"]["message"]) == (400, NO_PARSER)
-    assert len(engine.answered) == 4
+    assert len(engine.client_requests) == 4
     assert (engine.probes, engine.paths) == ([], [])
 
 
@@ -294,7 +297,7 @@ async def test_request_refused_for_its_tools_is_retried_plain(tmp_path: Path) ->
     async with served(engine, tmp_path) as server:
         response = await post_chat(server.http)
     assert (response.status_code, answer_text(response)) == (200, "Hello.")
-    assert "tools" not in engine.answered[-1]
+    assert "tools" not in engine.client_requests[-1]
     shown = response.json()["sandbox"]
     assert (shown["route"], shown["warnings"][0]["code"]) == ("tools_refused", "tools_refused")
     assert "--tool-call-parser PARSER" in shown["warnings"][0]["message"]
@@ -317,7 +320,9 @@ async def test_malformed_calls_switch_the_model_to_plain_for_that_key(tmp_path: 
     assert [response.json()["sandbox"]["route"] for response in (other, later)] == ["auto", "auto"]
 
 
-async def test_responses_and_messages_are_answered_plain_too(tmp_path: Path) -> None:
+async def test_responses_and_messages_of_a_model_without_tools_are_answered_plain(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path) as server:
         await server.ask_with_verdict()
@@ -328,4 +333,4 @@ async def test_responses_and_messages_are_answered_plain_too(tmp_path: Path) -> 
     assert response.parse().output_text == "Hello."
     assert message.json()["content"] == [{"type": "text", "text": "Hello."}]
     assert [response.headers[ROUTE] for response in (response, message)] == ["tools_ignored"] * 2
-    assert [body.get("tools") for body in engine.answered[-2:]] == [None, None]
+    assert [body.get("tools") for body in engine.client_requests[-2:]] == [None, None]

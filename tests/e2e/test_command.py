@@ -134,7 +134,7 @@ async def test_network_option_replaces_the_allowlist_of_the_file(tmp_path: Path)
     assert (shown["mode"], shown["allowed_hosts"]) == ("none", [])
 
 
-# What is missing is one clear line
+# Errors are one clear line
 
 
 async def error_line(home: Path, *arguments: str, **variables: str) -> str:

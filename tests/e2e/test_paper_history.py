@@ -96,8 +96,8 @@ def expected_messages() -> list[dict[str, Any]]:
             said["content"] = reply["content"]
         if reply.get("reasoning"):
             said["reasoning_content"] = reply["reasoning"]
-        told = f"{observation}\nSteps Remaining: {99 - number}"
-        messages += [said, {"role": "tool", "tool_call_id": f"call_{number}_0", "content": told}]
+        content = f"{observation}\nSteps Remaining: {99 - number}"
+        messages += [said, {"role": "tool", "tool_call_id": f"call_{number}_0", "content": content}]
     return messages
 
 

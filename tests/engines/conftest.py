@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.engines.building import NotInstalledError
 from tests.engines.engine import Tools
+from tests.engines.installation import NotInstalledError
 from tests.engines.llama_cpp import LLAMA_CPP
 from tests.engines.servers import ENGINE, ModelServer, model_server, proxy, tools_always
 from tests.engines.vllm import VLLM

@@ -1,6 +1,6 @@
-"""Writes a GGUF file out as a folder of safetensors in bfloat16: vLLM reads no GGUF of this kind.
+"""Convert a GGUF file to a folder of bfloat16 safetensors; vLLM cannot read this kind of GGUF.
 
-`PYTHON dequantise.py FILE FOLDER`, where PYTHON is an environment that has transformers.
+Run `PYTHON dequantise.py FILE FOLDER` with the interpreter of an environment with transformers.
 """
 
 import sys

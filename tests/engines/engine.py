@@ -18,7 +18,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """How a server is started with regard to tools, and the verdict that the proxy should reach."""
+    """The server options for tools, and the verdict that the proxy should reach."""
 
     name: str
     template: Path | None = None

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import httpx
 
 from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools, words
-from tests.engines.installing import found
+from tests.engines.install_llama_cpp import find_installation
 
 
 def command(launch: Launch) -> list[str]:
-    there = found()
+    installation = find_installation()
     options: dict[str, object] = {
-        "-m": there.model,
+        "-m": installation.model,
         "--host": "127.0.0.1",
         "--port": launch.port,
         "-c": launch.window * launch.slots,
@@ -22,7 +22,7 @@ def command(launch: Launch) -> list[str]:
         "-t": 1,
         **({"--chat-template-file": launch.tools.template} if launch.tools.template else {}),
     }
-    return [str(there.server), *words(options), *launch.tools.flags]
+    return [str(installation.server), *words(options), *launch.tools.flags]
 
 
 async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
@@ -42,7 +42,7 @@ def window_in(error: Body) -> int:
 FLAGS = ("--jinja", "--metrics")
 LLAMA_CPP = Engine(
     name="llama.cpp",
-    find=found,
+    find=find_installation,
     command=command,
     gauges=Gauges(
         prefix="llamacpp",

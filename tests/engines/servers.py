@@ -28,14 +28,14 @@ SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class TokenCounts:
     """The tokens that a model server has processed since its start, by its own count."""
 
     prompt: int
     completion: int
 
-    def __sub__(self, earlier: "Counted") -> "Counted":
-        return Counted(self.prompt - earlier.prompt, self.completion - earlier.completion)
+    def __sub__(self, earlier: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(self.prompt - earlier.prompt, self.completion - earlier.completion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ModelServer:
                 await anyio.sleep(0.02)
                 metrics = await self.metrics()
 
-    async def counted(self) -> Counted:
+    async def token_counts(self) -> TokenCounts:
         """Wait until the server is idle and return its token counts. Raise TimeoutError."""
         gauges = ENGINE.gauges
         with anyio.fail_after(REQUEST_TIMEOUT_S):
@@ -73,7 +73,9 @@ class ModelServer:
                 # metrics request counts as a result.
                 await anyio.sleep(1.5)
                 metrics = await self.metrics()
-        return Counted(int(metrics[gauges.prompt_tokens]), int(metrics[gauges.completion_tokens]))
+        return TokenCounts(
+            int(metrics[gauges.prompt_tokens]), int(metrics[gauges.completion_tokens])
+        )
 
     async def prompt_tokens(self, body: dict[str, Any]) -> int:
         """Return the number of prompt tokens of a request."""

@@ -1,4 +1,4 @@
-"""A table of what ten small requests cost at a real model, plain and through the loop.
+"""Print the token counts and times of ten small requests, plain and through the agent loop.
 
 `python -m tests.engines.table [--seeds N] [--prompts N] [--columns NAME,...]`, with ENGINE=vllm in
 the environment for vLLM.
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import anyio
 
-from tests.engines.asking import MAX_TOKENS, TEMPERATURE, Asked, asked, request
-from tests.engines.building import NotInstalledError
+from tests.engines.installation import NotInstalledError
+from tests.engines.measured_requests import MAX_TOKENS, TEMPERATURE, MeasuredAnswer, ask, request
 from tests.engines.prompts import OURS, PROMPTS
 from tests.engines.servers import ENGINE, ModelServer, model_server, proxy, tools_always
 
 COLUMNS = ("plain", "shipped", "always")
-"""The model server itself; the proxy as it is shipped, where the model is not told of its tools;
-and the proxy told that it is, where that is so."""
+"""plain: the model server itself. shipped: the default proxy, with a chat template without tools.
+always: the proxy with `tool_support: always`, with a chat template with tools."""
 SHOWN_CHARS = 60
 
 
@@ -33,7 +33,7 @@ class Cell:
     prompt: str
     seed: int
     seconds: float
-    asked: Asked
+    answer: MeasuredAnswer
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ async def _cells(options: argparse.Namespace) -> list[Cell]:
                         temperature=options.temperature,
                     )
                     started = time.monotonic()
-                    answer = await asked(url, server, body)
+                    answer = await ask(url, server, body)
                     cells.append(Cell(column, prompt, seed, time.monotonic() - started, answer))
     return cells
 
@@ -89,7 +89,7 @@ def _rows(cells: list[Cell]) -> list[str]:
         lines.append(f"-- {prompt}")
         mine = [cell for cell in cells if cell.prompt == prompt]
         for cell in sorted(mine, key=lambda cell: cell.seed):
-            answer = cell.asked
+            answer = cell.answer
             lines.append(
                 f"{cell.column:8} {cell.seed:4} {answer.usage.completion:6}"
                 f" {answer.counted.completion:7} {answer.usage.prompt:6} {cell.seconds:8.1f}"
@@ -101,15 +101,15 @@ def _rows(cells: list[Cell]) -> list[str]:
 def _sums(cells: list[Cell], options: argparse.Namespace) -> list[str]:
     """Return one line per column: reported and generated tokens."""
     lines = ["column     usage  engine  x plain  seconds  over limit  our words  finish reasons"]
-    of_plain = sum(cell.asked.counted.completion for cell in cells if cell.column == "plain")
+    of_plain = sum(cell.answer.counted.completion for cell in cells if cell.column == "plain")
     for column in dict.fromkeys(cell.column for cell in cells):
         mine = [cell for cell in cells if cell.column == column]
-        generated = sum(cell.asked.counted.completion for cell in mine)
-        over = sum(cell.asked.counted.completion > options.max_tokens * 1.05 for cell in mine)
-        ours = sum(bool(OURS.search(cell.asked.text)) for cell in mine)
-        reasons = Counter(cell.asked.finish_reason for cell in mine)
+        generated = sum(cell.answer.counted.completion for cell in mine)
+        over = sum(cell.answer.counted.completion > options.max_tokens * 1.05 for cell in mine)
+        ours = sum(bool(OURS.search(cell.answer.text)) for cell in mine)
+        reasons = Counter(cell.answer.finish_reason for cell in mine)
         lines.append(
-            f"{column:8} {sum(cell.asked.usage.completion for cell in mine):7} {generated:7}"
+            f"{column:8} {sum(cell.answer.usage.completion for cell in mine):7} {generated:7}"
             f" {generated / of_plain if of_plain else float('nan'):8.2f}"
             f" {sum(cell.seconds for cell in mine):8.1f} {over:11} {ours:10}"
             f"  {', '.join(f'{name} {count}' for name, count in sorted(reasons.items()))}"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engines.asking import TEMPERATURE, Asked, asked, request
 from tests.engines.conftest import Served
+from tests.engines.measured_requests import TEMPERATURE, MeasuredAnswer, ask, request
 from tests.engines.prompts import OURS, PROMPTS
 
 pytestmark = pytest.mark.engine
@@ -19,7 +19,7 @@ def body(prompt: str, seed: int) -> dict[str, object]:
 async def test_answer_has_no_proxy_phrases_and_a_plausible_usage(
     prompt: str, served: Served
 ) -> None:
-    answer = await asked(served.url, served.server, body(prompt, 0))
+    answer = await ask(served.url, served.server, body(prompt, 0))
     assert (answer.status, bool(answer.text)) == (200, True), answer.body
     assert answer.finish_reason in {"stop", "length"}
     assert not OURS.search(answer.text)
@@ -28,12 +28,12 @@ async def test_answer_has_no_proxy_phrases_and_a_plausible_usage(
 
 async def test_loop_spends_no_more_tokens_than_the_model(served: Served) -> None:
     asks = [body(prompt, seed) for prompt in PROMPTS for seed in SEEDS]
-    plain = [await asked(served.server.url, served.server, each) for each in asks]
-    proxied = [await asked(served.url, served.server, each) for each in asks]
+    plain = [await ask(served.server.url, served.server, each) for each in asks]
+    proxied = [await ask(served.url, served.server, each) for each in asks]
     without_tools = [n for n, each in enumerate(proxied) if not each.steps]
     assert generated(proxied, without_tools) <= 1.1 * generated(plain, without_tools)
     assert all(proxied[n].counted.completion <= 1.05 * MAX_TOKENS for n in without_tools)
 
 
-def generated(answers: list[Asked], which: list[int]) -> int:
+def generated(answers: list[MeasuredAnswer], which: list[int]) -> int:
     return sum(answers[n].counted.completion for n in which)

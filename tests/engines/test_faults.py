@@ -7,8 +7,16 @@ import anyio
 import pytest
 
 from bench.servers import free_port
-from tests.engines.asking import ANSWERED, PATIENCE_S, SHORT, UNREACHABLE, outcome, post, request
 from tests.engines.engine import MODEL
+from tests.engines.measured_requests import (
+    ANSWERED,
+    PATIENCE_S,
+    SHORT,
+    UNREACHABLE,
+    outcome,
+    post,
+    request,
+)
 from tests.engines.prompts import PROMPTS
 from tests.engines.servers import ENGINE, model_server, proxy
 
@@ -44,7 +52,7 @@ async def test_disconnect_frees_the_model_server() -> None:
                 tasks.start_soon(post, f"http://127.0.0.1:{proxy_server.port}", ENDLESS)
                 await server.working()
                 tasks.cancel_scope.cancel()
-            assert (await server.counted()).completion < ENDLESS["max_tokens"]
+            assert (await server.token_counts()).completion < ENDLESS["max_tokens"]
 
 
 async def test_eight_concurrent_requests_are_answered_by_four_slots() -> None:

@@ -7,17 +7,17 @@ import anyio
 import pytest
 
 from bench.servers import free_port
-from tests.engines.asking import (
+from tests.engines.conftest import Served
+from tests.engines.measured_requests import (
     ANSWERED,
     PATIENCE_S,
     SHORT,
     UNREACHABLE,
-    asked,
+    ask,
     outcome,
     post,
     request,
 )
-from tests.engines.conftest import Served
 from tests.engines.prompts import CITY, book
 from tests.engines.servers import model_server, proxy
 
@@ -28,7 +28,7 @@ LOADING = (503, "503")
 
 async def test_json_schema_field_is_enforced(served: Served) -> None:
     body = request("What is the capital of France?", max_tokens=100, json_schema=CITY)
-    answer = await asked(served.url, served.server, body)
+    answer = await ask(served.url, served.server, body)
     assert answer.status == 200, answer.body
     assert list(json.loads(answer.text)) == ["city"]
 

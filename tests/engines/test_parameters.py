@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.engines.asking import asked, post, request
 from tests.engines.conftest import Served
+from tests.engines.measured_requests import ask, post, request
 from tests.engines.prompts import CITY
 from tests.engines.servers import ENGINE
 
@@ -17,22 +17,22 @@ FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
 
 async def test_answer_is_one_of_the_allowed_ones(served: Served) -> None:
     body = request("Is the sun a star?", max_tokens=100, **ENGINE.one_of(["yes", "no"]))
-    answer = await asked(served.url, served.server, body)
+    answer = await ask(served.url, served.server, body)
     assert (answer.status, answer.text in {"yes", "no"}) == (200, True), answer.body
 
 
 async def test_response_format_schema_is_enforced(served: Served) -> None:
     body = request("What is the capital of France?", max_tokens=100, response_format=FORM)
-    answer = await asked(served.url, served.server, body)
+    answer = await ask(served.url, served.server, body)
     assert answer.status == 200, answer.body
     assert list(json.loads(answer.text)) == ["city"]
 
 
 async def test_each_choice_is_a_separate_answer(served: Served) -> None:
     body = request("Name a colour.", n=3, max_tokens=30, temperature=1.0)
-    before = await served.server.counted()
+    before = await served.server.token_counts()
     response = await post(served.url, body)
-    counted = await served.server.counted() - before
+    counted = await served.server.token_counts() - before
     got = response.json()
     assert [choice["index"] for choice in got["choices"]] == [0, 1, 2]
     assert all(choice["message"]["content"] for choice in got["choices"])
@@ -42,9 +42,9 @@ async def test_each_choice_is_a_separate_answer(served: Served) -> None:
 async def test_stream_has_content_and_usage(served: Served) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     body = request("What is 17 + 25?", max_tokens=60, **options)
-    before = await served.server.counted()
+    before = await served.server.token_counts()
     response = await post(served.url, body)
-    counted = await served.server.counted() - before
+    counted = await served.server.token_counts() - before
     *chunks, end = [
         line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data")
     ]

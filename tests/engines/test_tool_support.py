@@ -13,14 +13,14 @@ pytestmark = pytest.mark.engine
 
 
 async def test_tool_support_verdict_matches_the_server(served: Served) -> None:
-    before = await served.server.counted()
+    before = await served.server.token_counts()
     model = OpenAIHTTPModel(f"{served.server.url}/v1", api_key=None, timeout_s=60)
     async with aclosing(model):
         probe = ToolProbe(model)
         version = await probe.version()
         verdict = await probe.verdict(MODEL, version)
         assert await probe.models() == [MODEL]
-    spent = await served.server.counted() - before
+    spent = await served.server.token_counts() - before
     assert version is not None
     assert verdict is not None
     assert verdict.reason == served.server.tools.reason

@@ -7,9 +7,9 @@ import anyio
 import httpx
 import pytest
 
-from tests.engines.asking import PATIENCE_S, asked, post, request
 from tests.engines.conftest import Served
 from tests.engines.engine import MODEL, REQUEST_TIMEOUT_S, Body
+from tests.engines.measured_requests import PATIENCE_S, ask, post, request
 from tests.engines.servers import model_server, proxy
 from tests.engines.vllm import NO_PARSER
 
@@ -60,12 +60,12 @@ async def request_path(url: str, path: str, body: Body | None = None) -> httpx.R
 async def test_guided_answer_is_one_of_the_allowed_ones(
     fields: dict[str, Any], served: Served
 ) -> None:
-    answer = await asked(served.url, served.server, {**SUM, **fields})
+    answer = await ask(served.url, served.server, {**SUM, **fields})
     assert (answer.status, answer.text in YES_OR_NO) == (200, True), answer.body
 
 
 async def test_token_ids_match_the_answer(served: Served) -> None:
-    answer = await asked(served.url, served.server, {**SUM, "return_token_ids": True})
+    answer = await ask(served.url, served.server, {**SUM, "return_token_ids": True})
     choice = answer.body["choices"][0]
     tokens = {"model": MODEL, "tokens": choice["token_ids"]}
     text = (await request_path(served.server.url, "/detokenize", tokens)).json()["prompt"]
@@ -74,7 +74,7 @@ async def test_token_ids_match_the_answer(served: Served) -> None:
 
 
 async def test_log_probabilities_match_the_answer(served: Served) -> None:
-    answer = await asked(served.url, served.server, {**SUM, "logprobs": True})
+    answer = await ask(served.url, served.server, {**SUM, "logprobs": True})
     tokens = answer.body["choices"][0]["logprobs"]["content"]
     text = "".join(each["token"] for each in tokens).removesuffix("<|im_end|>")
     assert text.strip() == answer.text.strip()
@@ -82,7 +82,7 @@ async def test_log_probabilities_match_the_answer(served: Served) -> None:
 
 async def test_prompt_log_probabilities_are_returned_only_unstreamed(served: Served) -> None:
     body = {**SUM, "prompt_logprobs": 1}
-    answer = await asked(served.url, served.server, body)
+    answer = await ask(served.url, served.server, body)
     first, *others = answer.body["prompt_logprobs"]
     assert (first, all(others)) == (None, True)
     for url in (served.server.url, served.url):
@@ -91,7 +91,7 @@ async def test_prompt_log_probabilities_are_returned_only_unstreamed(served: Ser
 
 
 async def test_named_function_is_called(served: Served) -> None:
-    answer = await asked(served.url, served.server, {**TIME, "tool_choice": THIS_TOOL})
+    answer = await ask(served.url, served.server, {**TIME, "tool_choice": THIS_TOOL})
     assert (answer.status, answer.finish_reason) == (200, "tool_calls"), answer.body
     (call,) = answer.body["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_time"
@@ -99,7 +99,7 @@ async def test_named_function_is_called(served: Served) -> None:
 
 async def test_required_call_is_made(served: Served) -> None:
     """The call may be of the client's function or of a sandbox tool."""
-    answer = await asked(served.url, served.server, {**TIME, "tool_choice": "required"})
+    answer = await ask(served.url, served.server, {**TIME, "tool_choice": "required"})
     assert answer.status == 200, answer.body
     assert answer.finish_reason == "tool_calls" or answer.steps, answer.body
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engines.asking import asked, post, request
 from tests.engines.conftest import Served
+from tests.engines.measured_requests import ask, post, request
 from tests.engines.prompts import book
 from tests.engines.servers import ENGINE
 
@@ -27,6 +27,6 @@ async def test_text_over_half_the_window_becomes_a_file(
     text = f"<document title='a.txt'>\n{book(lines)}</document>\nSay yes."
     form = ENGINE.one_of(["yes", "no"])
     body = request(text, sandbox={"limits": {"max_turns": 1}}, **form)
-    answer = await asked(served.url, served.server, body)
+    answer = await ask(served.url, served.server, body)
     assert answer.status == 200, answer.body
     assert (answer.body["usage"]["sandbox"]["documents_tokens"] > 0) is is_moved

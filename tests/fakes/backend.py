@@ -138,9 +138,12 @@ async def scripted_backend(
     elsewhere: "Handler | None" = None,
     let_in: "LetIn | None" = None,
 ) -> AsyncIterator[ScriptedBackend]:
-    """Serve a script on a free port of this loop. A function instead of a list chooses each item by
-    the request's body (see `by_history`). `window` is what it lists. `elsewhere` answers on all
-    other paths. `let_in` looks at every request first, and may refuse it."""
+    """Serve a script on a free port of this loop.
+
+    A function in place of a list chooses each item by the request's body (see `by_history`).
+    `window` is the window that the model list contains. `elsewhere` serves all other paths.
+    `let_in` checks every request first and may refuse it.
+    """
     backend = ScriptedBackend(style, model)
     middlewares = [] if let_in is None else [_middleware(let_in)]
     app = web.Application(client_max_size=64 * 2**20, middlewares=middlewares)
@@ -148,7 +151,7 @@ async def scripted_backend(
     app.router.add_get("/v1/models", _models_handler(backend, window))
     if elsewhere is not None:
         app.router.add_route("*", "/{path:.*}", elsewhere)
-    # With handler_cancellation a client that leaves cancels its handler, as in vLLM.
+    # With handler_cancellation, a disconnect cancels the handler, as in vLLM.
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

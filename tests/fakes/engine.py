@@ -1,9 +1,9 @@
-"""An inference engine as far as tools go: it counts prompts, and may know no tools.
+"""A fake inference engine that counts prompt tokens, with or without tool support.
 
-engine = Engine(template="ignores tools")
+engine = FakeEngine(template="ignores tools")
 async with scripted_backend(engine.reply, elsewhere=engine.elsewhere) as backend:
     ...
-assert engine.tokens_asked == 2
+assert engine.probes
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ TOOL_TOKENS = 60
 
 @dataclass
 class FakeEngine:
-    """An inference engine. Its fields may be changed at any time, as if it were restarted."""
+    """An inference engine. A test may change its fields at any time, as if the engine restarted."""
 
     template: Literal["passes tools on", "ignores tools"] = "passes tools on"
     refusal: str | None = None
@@ -31,28 +31,28 @@ class FakeEngine:
     tokenizes: Literal["with tools", "without tools", "no"] = "with tools"
     """Support of vLLM's /tokenize: with the tools of a request, without them, or none."""
     counts: bool = True
-    """Whether it reports usage."""
+    """True if its answers report usage."""
     answer: str = "Hello."
     call: Mapping[str, Any] | None = None
-    """Its reply to a client's request with tools, instead."""
+    """Its reply to a client's request with tools; None: `answer`."""
     paths: list[str] = field(default_factory=list)
     """The requested paths, without chat completions."""
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    """The bodies of chat completions, probes included."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """The bodies of chat completion requests, including probes."""
 
     @property
     def probes(self) -> list[dict[str, Any]]:
         """The bodies of the probe requests."""
-        return [body for body in self.asked if body.get("max_tokens") == 1]
+        return [body for body in self.requests if body.get("max_tokens") == 1]
 
     @property
-    def answered(self) -> list[dict[str, Any]]:
-        """The requests of clients."""
-        return [body for body in self.asked if body.get("max_tokens") != 1]
+    def client_requests(self) -> list[dict[str, Any]]:
+        """The bodies of the clients' requests."""
+        return [body for body in self.requests if body.get("max_tokens") != 1]
 
     def reply(self, body: dict[str, Any]) -> Item:
-        """The answer to a chat completion."""
-        self.asked.append(body)
+        """Return the reply to a chat completion request."""
+        self.requests.append(body)
         if body.get("tools") and self.refusal is not None:
             return Refusal(400, self.refusal)
         usage = {"prompt_tokens": self._size(body), "completion_tokens": 1}

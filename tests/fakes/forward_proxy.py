@@ -13,7 +13,7 @@ Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 
 class ForwardProxy:
-    """The running proxy, as a test sees it."""
+    """A running forward proxy and its record of requests."""
 
     def __init__(self, port: int, refusal: bytes) -> None:
         self.url = ""
@@ -25,7 +25,7 @@ class ForwardProxy:
         self._refusal = refusal
 
     async def serve(self, reader: Reader, writer: Writer) -> None:
-        """Handle one connection: a tunnel, or one request in absolute form and what follows it."""
+        """Handle one connection: a tunnel, or one request in absolute form with its response."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
@@ -62,7 +62,9 @@ async def _pump(reader: Reader, writer: Writer) -> None:
 
 @asynccontextmanager
 async def forward_proxy(port: int, refusal: bytes = b"") -> AsyncIterator[ForwardProxy]:
-    """Run a proxy before the server at that port of loopback; or one that refuses all."""
+    """Run a forward proxy in front of the server at a loopback port. With `refusal`, refuse
+    everything.
+    """
     proxy = ForwardProxy(port, refusal)
     handlers: set[asyncio.Task[None]] = set()
 

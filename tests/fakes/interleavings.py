@@ -7,8 +7,9 @@ import anyio
 import anyio.lowlevel
 
 TURNS = 12
-"""Number of loop turns that a step has before the next step begins. A step that is not done then is
-blocked."""
+"""Number of event loop turns before the next step starts. A step that is not done by then is
+blocked.
+"""
 
 Step = Callable[[], Awaitable[object]]
 

@@ -1,4 +1,4 @@
-"""llama.cpp's server: its window, its tokenizer, and what it refuses. Four characters are a token.
+"""A fake llama.cpp server: window, tokenizer and refusals. Four characters are a token.
 
 server = LlamaCpp([tool_reply(call("submit", answer="42"))])
 async with scripted_backend(
@@ -17,7 +17,7 @@ from tests.fakes.small_window import tokens
 
 
 class LlamaCpp:
-    """Answers by a script, one item for each request that is not refused."""
+    """Answers from a script, with one item for each request that it does not refuse."""
 
     def __init__(self, script: Sequence[Mapping[str, Any]], *, window: int = 1_000_000) -> None:
         self.window = window
@@ -41,7 +41,7 @@ class LlamaCpp:
         return self._script.pop(0)
 
     async def elsewhere(self, request: web.Request) -> web.Response:
-        """Other paths: /tokenize."""
+        """Serve /tokenize."""
         if request.path != "/tokenize":
             return web.Response(status=404)
         body = await request.json()

@@ -4,7 +4,7 @@ import asyncio
 
 
 class ManualClock:
-    """Its time changes only by `advance`."""
+    """A clock whose time changes only by `advance`."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []

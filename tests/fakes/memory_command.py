@@ -25,7 +25,7 @@ class FakeOutput:
 
 
 class RunningCommand:
-    """A process and its output, in one reading after the other."""
+    """A process and its output, as consecutive readings."""
 
     def __init__(
         self, id: str, process: FakeProcess, stdin: Reader, cap: OutputCap, files: Files
@@ -38,10 +38,10 @@ class RunningCommand:
         self._keep_room = cap.max_kept_bytes
         self._files = files
         self._count = 0
-        """Number of the readings that have ended."""
+        """Number of readings that have ended."""
         self._reading = FakeReading(cap)
         self._last_reading: FakeReading | None = None
-        """The reading before, until the next is requested."""
+        """The previous reading, until the next one is requested."""
         self._terminal = stdin if isinstance(stdin, Terminal) else None
         stdout, stderr = (
             FakeOutput(partial(self._take, "stdout")),
@@ -55,7 +55,9 @@ class RunningCommand:
             self.process.stir()
 
     def begin_reading(self, typed: bytes, *, end_of_input: bool) -> None:
-        """Begin the next reading: the last one has arrived. Writes input if there is a terminal."""
+        """Start the next reading, because the previous one was received. Write input if there is a
+        terminal.
+        """
         self._last_reading = None
         if self._terminal and typed:
             self._terminal.type(typed)
@@ -63,7 +65,7 @@ class RunningCommand:
             self._terminal.type_end()
 
     async def deliver_reading(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
-        """Deliver a reading from its start; return its result. Raises UnsupportedShellError."""
+        """Deliver a reading from its start and return its result. Raise UnsupportedShellError."""
         reading = self._last_reading or self._reading
         delivered = 0
         self.process.attend()
@@ -82,7 +84,7 @@ class RunningCommand:
         return reading.result
 
     async def _run(self, wait_s: float) -> None:
-        """Let the command run; end the reading if it waits for input or for too long."""
+        """Let the command run. End the reading when it waits for input, or after `wait_s`."""
         self.process.stirred.clear()
         await settle()
         if self.process.stirred.is_set():
@@ -127,15 +129,15 @@ class RunningCommand:
         )
 
     def _keep(self, name: StreamName, captured: Captured) -> str:
-        """Keep the full output of a truncated stream; return its path, or "" if it is not kept."""
-        if not (captured.truncated and captured.whole and self._keep_room):
+        """Store the full output of a truncated stream. Return its path, or "" if not stored."""
+        if not (captured.truncated and captured.kept and self._keep_room):
             return ""
-        del captured.whole[self._keep_room :]
-        self._keep_room -= len(captured.whole)
+        del captured.kept[self._keep_room :]
+        self._keep_room -= len(captured.kept)
         path = f"{self._cap.keep_in}/{self._id}-{self._count}.{name}"
         try:
             self._files.make_directories(path.rpartition("/")[0])
         except OSError:
             return ""
-        self._files.add(path, FakeFile(captured.whole))
+        self._files.add(path, FakeFile(captured.kept))
         return path

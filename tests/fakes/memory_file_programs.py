@@ -14,7 +14,7 @@ def refuse(name: str, arguments: list[str]) -> UnsupportedShellError:
 
 
 def options(name: str, arguments: list[str], known: str) -> tuple[set[str], list[str]]:
-    """One-letter options, and the rest."""
+    """Return the one-letter options and the other arguments."""
     given: set[str] = set()
     while arguments and re.fullmatch("-[A-Za-z]+", arguments[0]):
         given |= set(arguments[0][1:])

@@ -75,7 +75,7 @@ class Pipe:
 
 
 Stir = Callable[[], None]
-"""Called for each action, which distinguishes busy processes from blocked ones."""
+"""A callback for each action of a process; a process without actions is blocked."""
 
 
 class PipeReader:

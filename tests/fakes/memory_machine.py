@@ -30,7 +30,7 @@ class ReturnFromFunction(Exception):
 
 
 async def settle() -> None:
-    """Let everything that can run take some steps."""
+    """Let every runnable task take some steps."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -49,9 +49,9 @@ class Machine:
     def __init__(self) -> None:
         self.files = Files()
         self.living: dict[int, FakeProcess | None] = {}
-        """By pid; None for a child shell, which has no process of its own."""
+        """The processes by pid; None for a child shell, which has no process of its own."""
         self.fault: BaseException | None = None
-        """An error of a background command, kept for the next caller."""
+        """An error of a background command, raised for the next caller."""
         self.now_s = 0.0
         self._pids = 1
         self._alarms: list[Alarm] = []
@@ -150,7 +150,7 @@ class FakeProcess:
         return self._timeout_s - self.used_s
 
     def attend(self) -> None:
-        """A caller waits: from now on time passes as the process needs it."""
+        """Note that a caller waits: simulated time now passes as the process needs it."""
         self._has_caller = True
         if not self.has_ended:
             self._add_unattended_time()
@@ -158,7 +158,7 @@ class FakeProcess:
             sleeper.set()
 
     def leave(self) -> None:
-        """No caller waits any more; the deadline still holds."""
+        """Note that no caller waits any more. The deadline still applies."""
         self._has_caller = False
         self._unattended_since_s = self.machine.now_s
         if not self.has_ended and self.left_s < math.inf:
@@ -170,7 +170,7 @@ class FakeProcess:
             self.machine.cancel(self._deadline)
 
     async def spend(self, seconds: float) -> None:
-        """Use up time; does not return if the deadline comes first."""
+        """Use up time. Does not return if the deadline comes first."""
         self.stir()
         await asyncio.sleep(0)
         while not self._has_caller:
@@ -190,7 +190,7 @@ class FakeProcess:
             self._expire()
 
     async def _doze(self, seconds: float) -> float:
-        """Sleep while no caller waits; return the duration in seconds."""
+        """Sleep until a caller waits or the time is over. Return the duration in seconds."""
         began_s = self.machine.now_s
         awake = asyncio.Event()
         self._dozing.add(awake)

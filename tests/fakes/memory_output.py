@@ -1,4 +1,4 @@
-"""The output of a fake command, in readings."""
+"""The output of a fake command, in readings: the parts that the waits for it return."""
 
 import codecs
 import re
@@ -10,12 +10,12 @@ _CUT_CHARACTER = re.compile(rb"^[\x80-\xbf]{1,3}")
 
 
 class Captured:
-    """One output stream of a reading: its head, its tail and its counts."""
+    """One output stream of a reading: its head, its tail and its size."""
 
     def __init__(self, cap: OutputCap) -> None:
         self.bytes = 0
-        self.whole = bytearray()
-        """The output to keep, up to the limit."""
+        self.kept = bytearray()
+        """The output that is written to a file, up to the limit."""
         self._max_kept_bytes = cap.max_kept_bytes if cap.keep_in else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._newlines = 0
@@ -30,7 +30,7 @@ class Captured:
         """Add output; return the part that belongs to the head."""
         self.bytes += len(data)
         self._newlines += data.count(b"\n")
-        self.whole += data[: self._max_kept_bytes - len(self.whole)]
+        self.kept += data[: self._max_kept_bytes - len(self.kept)]
         head = b"" if self._tail else self._to_head(data)
         self._head += head
         self._tail += data[len(head) :]
@@ -69,11 +69,11 @@ class Captured:
         omitted = self.bytes - len(self._head) - len(tail)
         if omitted == 0:
             return (self._head + tail).decode(errors="replace")
-        whole_characters = codecs.getincrementaldecoder("utf-8")("replace")
-        head = whole_characters.decode(self._head)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(self._head)
         separator = "" if not head or head.endswith("\n") else "\n"
         lines = self._newlines - self._head.count(b"\n") - tail.count(b"\n")
-        marker = truncation_marker(omitted, lines, path, len(self.whole), self.bytes)
+        marker = truncation_marker(omitted, lines, path, len(self.kept), self.bytes)
         return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 
 

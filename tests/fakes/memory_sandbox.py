@@ -1,9 +1,9 @@
 """A fake sandbox: files and a small bash in memory, for fast and deterministic tests.
 
-It passes the same conformance suite as the real ones. `sleep` takes no time, and a command that
-would sleep beyond its timeout is timed out at once; a command that must last until it is killed can
-read a FIFO that nobody writes. So does one that is to become a job: no sleep is too long for a
-`wait_s`. Shell it does not know is refused with UnsupportedShellError.
+The fake passes the same conformance suite as the real sandboxes. `sleep` takes no time, and a
+command that would sleep beyond its timeout is timed out at once. A command that must run until it
+is killed, or that must become a job, can read a FIFO without a writer, because a `sleep` ends
+before any `wait_s`. Shell syntax that the fake does not support raises UnsupportedShellError.
 """
 
 import asyncio

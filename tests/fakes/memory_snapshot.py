@@ -1,4 +1,4 @@
-"""Packs and unpacks a directory of the fake as tar."""
+"""Pack and unpack a directory of the fake sandbox as tar."""
 
 import io
 import tarfile
@@ -7,7 +7,7 @@ from sandbox_runtime.errors import SandboxFileError
 from tests.fakes.memory_files import Directory, FakeFile, Fifo, Files, Link, Node
 
 SHARED = "shared"
-"""Left out of snapshots, because real sandboxes mount it."""
+"""The directory that snapshots exclude, because real sandboxes mount it."""
 END_BYTES = 2 * tarfile.BLOCKSIZE
 """Minimum number of zero bytes at the end of an archive."""
 

@@ -1,7 +1,8 @@
 """A stream reader that treats each frame as Open WebUI 0.12 does.
 
-Its items are in the order in which they would be shown. It numbers them itself, believes the
-`output_index` of who sends items, and runs every call that has no result.
+The items are in the order in which Open WebUI would show them. Text deltas are appended as items.
+Frames with an item replace or insert the item at their `output_index` without a check. Open WebUI
+would run every call that has no result.
 """
 
 from typing import Any

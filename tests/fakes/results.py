@@ -3,7 +3,7 @@
 from policies.limits import StopReason
 from proxy.agent.result import Result, RunStats
 
-SPENT = RunStats(
+RUN_STATS = RunStats(
     llm_calls=2,
     tool_calls=3,
     context_tokens=18,
@@ -26,7 +26,7 @@ SPENT = RunStats(
     documents_tokens_saved=1000,
     capability_turns={"computation": 1},
 )
-SPENT_TOLD = {
+RUN_STATS_JSON = {
     "llm_calls": 2,
     "tool_calls": 3,
     "context_tokens": 18,
@@ -55,7 +55,7 @@ SPENT_TOLD = {
         "computation": {"turns": 1, "permille": 500},
     },
 }
-"""SPENT as it appears in `usage.sandbox`."""
+"""RUN_STATS as it appears in `usage.sandbox`."""
 SUBMITTED = Result(
     run_id="r1",
     container_id="cntr_1",

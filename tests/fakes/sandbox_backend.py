@@ -28,7 +28,7 @@ REPORTED = (
     *("stdout_omitted_lines", "stderr_omitted_lines", "stdout_kept_bytes", "stderr_kept_bytes"),
     *("oom_kills", "pids_refused", "reading"),
 )
-"""The numbers of every command's report."""
+"""The figures in the report of every command."""
 REPORT = {**dict.fromkeys(REPORTED, 0), "stderr": ""}
 
 
@@ -91,7 +91,7 @@ class FakeGuest:
         self.limited.append(isolation)
 
     def die(self) -> None:
-        """End by itself."""
+        """End without being killed."""
         self._backend.alive.discard(self)
         self._output.put_nowait(b"")
 
@@ -108,12 +108,12 @@ class FakeGuest:
 
 
 class FakeSandboxBackend:
-    """Starts fake guests; `turns` returns how many turns of the loop each of its waits takes."""
+    """A backend that starts fake guests. `turns` returns the number of loop turns of each wait."""
 
     def __init__(self, turns: Callable[[], int] = lambda: 0) -> None:
         self.image = "image-1"
         self.refusal: str | None = None
-        """Why no start succeeds."""
+        """The error message of every start; None if starts succeed."""
         self.greets = True
         self.limits_are_fixed = False
         self.may_start = opened()
@@ -165,7 +165,7 @@ class FakeSandboxBackend:
         return self.image
 
     async def pause(self) -> None:
-        """Stand for work that takes time in a real backend."""
+        """Wait for some loop turns, in place of the work of a real backend."""
         for _ in range(self._turns()):
             await asyncio.sleep(0)
 
@@ -176,4 +176,4 @@ class FakeSandboxBackend:
         return []
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        pass

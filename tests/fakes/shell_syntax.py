@@ -25,11 +25,11 @@ _CLOSERS = frozenset({"}", "do", "done", "then", "elif", "else", "fi"})
 
 
 class ShellSyntaxError(Exception):
-    """The script is invalid in bash too."""
+    """The script is invalid in real bash, too."""
 
 
 class UnsupportedShellError(Exception):
-    """The fake does not support this part of bash: extend the fake or change the test."""
+    """The fake does not support this part of bash. Extend the fake or change the test."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A model with a small context, which its server guards: four characters are a token there.
+"""A model server with a small context window that it enforces. Four characters are a token.
 
 play = SmallWindow(lambda body: tool_reply(call("submit", answer="42")))
 async with scripted_backend(play) as backend:
@@ -14,11 +14,11 @@ from tests.fakes.backend import Item, Refusal
 
 Play = Callable[[dict[str, Any]], Mapping[str, Any]]
 Refuse = Callable[[int, int, int], str]
-"""The words of a refusal, from the window, the prompt and the answer's budget."""
+"""Return an error message from the window, the prompt tokens and the requested answer tokens."""
 
 
 def vllm(window: int, prompt: int, answer: int) -> str:
-    """As vLLM's server says it."""
+    """Return vLLM's error message."""
     if answer > window:
         return (
             f"max_tokens={answer} cannot be greater than max_model_len={window}. Please request"
@@ -37,17 +37,17 @@ def vllm(window: int, prompt: int, answer: int) -> str:
 
 
 def wordless(window: int, prompt: int, answer: int) -> str:
-    """Return an error message without numbers, as llama.cpp had."""
+    """Return an error message without numbers, as older versions of llama.cpp did."""
     return "the request exceeds the available context size. try increasing the context size"
 
 
 class SmallWindow:
-    """Chooses what a scripted backend answers: what is played, or a refusal of what is too long."""
+    """Answers requests with `play`, or refuses a request that exceeds the window."""
 
     def __init__(
         self, play: Play, *, window: int = 4096, refuse: Refuse = vllm, reports: bool = True
     ) -> None:
-        """`reports`: whether replies tell their usage."""
+        """If `reports` is true, replies contain their usage."""
         self._play = play
         self._window = window
         self._refuse = refuse

@@ -1,4 +1,4 @@
-"""Tasks for tests of the agent, which name only the fields that matter to them."""
+"""Builders of tasks for tests of the agent. A test names only the fields that matter to it."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -32,7 +32,7 @@ def make_task(
     **named: Any,
 ) -> AgentTask:
     """Return a task; `named` are fields of the task or of one of its groups. `plain_messages` are
-    the messages as the client sent them, by default the same as the run begins with."""
+    the messages as the client sent them, by default the initial messages of the run."""
 
     def of(group: Any) -> dict[str, Any]:
         return {f.name: named.pop(f.name) for f in fields(group) if f.name in named}

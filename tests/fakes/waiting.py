@@ -1,4 +1,4 @@
-"""Waiting for what no event tells of: another process, or the far end of a connection."""
+"""Polling for conditions without an event, such as the state of another process or of a peer."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,6 @@ import anyio
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return once the condition holds; the caller's `fail_after` says how long that may take."""
-    while not condition():  # noqa: ASYNC110 - what is waited for can set no event
+    """Poll until the condition is true. The caller bounds the time with `fail_after`."""
+    while not condition():  # noqa: ASYNC110 - nothing sets an event
         await anyio.sleep(0.01)

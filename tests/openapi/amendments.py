@@ -11,7 +11,7 @@ class Amendment:
 
     at: str
     change: Mapping[str, Any]
-    """Fields that are other ones; None takes one away."""
+    """The fields to replace. None removes a field."""
     why: str
 
 

@@ -168,7 +168,7 @@ def _or_null(schema: Tree) -> Tree:
 
 
 def _mend(schema: Tree) -> None:
-    """Repair what JSON Schema does not allow or know."""
+    """Replace schema keywords that JSON Schema does not allow or define."""
     if isinstance(schema.get("required"), list):  # some lists contain duplicates
         schema["required"] = list(dict.fromkeys(schema["required"]))
     if schema.get("nullable") is True:  # from an older OpenAPI version
@@ -187,7 +187,7 @@ def _let_null_be_none(schema: Tree) -> None:
 
 
 def _of_requests_alone(tree: Tree) -> list[Tree]:
-    """Return the schemas that are used only in requests."""
+    """Return the schemas that only requests use."""
     bodies = [each.get("requestBody", {}).get("content", {}) for each in _operations(tree)]
     sent = _reached(tree, [body.get("application/json") for body in bodies])
     answered = _reached(tree, [each["responses"] for each in _operations(tree)])
@@ -199,7 +199,7 @@ def _operations(tree: Tree) -> list[Tree]:
 
 
 def _event_of(schema: Tree) -> Tree:
-    """Return the schema of a server-sent event with that data, or with an error."""
+    """Return the schema of a server-sent event with this data, or with an error."""
     event_data = {"anyOf": [schema, {"$ref": "#/components/schemas/ErrorResponse"}]}
     content = {"contentMediaType": "application/json", "contentSchema": event_data}
     data = {"if": {"const": "[DONE]"}, "else": content}
@@ -207,7 +207,7 @@ def _event_of(schema: Tree) -> Tree:
 
 
 def _reached(tree: Tree, places: Any) -> dict[int, Tree]:
-    """Return all schemas below these places, following references, by identity."""
+    """Return all schemas that are reachable from these nodes, following references, by identity."""
     found: dict[int, Tree] = {}
     waiting = list(_schemas(places))
     while waiting:

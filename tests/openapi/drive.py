@@ -1,6 +1,6 @@
-"""schemathesis, driven by OpenAI's description over a real server, its sandboxes in memory.
+"""Run schemathesis with OpenAI's description against a real server with in-memory sandboxes.
 
-By hand, as many as one likes:
+Run it manually with any number of examples:
 
 python -m tests.openapi.drive --max-examples 1000 --seed 7
 python -m tests.openapi.drive streams --max-examples 1000 --seed 7
@@ -41,13 +41,16 @@ CHECKS = (
     "ignored_auth",
     "use_after_free",
 )
-"""All but these: `positive_data_acceptance`, as much that the description allows names what is not
-there, such as a file or a place in a list (see `Outcome.accepted`); `ensure_resource_availability`,
-which takes a container's lack of a file for the lack of the container; `missing_required_header`:
-there are none; `object_level_authorization`, which wants two keys."""
+"""All checks of schemathesis except four.
+
+`positive_data_acceptance`: many requests that the description allows reference something that does
+not exist, such as a file or an item (see `Outcome.accepted`). `ensure_resource_availability`: the
+check takes a missing file of a container for a missing container. `missing_required_header`: no
+header is required. `object_level_authorization`: the check needs two keys.
+"""
 
 OWN_CHECKS = CHECKS[:5]
-"""Checks for our own description, which is less strict than the validation of requests."""
+"""Checks for this server's own description, which is less strict than its request validation."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ def python() -> Path:
 
 
 def run_reference(python: Path, job: Mapping[str, Any], home: Path) -> dict[str, Any]:
-    """Run the reference on a job and return what it prints about itself."""
+    """Run the reference on a job and return its constant prompt and tools."""
     engine = {name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ}
     done = subprocess.run(
-        [python, HERE / "play.py"],
+        [python, HERE / "run_reference.py"],
         input=json.dumps(job).encode(),
         capture_output=True,
         timeout=RUN_TIMEOUT_S,

@@ -255,13 +255,13 @@ def normalized(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message without litellm's additions, and with invalid arguments as the model wrote
     them.
     """
-    told = {key: value for key, value in message.items() if key != "provider_specific_fields"}
-    if "tool_calls" in told:
-        told["tool_calls"] = [
+    result = {key: value for key, value in message.items() if key != "provider_specific_fields"}
+    if "tool_calls" in result:
+        result["tool_calls"] = [
             {**made, "function": {**made["function"], "arguments": original_arguments(made)}}
-            for made in told["tool_calls"]
+            for made in result["tool_calls"]
         ]
-    return told
+    return result
 
 
 def original_arguments(made: dict[str, Any]) -> str:

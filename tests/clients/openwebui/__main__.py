@@ -1,4 +1,4 @@
-"""The command `python -m tests.clients.openwebui`: play every scene and print the results."""
+"""The command `python -m tests.clients.openwebui`: run every scenario and print the results."""
 
 import argparse
 import asyncio
@@ -15,6 +15,7 @@ from playwright.async_api import Page, async_playwright, expect
 from tests.clients.locked_packages import MissingError
 from tests.clients.openwebui import first_token
 from tests.clients.openwebui.chat import Chat
+from tests.clients.openwebui.environment import TIMEOUT_S, Environment
 from tests.clients.openwebui.model import NAME, Model
 from tests.clients.openwebui.open_webui import (
     CONNECTION_HEADERS,
@@ -23,22 +24,21 @@ from tests.clients.openwebui.open_webui import (
     installed_program,
     open_webui,
 )
-from tests.clients.openwebui.scenes import NAMED, SCENES, UNNAMED, Scene
-from tests.clients.openwebui.stage import TIMEOUT_S, Stage
+from tests.clients.openwebui.scenarios import SCENARIOS, WITH_CHAT_ID, WITHOUT_CHAT_ID, Scenario
 from tests.e2e.proxy_process import serving
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind
 
 
 def main() -> int:
-    """Play the scenes and print the result of each. Return the exit code."""
+    """Run the scenarios and print the result of each. Return the exit code."""
     arguments = _parser().parse_args()
     arguments.pictures.mkdir(parents=True, exist_ok=True)
     try:
         if arguments.typing:
             asyncio.run(_measure(arguments.sandbox, arguments.typing))
         else:
-            asyncio.run(_play_all(arguments.sandbox, arguments.pictures))
+            asyncio.run(_run_all(arguments.sandbox, arguments.pictures))
     except MissingError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -52,13 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         "--pictures",
         type=Path,
         default=Path("openwebui-pictures"),
-        help="where the pictures of what was seen are put",
+        help="folder for the screenshots",
     )
     parser.add_argument(
         "--typing",
         type=int,
         metavar="ROUNDS",
-        help="measure instead how soon the first word of an answer shows",
+        help="measure the time to the first word of an answer instead",
     )
     return parser
 
@@ -77,39 +77,39 @@ def _browser() -> str:
     return browser
 
 
-async def _play_all(kind: Kind, pictures: Path) -> None:
+async def _run_all(kind: Kind, pictures: Path) -> None:
     browser = _browser()
     program = await asyncio.to_thread(installed_program)
-    configurations: tuple[tuple[str, Mapping[str, str], Sequence[Scene]], ...] = (
-        ("with user info headers", FORWARDED, SCENES),
-        ("with headers of the connection", CONNECTION_HEADERS, NAMED),
-        ("with neither", {}, UNNAMED),
+    configurations: tuple[tuple[str, Mapping[str, str], Sequence[Scenario]], ...] = (
+        ("with user info headers", FORWARDED, SCENARIOS),
+        ("with headers of the connection", CONNECTION_HEADERS, WITH_CHAT_ID),
+        ("with neither", {}, WITHOUT_CHAT_ID),
     )
-    for name, settings, scenes in configurations:
+    for name, settings, scenarios in configurations:
         folder = pictures / name.replace(" ", "-")
         folder.mkdir(exist_ok=True)
         sys.stdout.write(f"{name}\n")
-        async with _stage(program, browser, kind, settings, folder) as stage:
-            await _play(scenes, stage)
+        async with _environment(program, browser, kind, settings, folder) as env:
+            await _run(scenarios, env)
 
 
-async def _play(scenes: Sequence[Scene], stage: Stage) -> None:
-    for scene in scenes:
-        title = scene.__name__.replace("_", " ")
+async def _run(scenarios: Sequence[Scenario], env: Environment) -> None:
+    for scenario in scenarios:
+        title = scenario.__name__.replace("_", " ")
         try:
-            await scene(stage)
+            await scenario(env)
         except BaseException:
             sys.stdout.write(f"  FAILED  {title}\n")
-            await stage.chat.screenshot("failed")
+            await env.chat.screenshot("failed")
             raise
         sys.stdout.write(f"  ok      {title}\n")
         sys.stdout.flush()
 
 
 @asynccontextmanager
-async def _stage(
+async def _environment(
     program: Path, browser: str, kind: Kind, settings: Mapping[str, str], pictures: Path
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[Environment]:
     marker = f"9{os.getpid()}"
     model = Model(marker)
     with tempfile.TemporaryDirectory(prefix="openwebui-") as folder:
@@ -122,17 +122,17 @@ async def _stage(
             _browser_page(browser) as page,
         ):
             chat = Chat(page, url, pictures)
-            stage = Stage(chat, proxy.url, backend, model, marker)
+            env = Environment(chat, proxy.url, backend, model, marker)
             own = (url, proxy.url, "data:", "blob:")
             page.on(
                 "request",
                 lambda request: (
                     None
                     if request.url.startswith(own)
-                    else stage.third_party_urls.append(request.url)
+                    else env.third_party_urls.append(request.url)
                 ),
             )
-            yield stage
+            yield env
 
 
 @asynccontextmanager

@@ -55,8 +55,8 @@ async def measure(program: Path, page: Page, kind: Kind, home: Path, rounds: int
     for name in MODELS:
         for row, least in zip(_rows(name), plain, strict=True):
             found = took[row]
-            told = f"{median(found):.2f} s ({min(found):.2f} to {max(found):.2f})"
-            sys.stdout.write(f"{row:36} {told}, plain + {median(found) - least:.2f} s\n")
+            timing = f"{median(found):.2f} s ({min(found):.2f} to {max(found):.2f})"
+            sys.stdout.write(f"{row:36} {timing}, plain + {median(found) - least:.2f} s\n")
 
 
 def _rows(model: str) -> tuple[str, str]:

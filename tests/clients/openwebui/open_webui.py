@@ -67,7 +67,7 @@ async def _dismiss_release_notes(url: str) -> None:
     """Mark the release notes of this version as read, or they cover the page."""
     async with httpx.AsyncClient(base_url=f"{url}/api") as client:
         version = (await client.get("/version")).raise_for_status().json()["version"]
-        nobody = {"email": "", "password": ""}
-        (await client.post("/v1/auths/signin", json=nobody)).raise_for_status()
+        credentials = {"email": "", "password": ""}
+        (await client.post("/v1/auths/signin", json=credentials)).raise_for_status()
         read = {"ui": {"version": version}}
         (await client.post("/v1/users/user/settings/update", json=read)).raise_for_status()

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.clients.stacks.environments import command_of
-from tests.clients.stacks.session import Seen, play
+from tests.clients.stacks.session import Seen, run_client
 from tests.clients.stacks.stacks import STACKS, Stack
 
 MAX_CONCURRENT = 2
@@ -21,16 +21,16 @@ def seen_by(
     """Return a function from a stack to what its client program reported."""
     names = [item.name for item in request.session.items]
     with ThreadPoolExecutor(MAX_CONCURRENT) as executor:
-        playing = {
+        running = {
             str(stack): executor.submit(_run_client, stack, tmp_path_factory.mktemp(str(stack)))
             for stack in STACKS
             if any(f"{stack}-" in name for name in names)
         }
         try:
-            yield lambda stack: playing[str(stack)].result()
+            yield lambda stack: running[str(stack)].result()
         finally:
             executor.shutdown(cancel_futures=True)
 
 
 def _run_client(stack: Stack, folder: Path) -> Seen:
-    return anyio.run(play, command_of(stack), folder)
+    return anyio.run(run_client, command_of(stack), folder)

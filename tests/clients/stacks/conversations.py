@@ -8,7 +8,7 @@ from policies.prompts import TOOL_NAMES
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, Item, Refusal, chunk, frames
 
-SAID = {
+PROMPTS = {
     "question": "What is six times seven?",
     "work": "Squares as a table and a dot as a picture, please.",
     "tools": "How warm is it in Bonn?",
@@ -19,8 +19,8 @@ SAID = {
     "unavailable": "What does the computer say?",
 }
 """The prompt of each scenario."""
-IN_EVERY_WAY = ("question", "work", "refused", "broken", "cut", "unavailable")
-"""Scenarios that are asked in each way; the others have functions of their own."""
+SHARED_SCENARIOS = ("question", "work", "refused", "broken", "cut", "unavailable")
+"""Scenarios that every variant of a client runs; the others have functions of their own."""
 
 ANSWER = "Six times seven is forty-two."
 TABLE = b"n,square\n1,1\n2,4\n"
@@ -44,8 +44,8 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
 
 def answer(body: Mapping[str, Any]) -> Item:
     """Return the model's reply for the scenario that the messages belong to."""
-    said, later_messages = _last_words(body["messages"])
-    scenario = next(name for name, words in SAID.items() if words in said)
+    prompt, later_messages = _last_prompt(body["messages"])
+    scenario = next(name for name, words in PROMPTS.items() if words in prompt)
     match scenario:
         case "question":
             return _with_usage(text_reply(ANSWER))
@@ -60,13 +60,13 @@ def answer(body: Mapping[str, Any]) -> Item:
     return _fault(scenario, body)
 
 
-def _last_words(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+def _last_prompt(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """Return the last user message that is a scenario's prompt, and the messages after it."""
     for index in reversed(range(len(messages))):
         text = json.dumps(messages[index].get("content"))
-        if messages[index]["role"] == "user" and any(words in text for words in SAID.values()):
+        if messages[index]["role"] == "user" and any(words in text for words in PROMPTS.values()):
             return text, messages[index + 1 :]
-    raise AssertionError("nobody said anything that is in the script")
+    raise AssertionError("no user message contains a prompt of a scenario")
 
 
 def _work(later_messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _work(later_messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _tools(later_messages: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> dict[str, Any]:
     """Call a sandbox tool, then the client's tool, then answer."""
-    if any("21 degrees" in json.dumps(said.get("content")) for said in later_messages):
+    if any("21 degrees" in json.dumps(message.get("content")) for message in later_messages):
         # smolagents accepts an answer only from its final_answer tool.
         own = "final_answer" in _names(body)
         return tool_reply(call("final_answer" if own else "submit", answer=WARMTH))

@@ -12,7 +12,14 @@ import httpx
 
 from policies.steps import STEPS_MODES, StepsMode
 from sandbox_runtime.errors import NoFreeSandboxError
-from tests.clients.stacks.conversations import DOT, IN_EVERY_WAY, SAID, TABLE, UNAVAILABLE, answer
+from tests.clients.stacks.conversations import (
+    DOT,
+    PROMPTS,
+    SHARED_SCENARIOS,
+    TABLE,
+    UNAVAILABLE,
+    answer,
+)
 from tests.clients.stacks.environments import variables
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -23,24 +30,24 @@ MODEL = "fake-model"
 LINK = re.compile(r"http://[^\s\")]+/content\?[^\s\")]+")
 
 Key = tuple[str, str]
-"""The steps setting, and the scenario with the way it was asked."""
+"""The steps setting, and the scenario followed by the variant, if it has any."""
 Seen = Mapping[Key, Any]
 
 
-async def play(command: Sequence[str], folder: Path) -> Seen:
+async def run_client(command: Sequence[str], folder: Path) -> Seen:
     """Run the program and return what it reported, with links replaced by the files they open."""
     async with scripted_backend(answer, model=MODEL) as backend, AsyncExitStack() as servers:
-        places = {
+        urls = {
             profile: await servers.enter_async_context(_servers(backend, profile, folder / profile))
             for profile in STEPS_MODES
         }
-        given = {
+        settings = {
             "model": MODEL,
-            "places": places,
-            "said": SAID,
-            "said_in_every_way": {name: SAID[name] for name in IN_EVERY_WAY},
+            "urls": urls,
+            "prompts": PROMPTS,
+            "shared_prompts": {name: PROMPTS[name] for name in SHARED_SCENARIOS},
         }
-        lines = await _lines([*command, json.dumps(given)], folder)
+        lines = await _lines([*command, json.dumps(settings)], folder)
         return {_key(line): await _with_links_opened(line) for line in lines}
 
 

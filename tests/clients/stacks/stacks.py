@@ -1,4 +1,4 @@
-"""The client stacks: what each shows of an answer, and which errors it raises."""
+"""The client stacks: the parts of an answer that each shows, and the errors that each raises."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ Failing = Literal["refused", "broken", "cut", "unavailable"]
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to send a request."""
+class Variant:
+    """One variant of a request: the API, and whether it is sync or async, streamed or not."""
 
     name: str
     shows: frozenset[str]
@@ -39,7 +39,7 @@ class Way:
 
     @property
     def streams(self) -> bool:
-        """True if this way reads the answer as a stream."""
+        """True if this variant reads the answer as a stream."""
         return not {"streamed", "helper"}.isdisjoint(self.name.split())
 
 
@@ -51,7 +51,7 @@ class Stack:
     """Name of its lock file."""
     language: Literal["python", "node"]
     program: str
-    ways: tuple[Way, ...]
+    variants: tuple[Variant, ...]
     tools: tuple[str, ...] = ()
     """Scenarios with a client tool that report every step."""
     agents: tuple[str, ...] = ()
@@ -73,9 +73,9 @@ def failing(refused: str, broken: str, unavailable: str) -> dict[str, str]:
     return {"refused": refused, "broken": broken, "cut": broken, "unavailable": unavailable}
 
 
-def streaming(whole: Mapping[str, str], begun: Mapping[str, str]) -> dict[str, str]:
-    """Return the errors of a stream: those of `whole` before its start, then those of `begun`."""
-    return {**begun, "refused": whole["refused"], "broken": whole["broken"]}
+def streaming(non_streamed: Mapping[str, str], begun: Mapping[str, str]) -> dict[str, str]:
+    """Return the errors of a stream: those of `non_streamed` before its start, else of `begun`."""
+    return {**begun, "refused": non_streamed["refused"], "broken": non_streamed["broken"]}
 
 
 # The openai SDK and libraries on top of it. An error inside a stream has no status.
@@ -94,9 +94,9 @@ RESPONSES = frozenset({"text", "finish", "calls", "thought", "usage", "files"})
 
 def responses(
     name: str, raises: Mapping[str, str], shows: frozenset[str] = RESPONSES, late: str = ""
-) -> Way:
-    """Return a way over the Responses API; it shows step items only with a hosted tool."""
-    return Way(name, shows, raises, frozenset({"reasoning", "items"}), late)
+) -> Variant:
+    """Return a variant that uses the Responses API; it shows step items only with a hosted tool."""
+    return Variant(name, shows, raises, frozenset({"reasoning", "items"}), late)
 
 
 def openai_sdk(name: str) -> Stack:
@@ -106,12 +106,12 @@ def openai_sdk(name: str) -> Stack:
         "python",
         "openai_client.py",
         (
-            Way("whole", ALL, OPENAI),
-            Way("streamed", ALL, OPENAI_STREAM),
-            Way("helper", HELPER, OPENAI_STREAM),
-            Way("async", ALL, OPENAI),
-            Way("async streamed", ALL, OPENAI_STREAM),
-            Way("async helper", HELPER, OPENAI_STREAM),
+            Variant("non-streamed", ALL, OPENAI),
+            Variant("streamed", ALL, OPENAI_STREAM),
+            Variant("helper", HELPER, OPENAI_STREAM),
+            Variant("async", ALL, OPENAI),
+            Variant("async streamed", ALL, OPENAI_STREAM),
+            Variant("async helper", HELPER, OPENAI_STREAM),
             responses("responses", OPENAI),
             responses("responses streamed", OPENAI_STREAM),
             responses("responses helper", OPENAI_STREAM),
@@ -126,7 +126,7 @@ def openai_sdk(name: str) -> Stack:
 
 LANGCHAIN = frozenset({"text", "finish", "calls", "usage"})
 LANGCHAIN_ERRORS = "langchain_openai.chat_models.base."
-LANGCHAIN_WHOLE = failing(
+LANGCHAIN_NON_STREAMED = failing(
     f"{LANGCHAIN_ERRORS}OpenAIInvalidRequestError 400",
     f"{LANGCHAIN_ERRORS}OpenAIAPIError 500",
     f"{LANGCHAIN_ERRORS}OpenAIAPIError 503",
@@ -136,25 +136,25 @@ LANGCHAIN_ANTHROPIC = failing(
     "langchain_anthropic.chat_models.AnthropicAPIError 500",
     "langchain_anthropic.chat_models.AnthropicAPIError 503",
 )
-LANGCHAIN_STREAM = streaming(LANGCHAIN_WHOLE, OPENAI_STREAM)
+LANGCHAIN_STREAM = streaming(LANGCHAIN_NON_STREAMED, OPENAI_STREAM)
 LITELLM = ALL - {"files"}
-LITELLM_WHOLE = failing(
+LITELLM_NON_STREAMED = failing(
     "litellm.exceptions.BadRequestError 400",
     "litellm.exceptions.InternalServerError 500",
     "litellm.exceptions.ServiceUnavailableError 503",
 )
 LITELLM_STREAM = streaming(
-    LITELLM_WHOLE, failing(*["litellm.exceptions.MidStreamFallbackError 500"] * 3)
+    LITELLM_NON_STREAMED, failing(*["litellm.exceptions.MidStreamFallbackError 500"] * 3)
 )
 PYDANTIC_AI = frozenset({"text", "finish", "calls", "thought", "usage"})
-PYDANTIC_AI_WHOLE = failing(
+PYDANTIC_AI_NON_STREAMED = failing(
     "pydantic_ai.exceptions.ModelRequestRejectedError 400",
     "pydantic_ai.exceptions.ModelServerError 500",
     "pydantic_ai.exceptions.ModelUnavailableError 503",
 )
 # A numeric error code inside the stream is taken for the status.
 PYDANTIC_AI_STREAM = streaming(
-    PYDANTIC_AI_WHOLE,
+    PYDANTIC_AI_NON_STREAMED,
     failing(
         "pydantic_ai.exceptions.ModelAPIError",
         "pydantic_ai.exceptions.ModelServerError 500",
@@ -165,12 +165,12 @@ TERSE = frozenset({"text", "calls", "usage"})
 
 # Anthropic's message type has no place for citations and images.
 ANTHROPIC = ALL - {"cited", "pictures"}
-ANTHROPIC_WHOLE = failing(
+ANTHROPIC_NON_STREAMED = failing(
     "anthropic.BadRequestError 400",
     "anthropic.InternalServerError 500",
     "anthropic.ServiceUnavailableError 503",
 )
-ANTHROPIC_STREAM = streaming(ANTHROPIC_WHOLE, failing(*["anthropic.APIStatusError 200"] * 3))
+ANTHROPIC_STREAM = streaming(ANTHROPIC_NON_STREAMED, failing(*["anthropic.APIStatusError 200"] * 3))
 LANGCHAIN_ANTHROPIC_STREAM = streaming(LANGCHAIN_ANTHROPIC, ANTHROPIC_STREAM)
 
 PYTHON = (
@@ -181,14 +181,14 @@ PYTHON = (
         "python",
         "langchain_client.py",
         (
-            Way("whole", LANGCHAIN, LANGCHAIN_WHOLE),
-            Way("streamed", LANGCHAIN, LANGCHAIN_STREAM),
-            Way("async", LANGCHAIN, LANGCHAIN_WHOLE),
-            Way("async streamed", LANGCHAIN, LANGCHAIN_STREAM),
-            responses("responses", LANGCHAIN_WHOLE, LANGCHAIN),
+            Variant("non-streamed", LANGCHAIN, LANGCHAIN_NON_STREAMED),
+            Variant("streamed", LANGCHAIN, LANGCHAIN_STREAM),
+            Variant("async", LANGCHAIN, LANGCHAIN_NON_STREAMED),
+            Variant("async streamed", LANGCHAIN, LANGCHAIN_STREAM),
+            responses("responses", LANGCHAIN_NON_STREAMED, LANGCHAIN),
             responses("responses streamed", LANGCHAIN_STREAM, LANGCHAIN),
-            Way("anthropic", LANGCHAIN, LANGCHAIN_ANTHROPIC),
-            Way("anthropic streamed", LANGCHAIN, LANGCHAIN_ANTHROPIC_STREAM),
+            Variant("anthropic", LANGCHAIN, LANGCHAIN_ANTHROPIC),
+            Variant("anthropic streamed", LANGCHAIN, LANGCHAIN_ANTHROPIC_STREAM),
         ),
         tools=("tools", "responses tools", "anthropic tools"),
         shapes=("shape",),
@@ -198,9 +198,9 @@ PYTHON = (
         "python",
         "litellm_client.py",
         (
-            Way("whole", LITELLM, LITELLM_WHOLE),
-            Way("streamed", LITELLM, LITELLM_STREAM),
-            Way("async", LITELLM, LITELLM_WHOLE),
+            Variant("non-streamed", LITELLM, LITELLM_NON_STREAMED),
+            Variant("streamed", LITELLM, LITELLM_STREAM),
+            Variant("async", LITELLM, LITELLM_NON_STREAMED),
         ),
         tools=("tools",),
         shapes=("shape",),
@@ -210,8 +210,8 @@ PYTHON = (
         "python",
         "llama_index_client.py",
         (
-            Way("whole", frozenset({"text", "finish", "calls", "usage"}), OPENAI),
-            Way("streamed", frozenset({"text", "calls"}), OPENAI_STREAM),
+            Variant("non-streamed", frozenset({"text", "finish", "calls", "usage"}), OPENAI),
+            Variant("streamed", frozenset({"text", "calls"}), OPENAI_STREAM),
         ),
         tools=("tools",),
         shapes=("shape",),
@@ -221,9 +221,9 @@ PYTHON = (
         "python",
         "pydantic_ai_client.py",
         (
-            Way("whole", PYDANTIC_AI, PYDANTIC_AI_WHOLE),
-            Way("streamed", PYDANTIC_AI, PYDANTIC_AI_STREAM),
-            responses("responses", PYDANTIC_AI_WHOLE, PYDANTIC_AI),
+            Variant("non-streamed", PYDANTIC_AI, PYDANTIC_AI_NON_STREAMED),
+            Variant("streamed", PYDANTIC_AI, PYDANTIC_AI_STREAM),
+            responses("responses", PYDANTIC_AI_NON_STREAMED, PYDANTIC_AI),
             responses("responses streamed", PYDANTIC_AI_STREAM, PYDANTIC_AI),
         ),
         tools=("tools", "tools streamed", "responses tools"),
@@ -233,14 +233,14 @@ PYTHON = (
         "instructor",
         "python",
         "instructor_client.py",
-        (Way("whole", frozenset({"text", "usage"}), OPENAI),),
+        (Variant("non-streamed", frozenset({"text", "usage"}), OPENAI),),
         shapes=("shape", "shape streamed"),
     ),
     Stack(
         "llm",
         "python",
         "llm_client.py",
-        (Way("whole", TERSE, OPENAI), Way("streamed", TERSE, OPENAI_STREAM)),
+        (Variant("non-streamed", TERSE, OPENAI), Variant("streamed", TERSE, OPENAI_STREAM)),
         tools=("tools",),
         shapes=("shape",),
     ),
@@ -248,7 +248,7 @@ PYTHON = (
         "smolagents",
         "python",
         "smolagents_client.py",
-        (Way("whole", TERSE, OPENAI), Way("streamed", TERSE, OPENAI_STREAM)),
+        (Variant("non-streamed", TERSE, OPENAI), Variant("streamed", TERSE, OPENAI_STREAM)),
         agents=("tools",),
     ),
     Stack(
@@ -256,13 +256,13 @@ PYTHON = (
         "python",
         "anthropic_client.py",
         (
-            Way("whole", ANTHROPIC, ANTHROPIC_WHOLE),
-            Way("streamed", ANTHROPIC, ANTHROPIC_STREAM),
-            Way("helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
-            Way("async", ANTHROPIC, ANTHROPIC_WHOLE),
-            Way("async streamed", ANTHROPIC, ANTHROPIC_STREAM),
-            Way("async helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
-            Way("beta", ANTHROPIC, ANTHROPIC_WHOLE),
+            Variant("non-streamed", ANTHROPIC, ANTHROPIC_NON_STREAMED),
+            Variant("streamed", ANTHROPIC, ANTHROPIC_STREAM),
+            Variant("helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
+            Variant("async", ANTHROPIC, ANTHROPIC_NON_STREAMED),
+            Variant("async streamed", ANTHROPIC, ANTHROPIC_STREAM),
+            Variant("async helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
+            Variant("beta", ANTHROPIC, ANTHROPIC_NON_STREAMED),
         ),
         tools=("tools", "tools helper"),
         agents=("tool runner",),
@@ -289,9 +289,9 @@ def openai_node(name: str) -> Stack:
         "node",
         "openai.mjs",
         (
-            Way("whole", ALL, NODE_OPENAI),
-            Way("streamed", ALL, NODE_OPENAI_STREAM),
-            Way("helper", NODE_HELPER, NODE_OPENAI_STREAM),
+            Variant("non-streamed", ALL, NODE_OPENAI),
+            Variant("streamed", ALL, NODE_OPENAI_STREAM),
+            Variant("helper", NODE_HELPER, NODE_OPENAI_STREAM),
             responses("responses", NODE_OPENAI),
             responses("responses streamed", NODE_OPENAI_STREAM),
             responses("responses helper", NODE_OPENAI_STREAM),
@@ -312,8 +312,8 @@ AI_SDK_SHOWS = {
     "anthropic": AI_SDK - {"cited", "pictures"},
 }
 AI_SDK_RESPONSES = AI_SDK - {"cited", "pictures"}
-AI_SDK_WHOLE = failing("APICallError 400", "APICallError 500", "APICallError 503")
-AI_SDK_OPENAI_STREAM = streaming(AI_SDK_WHOLE, failing(*["APICallError 500"] * 3))
+AI_SDK_NON_STREAMED = failing("APICallError 400", "APICallError 500", "APICallError 503")
+AI_SDK_OPENAI_STREAM = streaming(AI_SDK_NON_STREAMED, failing(*["APICallError 500"] * 3))
 
 
 def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[str, str]) -> Stack:
@@ -323,10 +323,10 @@ def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[s
     `late` the error of the Responses provider after the first output.
     """
     streams = {
-        "compatible": streaming(AI_SDK_WHOLE, stream),
+        "compatible": streaming(AI_SDK_NON_STREAMED, stream),
         "openai": AI_SDK_OPENAI_STREAM,
-        "openrouter": streaming(AI_SDK_WHOLE, stream),
-        "anthropic": streaming(AI_SDK_WHOLE, anthropic),
+        "openrouter": streaming(AI_SDK_NON_STREAMED, stream),
+        "anthropic": streaming(AI_SDK_NON_STREAMED, anthropic),
     }
     providers = (*streams, "responses")
     return Stack(
@@ -334,12 +334,20 @@ def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[s
         "node",
         "ai.mjs",
         (
-            *(Way(f"whole {by}", shows, AI_SDK_WHOLE) for by, shows in AI_SDK_SHOWS.items()),
-            *(Way(f"streamed {by}", AI_SDK_SHOWS[by], raises) for by, raises in streams.items()),
-            responses("whole responses", AI_SDK_WHOLE, AI_SDK_RESPONSES),
+            *(
+                Variant(f"non-streamed {by}", shows, AI_SDK_NON_STREAMED)
+                for by, shows in AI_SDK_SHOWS.items()
+            ),
+            *(
+                Variant(f"streamed {by}", AI_SDK_SHOWS[by], raises)
+                for by, raises in streams.items()
+            ),
+            responses("non-streamed responses", AI_SDK_NON_STREAMED, AI_SDK_RESPONSES),
             responses("streamed responses", AI_SDK_OPENAI_STREAM, AI_SDK_RESPONSES, late),
         ),
-        tools=tuple(f"tools {how} {by}" for how in ("whole", "streamed") for by in providers),
+        tools=tuple(
+            f"tools {how} {by}" for how in ("non-streamed", "streamed") for by in providers
+        ),
         shapes=tuple(f"shape {by}" for by in providers),
         shows_calls=True,
     )
@@ -362,9 +370,9 @@ NODE = (
         "node",
         "anthropic.mjs",
         (
-            Way("whole", ANTHROPIC, NODE_ANTHROPIC),
-            Way("streamed", ANTHROPIC, NODE_ANTHROPIC_STREAM),
-            Way("helper", ANTHROPIC - {"files"}, NODE_ANTHROPIC_STREAM),
+            Variant("non-streamed", ANTHROPIC, NODE_ANTHROPIC),
+            Variant("streamed", ANTHROPIC, NODE_ANTHROPIC_STREAM),
+            Variant("helper", ANTHROPIC - {"files"}, NODE_ANTHROPIC_STREAM),
         ),
         tools=("tools",),
         agents=("tool runner",),
@@ -376,8 +384,8 @@ NODE = (
         "node",
         "langchain.mjs",
         (
-            Way("whole", LANGCHAIN | {"thought"}, NODE_OPENAI),
-            Way("streamed", LANGCHAIN | {"thought"}, NODE_OPENAI_STREAM),
+            Variant("non-streamed", LANGCHAIN | {"thought"}, NODE_OPENAI),
+            Variant("streamed", LANGCHAIN | {"thought"}, NODE_OPENAI_STREAM),
             responses("responses", NODE_OPENAI, LANGCHAIN),
             responses("responses streamed", NODE_OPENAI_STREAM, LANGCHAIN),
         ),

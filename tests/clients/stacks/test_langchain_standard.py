@@ -4,8 +4,8 @@ from pathlib import Path
 
 import anyio
 
+from tests.clients.stacks.compliant_model import reply_to
 from tests.clients.stacks.environments import HERE, python_of, variables
-from tests.clients.stacks.obliging import reply_to
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from proxy.runs.manager import RunManager
-from tests.clients.stacks.dictated import DictatedModel
 from tests.clients.stacks.environments import HERE, python_of, variables
+from tests.clients.stacks.prompt_scripted_model import PromptScriptedModel
 from tests.clients.stacks.session import MODEL
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import EachKey, running_proxy, single_key
@@ -21,7 +21,7 @@ OPTIONS = (
     "--noconftest",
     "-pno:cacheprovider",
     "--tb=short",
-    "-pgiven",
+    "-psdk_fixtures",
     "-opython_files=*.py",
 )
 TIMEOUT_S = 600
@@ -32,7 +32,7 @@ LONG_WAITS: dict[str, Any] = {"make_runs": partial(RunManager, grace_s=3600), "s
 
 @pytest.mark.parametrize("major", ["openai-2", "openai-3"])
 async def test_sdk_tests_pass_with_each_major_version(major: str, tmp_path: Path) -> None:
-    model = DictatedModel()
+    model = PromptScriptedModel()
     command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(TESTS_DIR)]
     async with (
         scripted_backend(model.answer, model=MODEL, elsewhere=model.elsewhere) as backend,

@@ -17,7 +17,7 @@ from tests.clients.stacks.conversations import (
     WARMTH,
 )
 from tests.clients.stacks.session import MODEL, Seen
-from tests.clients.stacks.stacks import STACKS, Stack, Way
+from tests.clients.stacks.stacks import STACKS, Stack, Variant
 
 SeenBy = Callable[[Stack], Seen]
 
@@ -25,12 +25,12 @@ FILES = {"table.csv": "<table.csv>", "dot.gif": "<dot.gif>"}
 PICTURE = "data:image/gif;base64,R0lGODlhOw=="
 FAULTS = {"refused": REFUSAL, "broken": FAULT, "cut": FAULT, "unavailable": UNAVAILABLE}
 
-in_every_way = pytest.mark.parametrize(
-    ("stack", "way", "profile"),
+in_every_variant = pytest.mark.parametrize(
+    ("stack", "variant", "profile"),
     [
-        pytest.param(stack, way, profile, id=f"{stack}-{way.name}-{profile}")
+        pytest.param(stack, variant, profile, id=f"{stack}-{variant.name}-{profile}")
         for stack in STACKS
-        for way in stack.ways
+        for variant in stack.variants
         for profile in STEPS_MODES
     ],
 )
@@ -49,12 +49,12 @@ def each_scenario(of: Callable[[Stack], tuple[str, ...]]) -> pytest.MarkDecorato
     )
 
 
-@in_every_way
+@in_every_variant
 def test_question_is_answered_once(
-    stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
+    stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
-    seen = seen_by(stack)[profile, f"question {way.name}"]["seen"]
-    assert shown(seen, way) == shown(
+    seen = seen_by(stack)[profile, f"question {variant.name}"]["seen"]
+    assert shown(seen, variant) == shown(
         {
             "text": ANSWER,
             "finish": "stop",
@@ -65,41 +65,41 @@ def test_question_is_answered_once(
             "pictures": [],
             "files": {},
         },
-        way,
+        variant,
     )
 
 
-@in_every_way
+@in_every_variant
 def test_answer_has_files_and_the_selected_steps(
-    stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
+    stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
-    seen = seen_by(stack)[profile, f"work {way.name}"]["seen"]
-    if "thought" in way.shows:
+    seen = seen_by(stack)[profile, f"work {variant.name}"]["seen"]
+    if "thought" in variant.shows:
         seen = {**seen, "thought": steps_in(seen["thought"])}
     # Open WebUI, which uses items, would load a third-party icon for each citation.
-    cited = {} if profile == "items" and way.streams else FILES
-    assert shown(seen, way) == shown(
+    cited = {} if profile == "items" and variant.streams else FILES
+    assert shown(seen, variant) == shown(
         {
             "text": "Here: [table.csv](<table.csv>) and [dot.gif](<dot.gif>).",
             "finish": "stop",
             "calls": [],
-            "thought": (THOUGHT, profile in way.thinks),
+            "thought": (THOUGHT, profile in variant.thinks),
             "usage": [200, 40],
             "cited": cited,
             "pictures": [PICTURE],
             "files": FILES,
         },
-        way,
+        variant,
     )
 
 
-@in_every_way
+@in_every_variant
 def test_failure_is_raised_as_an_error_of_the_client(
-    stack: Stack, way: Way, profile: StepsMode, seen_by: SeenBy
+    stack: Stack, variant: Variant, profile: StepsMode, seen_by: SeenBy
 ) -> None:
     seen = seen_by(stack)
-    raised = {fault: seen[profile, f"{fault} {way.name}"]["raised"] for fault in FAULTS}
-    expected = way.raises_at(profile)
+    raised = {fault: seen[profile, f"{fault} {variant.name}"]["raised"] for fault in FAULTS}
+    expected = variant.raises_at(profile)
     for fault, words in FAULTS.items():
         assert raised[fault]["kind"] in expected[fault], fault
         assert words in raised[fault]["words"]
@@ -165,9 +165,9 @@ def test_models_are_listed_with_and_without_plain_suffix(
     assert seen_by(stack)[profile, scenario] == {"seen": [MODEL, f"{MODEL}:plain"]}
 
 
-def shown(answer: dict[str, Any], way: Way) -> dict[str, Any]:
+def shown(answer: dict[str, Any], variant: Variant) -> dict[str, Any]:
     """Return the fields of an answer that the client can show."""
-    return {name: answer[name] for name in way.shows}
+    return {name: answer[name] for name in variant.shows}
 
 
 def steps_in(thought: str) -> tuple[str, bool]:

@@ -27,7 +27,7 @@ from proxy.schemas.chat_response import (
     CompletionStreamEncoder,
     completion_head,
 )
-from tests.fakes.results import SPENT, SPENT_TOLD
+from tests.fakes.results import RUN_STATS, RUN_STATS_JSON
 
 URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
 PICTURE = Artifact(
@@ -63,7 +63,7 @@ RESULT = Result(
         "prompt_tokens_details": {"cached_tokens": 20},
     },
     segments=1,
-    stats=SPENT,
+    stats=RUN_STATS,
     steps=2,
     artifacts=[PICTURE, TABLE],
     skipped_files=[SkippedFile("/testbed/output/huge", 1 << 40, "too_large")],
@@ -75,7 +75,7 @@ USAGE = {
     "completion_tokens": 4,
     "total_tokens": 34,
     "prompt_tokens_details": {"cached_tokens": 20},
-    "sandbox": SPENT_TOLD,
+    "sandbox": RUN_STATS_JSON,
 }
 ANNOTATIONS = [
     {

@@ -1,4 +1,4 @@
-// Vercel's AI SDK: generateText and streamText, by all its providers.
+// Vercel's AI SDK: generateText and streamText, with all of its providers.
 
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -6,15 +6,15 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { createOpenRouter } from "@openrouter/ai-sdk-provider";
 import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { KEY, MODEL, SAID, WARMTH, play, same, warmth } from "./stage.mjs";
+import { KEY, MODEL, PROMPTS, WARMTH, assertEqual, runScenarios, warmth } from "./scenario_runner.mjs";
 
-// It warns of models it does not know, on the standard output.
+// The SDK writes warnings about unknown models to stdout, which is for results.
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
 const PROVIDERS = {
   compatible: (baseURL) =>
     createOpenAICompatible({
-      name: "house",
+      name: "proxy",
       baseURL,
       apiKey: KEY,
       includeUsage: true,
@@ -27,20 +27,20 @@ const PROVIDERS = {
   anthropic: (baseURL) => createAnthropic({ baseURL, apiKey: KEY })(MODEL),
 };
 
-// Anthropic's clients say whether they show what the model thinks.
+// Without this, the Anthropic API returns no thinking blocks.
 const providerOptions = { anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } };
 
 const form = z.object({ city: z.string(), degrees: z.number() });
 
 const links = (sources) => Object.fromEntries(sources.map(({ title, url }) => [title, url]));
 
-// One step of either; what a stream has is awaited.
+// Return the parts of a step. Those of a stream are promises.
 async function shown(step) {
   const usage = await step.usage;
   return {
     text: await step.text,
     finish: await step.finishReason,
-    // What a provider has called by itself stands among them as well.
+    // toolCalls also contains the calls of tools that the provider executes.
     calls: (await step.toolCalls).filter((c) => !c.providerExecuted).map((c) => c.toolName),
     thought: (await step.reasoningText) ?? "",
     usage: [usage.inputTokens, usage.outputTokens],
@@ -56,19 +56,19 @@ const asked = (provider, url, prompt) => ({
   maxRetries: 0,
 });
 
-const whole = (provider) => async (url, words) =>
+const nonStreamed = (provider) => async (url, words) =>
   shown(await generateText(asked(provider, url, words)));
 
 const streamed = (provider) => async (url, words) => {
-  const onError = () => {}; // else it is written to the console too
+  const onError = () => {}; // the default handler writes errors to the console
   const stream = streamText({ ...asked(provider, url, words), onError });
-  let told = "";
+  let text = "";
   for await (const part of stream.fullStream) {
     if (part.type === "error") throw part.error;
-    if (part.type === "text-delta") told += part.text;
+    if (part.type === "text-delta") text += part.text;
   }
   const seen = await shown(stream);
-  same(told, seen.text);
+  assertEqual(text, seen.text);
   return seen;
 };
 
@@ -81,12 +81,12 @@ const toolSet = {
 };
 
 const asking = (provider, url) => ({
-  ...asked(provider, url, SAID.tools),
+  ...asked(provider, url, PROMPTS.tools),
   tools: toolSet,
   stopWhen: stepCountIs(3),
 });
 
-// The SDK calls the tool and asks again.
+// Let the SDK run the tool and send its result.
 const tools = (provider) => async (url) => {
   const { steps } = await generateText(asking(provider, url));
   return Promise.all(steps.map(shown));
@@ -100,16 +100,16 @@ const toolsStreamed = (provider) => async (url) => {
 
 const shape = (provider) => async (url) => {
   const output = Output.object({ schema: form });
-  return (await generateText({ ...asked(provider, url, SAID.shape), output })).output;
+  return (await generateText({ ...asked(provider, url, PROMPTS.shape), output })).output;
 };
 
-// A shell of the provider's: the SDK shows its calls, and runs none of them.
+// A hosted shell: the SDK shows its calls and executes none of them.
 async function hosted(url) {
   const provider = createOpenAI({ baseURL: url, apiKey: KEY });
   const shell = provider.tools.shell({ environment: { type: "containerAuto" } });
   const tools = { shell, ...toolSet };
   const model = provider.responses(MODEL);
-  const stream = streamText({ model, prompt: SAID.tools, tools, maxRetries: 0 });
+  const stream = streamText({ model, prompt: PROMPTS.tools, tools, maxRetries: 0 });
   const types = { "tool-call": [], "tool-result": [], "tool-error": [] };
   for await (const part of stream.fullStream) {
     if (part.type === "error") throw part.error;
@@ -121,10 +121,13 @@ async function hosted(url) {
 const byEach = (name, act) =>
   Object.entries(PROVIDERS).map(([which, provider]) => [`${name}${which}`, act(provider)]);
 
-await play({
-  ways: Object.fromEntries([...byEach("whole ", whole), ...byEach("streamed ", streamed)]),
-  alone: Object.fromEntries([
-    ...byEach("tools whole ", tools),
+await runScenarios({
+  variants: Object.fromEntries([
+    ...byEach("non-streamed ", nonStreamed),
+    ...byEach("streamed ", streamed),
+  ]),
+  scenarios: Object.fromEntries([
+    ...byEach("tools non-streamed ", tools),
     ...byEach("tools streamed ", toolsStreamed),
     ...byEach("shape ", shape),
     ["hosted", hosted],

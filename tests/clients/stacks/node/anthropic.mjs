@@ -1,15 +1,15 @@
-// The Anthropic SDK: whole, streamed and with its stream helper.
+// The Anthropic SDK: non-streamed, streamed and with its stream helper.
 
 import Anthropic from "@anthropic-ai/sdk";
 import { betaZodTool } from "@anthropic-ai/sdk/helpers/beta/zod";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
 import { z } from "zod";
-import { KEY, MODEL, SAID, WARMTH, play, same, warmth } from "./stage.mjs";
+import { KEY, MODEL, PROMPTS, WARMTH, assertEqual, runScenarios, warmth } from "./scenario_runner.mjs";
 
 const clientAt = (url) =>
   new Anthropic({ baseURL: url.replace(/\/v1$/, ""), apiKey: KEY, maxRetries: 0, timeout: 30_000 });
 
-// As an app asks that shows what the model thinks.
+// A request with extended thinking.
 const asking = (words) => ({
   model: MODEL,
   max_tokens: 2000,
@@ -17,13 +17,13 @@ const asking = (words) => ({
   thinking: { type: "adaptive" },
 });
 
-// The reasons to stop, as the other clients call them.
+// The chat finish reason for each stop reason.
 const FINISH = { end_turn: "stop", tool_use: "tool_calls" };
 
 const files = (sandbox) =>
   Object.fromEntries((sandbox?.files ?? []).map((file) => [file.filename, file.url]));
 
-// A message, whole or added up by the SDK.
+// Return the parts of a message, non-streamed or assembled by the SDK.
 function shown({ content, stop_reason, usage, sandbox }) {
   const of = (type) => content.filter((block) => block.type === type);
   return {
@@ -36,40 +36,40 @@ function shown({ content, stop_reason, usage, sandbox }) {
   };
 }
 
-const whole = async (url, words) => shown(await clientAt(url).messages.create(asking(words)));
+const nonStreamed = async (url, words) => shown(await clientAt(url).messages.create(asking(words)));
 
-// As an app adds the events up that looks at all of them.
+// Assemble the parts of a message from the raw events of a stream.
 async function streamed(url, words) {
-  const told = { text: "", thought: "", calls: [] };
+  const found = { text: "", thought: "", calls: [] };
   const stream = await clientAt(url).messages.create({ ...asking(words), stream: true });
   for await (const event of stream) {
     if (event.type === "content_block_start" && event.content_block.type === "tool_use") {
-      told.calls.push(event.content_block.name);
+      found.calls.push(event.content_block.name);
     } else if (event.type === "content_block_delta") {
-      told.text += event.delta.text ?? "";
-      told.thought += event.delta.thinking ?? "";
+      found.text += event.delta.text ?? "";
+      found.thought += event.delta.thinking ?? "";
     } else if (event.type === "message_delta") {
-      told.finish = FINISH[event.delta.stop_reason];
-      told.usage = [event.usage.input_tokens, event.usage.output_tokens];
-      told.files = files(event.sandbox);
+      found.finish = FINISH[event.delta.stop_reason];
+      found.usage = [event.usage.input_tokens, event.usage.output_tokens];
+      found.files = files(event.sandbox);
     }
   }
-  return told;
+  return found;
 }
 
 async function helper(url, words) {
-  let told = "";
+  let text = "";
   const stream = clientAt(url).messages.stream(asking(words));
-  stream.on("text", (delta) => (told += delta));
+  stream.on("text", (delta) => (text += delta));
   const message = shown(await stream.finalMessage());
-  same(told, message.text);
+  assertEqual(text, message.text);
   return message;
 }
 
-// By hand: the call, its answer, the answer to that.
+// Answer a tool call without a helper of the SDK.
 async function tools(url) {
   const { name, description, parameters: input_schema } = WARMTH;
-  const asked = { ...asking(SAID.tools), tools: [{ name, description, input_schema }] };
+  const asked = { ...asking(PROMPTS.tools), tools: [{ name, description, input_schema }] };
   const client = clientAt(url);
   const first = await client.messages.create(asked);
   const { id: tool_use_id, input } = first.content.find((block) => block.type === "tool_use");
@@ -78,12 +78,12 @@ async function tools(url) {
   return [shown(first), shown(await client.messages.create(asked))];
 }
 
-// The SDK calls the tool and asks again, streaming.
+// Let the SDK run the tool and send its result, streamed.
 async function toolRunner(url) {
   const { name, description } = WARMTH;
   const inputSchema = z.object({ city: z.string() });
   const tool = betaZodTool({ name, description, inputSchema, run: warmth });
-  const asked = { ...asking(SAID.tools), tools: [tool], stream: true };
+  const asked = { ...asking(PROMPTS.tools), tools: [tool], stream: true };
   const runner = clientAt(url).beta.messages.toolRunner(asked);
   for await (const stream of runner) await stream.finalMessage();
   return shown(await runner.done()).text;
@@ -92,7 +92,7 @@ async function toolRunner(url) {
 async function shape(url) {
   const form = z.object({ city: z.string(), degrees: z.number() });
   const output_config = { format: zodOutputFormat(form) };
-  const message = await clientAt(url).messages.parse({ ...asking(SAID.shape), output_config });
+  const message = await clientAt(url).messages.parse({ ...asking(PROMPTS.shape), output_config });
   return message.parsed_output;
 }
 
@@ -102,7 +102,7 @@ async function models(url) {
   return found;
 }
 
-await play({
-  ways: { whole, streamed, helper },
-  alone: { tools, "tool runner": toolRunner, shape, models },
+await runScenarios({
+  variants: { "non-streamed": nonStreamed, streamed, helper },
+  scenarios: { tools, "tool runner": toolRunner, shape, models },
 });

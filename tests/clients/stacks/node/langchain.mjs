@@ -5,7 +5,7 @@ import { tool } from "@langchain/core/tools";
 import { concat } from "@langchain/core/utils/stream";
 import { ChatOpenAI } from "@langchain/openai";
 import { z } from "zod";
-import { KEY, MODEL, SAID, WARMTH, play, warmth } from "./stage.mjs";
+import { KEY, MODEL, PROMPTS, WARMTH, runScenarios, warmth } from "./scenario_runner.mjs";
 
 const modelAt = (baseURL) =>
   new ChatOpenAI({ configuration: { baseURL }, apiKey: KEY, model: MODEL, maxRetries: 0 });
@@ -30,7 +30,7 @@ const shown = (message) => ({
   usage: [message.usage_metadata.input_tokens, message.usage_metadata.output_tokens],
 });
 
-const whole = async (url, words) => shown(await modelAt(url).invoke(words));
+const nonStreamed = async (url, words) => shown(await modelAt(url).invoke(words));
 
 const responses = async (url, words) => shown(await responsesModelAt(url).invoke(words));
 
@@ -52,25 +52,30 @@ async function toolsOf(asked) {
   const schema = z.object({ city: z.string() });
   const own = tool(warmth, { name: WARMTH.name, description: WARMTH.description, schema });
   const model = asked.bindTools([own]);
-  const messages = [new HumanMessage(SAID.tools)];
+  const messages = [new HumanMessage(PROMPTS.tools)];
   const first = await model.invoke(messages);
   const [call] = first.tool_calls;
   messages.push(first, new ToolMessage({ content: warmth(call.args), tool_call_id: call.id }));
   return [shown(first), shown(await model.invoke(messages))];
 }
 
-// As a JSON schema and as a tool that must be called.
+// Request the answer with a JSON schema and with a forced tool call.
 async function shape(url) {
   const form = z.object({ city: z.string(), degrees: z.number() });
   const seen = [];
   for (const method of ["jsonSchema", "functionCalling"]) {
     const model = modelAt(url).withStructuredOutput(form, { name: "place", method });
-    seen.push(await model.invoke(SAID.shape));
+    seen.push(await model.invoke(PROMPTS.shape));
   }
   return seen;
 }
 
-await play({
-  ways: { whole, streamed, responses, "responses streamed": responsesStreamed },
-  alone: { tools, "responses tools": responsesTools, shape },
+await runScenarios({
+  variants: {
+    "non-streamed": nonStreamed,
+    streamed,
+    responses,
+    "responses streamed": responsesStreamed,
+  },
+  scenarios: { tools, "responses tools": responsesTools, shape },
 });

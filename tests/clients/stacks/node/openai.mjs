@@ -1,9 +1,18 @@
-// The openai SDK: whole, streamed and with its stream helper.
+// The openai SDK: non-streamed, streamed and with its stream helper.
 
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { KEY, MODEL, SAID, WARMTH, asked, play, same, warmth } from "./stage.mjs";
+import {
+  KEY,
+  MODEL,
+  PROMPTS,
+  WARMTH,
+  assertEqual,
+  messagesOf,
+  runScenarios,
+  warmth,
+} from "./scenario_runner.mjs";
 
 const clientAt = (url) => new OpenAI({ baseURL: url, apiKey: KEY, maxRetries: 0, timeout: 30_000 });
 const completionsAt = (url) => clientAt(url).chat.completions;
@@ -16,7 +25,7 @@ const files = (sandbox) => links((sandbox?.files ?? []).map((file) => [file.file
 const called = (calls) => (calls ?? []).map((call) => call.function.name);
 const pictures = (images) => (images ?? []).map((image) => image.image_url.url);
 
-// A completion, whole or added up by the SDK.
+// Return the parts of a completion, non-streamed or assembled by the SDK.
 function shown({ choices: [choice], usage, sandbox }) {
   const { message } = choice;
   return {
@@ -31,36 +40,36 @@ function shown({ choices: [choice], usage, sandbox }) {
   };
 }
 
-const whole = async (url, words) => shown(await completionsAt(url).create(asking(words)));
+const nonStreamed = async (url, words) => shown(await completionsAt(url).create(asking(words)));
 
-// As an app adds the chunks up that looks at all of them.
+// Assemble the parts of a completion from the raw chunks of a stream.
 async function streamed(url, words) {
-  const told = { text: "", thought: "", calls: [], usage: [], cited: {}, pictures: [], files: {} };
+  const found = { text: "", thought: "", calls: [], usage: [], cited: {}, pictures: [], files: {} };
   const stream = await completionsAt(url).create({ ...asking(words), stream: true, ...usageToo });
   for await (const chunk of stream) {
-    if (chunk.usage) told.usage.push(chunk.usage.prompt_tokens, chunk.usage.completion_tokens);
+    if (chunk.usage) found.usage.push(chunk.usage.prompt_tokens, chunk.usage.completion_tokens);
     for (const { delta, finish_reason } of chunk.choices) {
-      told.text += delta.content ?? "";
-      told.thought += delta.reasoning_content ?? "";
-      told.calls.push(...called(delta.tool_calls));
-      told.pictures.push(...pictures(delta.images));
-      Object.assign(told.cited, cited(delta.annotations));
-      if (finish_reason) Object.assign(told, { finish: finish_reason, files: files(chunk.sandbox) });
+      found.text += delta.content ?? "";
+      found.thought += delta.reasoning_content ?? "";
+      found.calls.push(...called(delta.tool_calls));
+      found.pictures.push(...pictures(delta.images));
+      Object.assign(found.cited, cited(delta.annotations));
+      if (finish_reason) Object.assign(found, { finish: finish_reason, files: files(chunk.sandbox) });
     }
   }
-  return told;
+  return found;
 }
 
 async function helper(url, words) {
   const stream = completionsAt(url).stream({ ...asking(words), ...usageToo });
-  let told = "";
-  stream.on("content", (delta) => (told += delta));
+  let text = "";
+  stream.on("content", (delta) => (text += delta));
   const completion = shown(await stream.finalChatCompletion());
-  same(told, completion.text);
+  assertEqual(text, completion.text);
   return completion;
 }
 
-// A response, whole or the last that a stream tells.
+// Return the parts of a response, non-streamed or from the last event of a stream.
 function shownResponse({ output, output_text, status, usage, sandbox }) {
   const ofType = (type) => output.filter((item) => item.type === type);
   const texts = ofType("message").flatMap(({ content }) => content.map((part) => part.text));
@@ -88,7 +97,7 @@ async function responsesStreamed(url, words) {
     last = event;
   }
   const seen = shownResponse(last.response);
-  same(text, seen.text);
+  assertEqual(text, seen.text);
   return seen;
 }
 
@@ -97,14 +106,14 @@ async function responsesHelper(url, words) {
   let text = "";
   stream.on("response.output_text.delta", (event) => (text += event.delta));
   const seen = shownResponse(await stream.finalResponse());
-  same(text, seen.text);
+  assertEqual(text, seen.text);
   return seen;
 }
 
 const OWN_TOOL = { type: "function", strict: false, ...WARMTH };
 
 async function responsesTools(url) {
-  const input = asked("tools");
+  const input = messagesOf("tools");
   const first = await responsesAt(url).create({ model: MODEL, input, tools: [OWN_TOOL] });
   const call = first.output.find((item) => item.type === "function_call");
   const output = warmth(JSON.parse(call.arguments));
@@ -116,18 +125,18 @@ async function responsesTools(url) {
 async function hosted(url) {
   const shell = { type: "shell", environment: { type: "container_auto" } };
   const tools = [shell, OWN_TOOL];
-  const asking = { ...asResponse(SAID.tools), tools, stream: true };
+  const asking = { ...asResponse(PROMPTS.tools), tools, stream: true };
   const types = [];
-  // Not its helper: that of version 6 refuses OpenAI's own events of a shell.
+  // Not the stream helper, which raises an error on shell events in version 6.
   for await (const event of await responsesAt(url).create(asking)) {
     if (event.type === "response.output_item.done") types.push(event.item.type);
   }
   return types;
 }
 
-// By hand: the call, its answer, the answer to that.
+// Answer a tool call without a helper of the SDK.
 async function tools(url) {
-  const messages = asked("tools");
+  const messages = messagesOf("tools");
   const tools = [{ type: "function", function: WARMTH }];
   const first = await completionsAt(url).create({ model: MODEL, messages, tools });
   const [{ message }] = first.choices;
@@ -137,10 +146,10 @@ async function tools(url) {
   return [shown(first), shown(await completionsAt(url).create({ model: MODEL, messages, tools }))];
 }
 
-// The SDK calls the tool and asks again, streaming.
+// Let the SDK run the tool and send its result, streamed.
 async function toolsHelper(url) {
   const tool = { ...WARMTH, function: warmth, parse: JSON.parse };
-  const messages = asked("tools");
+  const messages = messagesOf("tools");
   const tools = [{ type: "function", function: tool }];
   return completionsAt(url).runTools({ model: MODEL, messages, tools, stream: true }).finalContent();
 }
@@ -148,7 +157,7 @@ async function toolsHelper(url) {
 async function shape(url) {
   const form = z.object({ city: z.string(), degrees: z.number() });
   const response_format = zodResponseFormat(form, "place");
-  const completion = await completionsAt(url).parse({ ...asking(SAID.shape), response_format });
+  const completion = await completionsAt(url).parse({ ...asking(PROMPTS.shape), response_format });
   return completion.choices[0].message.parsed;
 }
 
@@ -158,16 +167,16 @@ async function models(url) {
   return found;
 }
 
-await play({
-  ways: {
-    whole,
+await runScenarios({
+  variants: {
+    "non-streamed": nonStreamed,
     streamed,
     helper,
     responses,
     "responses streamed": responsesStreamed,
     "responses helper": responsesHelper,
   },
-  alone: {
+  scenarios: {
     tools,
     "tools helper": toolsHelper,
     "responses tools": responsesTools,

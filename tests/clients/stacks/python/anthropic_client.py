@@ -1,4 +1,4 @@
-"""The anthropic SDK: sync and async, whole, streamed and with its helpers."""
+"""The anthropic SDK: sync and async, non-streamed, streamed and with its helpers."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -6,11 +6,11 @@ from typing import Any
 
 import anthropic
 from pydantic import BaseModel
-from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, WARMTH, run_scenarios, warmth
 
-HOW: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
+OPTIONS: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
 FINISH = {"end_turn": "stop", "tool_use": "tool_calls"}
-"""The reasons to stop, as the other clients call them."""
+"""The chat finish reason for each stop reason."""
 FUNCTION = WARMTH["function"]
 TOOL = {
     "name": FUNCTION["name"],
@@ -26,26 +26,26 @@ class Place(BaseModel):
 
 @cache
 def sync_at(url: str) -> Any:
-    return anthropic.Anthropic(base_url=url.removesuffix("/v1"), **HOW)
+    return anthropic.Anthropic(base_url=url.removesuffix("/v1"), **OPTIONS)
 
 
 @cache
 def async_at(url: str) -> Any:
-    return anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), **HOW)
+    return anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), **OPTIONS)
 
 
-def asked(words: str) -> dict[str, Any]:
-    """As an app asks that shows what the model thinks."""
+def request_for(prompt: str) -> dict[str, Any]:
+    """Return a request with extended thinking."""
     return {
         "model": MODEL,
         "max_tokens": 2000,
-        "messages": [{"role": "user", "content": words}],
+        "messages": [{"role": "user", "content": prompt}],
         "thinking": {"type": "adaptive"},
     }
 
 
-def shown(message: Any) -> dict[str, Any]:
-    """A message, whole or added up by the SDK."""
+def parts_of(message: Any) -> dict[str, Any]:
+    """Return the parts of a message, non-streamed or assembled by the SDK."""
     usage = message.usage
     sandbox = message.model_extra.get("sandbox", {})
     return {
@@ -58,8 +58,8 @@ def shown(message: Any) -> dict[str, Any]:
     }
 
 
-def added_up(events: Iterable[Any]) -> dict[str, Any]:
-    """The events of a stream, as an app adds them up that looks at all of them."""
+def assembled(events: Iterable[Any]) -> dict[str, Any]:
+    """Assemble the parts of a message from the raw events of a stream."""
     found: dict[str, Any] = {"text": "", "thought": "", "calls": []}
     for event in events:
         match event.type:
@@ -77,68 +77,68 @@ def added_up(events: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def whole(url: str, words: str) -> Any:
-    return shown(sync_at(url).messages.create(**asked(words)))
+def non_streamed(url: str, prompt: str) -> Any:
+    return parts_of(sync_at(url).messages.create(**request_for(prompt)))
 
 
-def streamed(url: str, words: str) -> Any:
-    return added_up(sync_at(url).messages.create(**asked(words), stream=True))
+def streamed(url: str, prompt: str) -> Any:
+    return assembled(sync_at(url).messages.create(**request_for(prompt), stream=True))
 
 
-def helper(url: str, words: str) -> Any:
-    with sync_at(url).messages.stream(**asked(words)) as stream:
-        told = "".join(stream.text_stream)
-        message = shown(stream.get_final_message())
-    assert told == message["text"]
+def helper(url: str, prompt: str) -> Any:
+    with sync_at(url).messages.stream(**request_for(prompt)) as stream:
+        streamed_text = "".join(stream.text_stream)
+        message = parts_of(stream.get_final_message())
+    assert streamed_text == message["text"]
     return message
 
 
-async def whole_async(url: str, words: str) -> Any:
-    return shown(await async_at(url).messages.create(**asked(words)))
+async def non_streamed_async(url: str, prompt: str) -> Any:
+    return parts_of(await async_at(url).messages.create(**request_for(prompt)))
 
 
-async def streamed_async(url: str, words: str) -> Any:
-    stream = await async_at(url).messages.create(**asked(words), stream=True)
-    return added_up([event async for event in stream])
+async def streamed_async(url: str, prompt: str) -> Any:
+    stream = await async_at(url).messages.create(**request_for(prompt), stream=True)
+    return assembled([event async for event in stream])
 
 
-async def helper_async(url: str, words: str) -> Any:
-    async with async_at(url).messages.stream(**asked(words)) as stream:
-        told = "".join([text async for text in stream.text_stream])
-        message = shown(await stream.get_final_message())
-    assert told == message["text"]
+async def helper_async(url: str, prompt: str) -> Any:
+    async with async_at(url).messages.stream(**request_for(prompt)) as stream:
+        streamed_text = "".join([text async for text in stream.text_stream])
+        message = parts_of(await stream.get_final_message())
+    assert streamed_text == message["text"]
     return message
 
 
-def beta(url: str, words: str) -> Any:
-    """With the server's own computer, as its beta has it."""
+def beta(url: str, prompt: str) -> Any:
+    """Use the beta API with the hosted code execution tool."""
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     message = sync_at(url).beta.messages.create(
-        **asked(words), tools=[computer], betas=["code-execution-2025-08-25"]
+        **request_for(prompt), tools=[computer], betas=["code-execution-2025-08-25"]
     )
     assert message.container.id
-    return shown(message)
+    return parts_of(message)
 
 
 def tools(url: str) -> Any:
-    """By hand: the call, its answer, the answer to that."""
-    asking = {**asked(SAID["tools"]), "tools": [TOOL]}
+    """Answer a tool call without a helper of the SDK."""
+    request = {**request_for(PROMPTS["tools"]), "tools": [TOOL]}
     client = sync_at(url)
-    first = client.messages.create(**asking)
-    asking["messages"] += [first.to_param(), answer_to(first)]
-    return [shown(first), shown(client.messages.create(**asking))]
+    first = client.messages.create(**request)
+    request["messages"] += [first.to_param(), answer_to(first)]
+    return [parts_of(first), parts_of(client.messages.create(**request))]
 
 
 def tools_helper(url: str) -> Any:
-    """The same by the stream helper."""
-    asking = {**asked(SAID["tools"]), "tools": [TOOL]}
+    """Call the tool from messages that the stream helper assembled."""
+    request = {**request_for(PROMPTS["tools"]), "tools": [TOOL]}
     steps = []
     client = sync_at(url)
     for _ in range(2):
-        with client.messages.stream(**asking) as stream:
+        with client.messages.stream(**request) as stream:
             message = stream.get_final_message()
-        steps.append(shown(message))
-        asking["messages"] += [message.to_param(), answer_to(message)]
+        steps.append(parts_of(message))
+        request["messages"] += [message.to_param(), answer_to(message)]
     return steps
 
 
@@ -154,20 +154,20 @@ def answer_to(message: Any) -> dict[str, Any]:
 
 
 def tool_runner(url: str) -> Any:
-    """The SDK calls the tool and asks again."""
+    """Let the SDK run the tool and send its result."""
     tool = anthropic.beta_tool(warmth)
-    runner = sync_at(url).beta.messages.tool_runner(**asked(SAID["tools"]), tools=[tool])
-    return shown(runner.until_done())["text"]
+    runner = sync_at(url).beta.messages.tool_runner(**request_for(PROMPTS["tools"]), tools=[tool])
+    return parts_of(runner.until_done())["text"]
 
 
 def shape(url: str) -> Any:
-    message = sync_at(url).messages.parse(**asked(SAID["shape"]), output_format=Place)
+    message = sync_at(url).messages.parse(**request_for(PROMPTS["shape"]), output_format=Place)
     return message.parsed_output.model_dump()
 
 
 def shape_helper(url: str) -> Any:
-    asking = sync_at(url).messages.stream(**asked(SAID["shape"]), output_format=Place)
-    with asking as stream:
+    request = sync_at(url).messages.stream(**request_for(PROMPTS["shape"]), output_format=Place)
+    with request as stream:
         return stream.get_final_message().parsed_output.model_dump()
 
 
@@ -175,17 +175,17 @@ def models(url: str) -> Any:
     return [model.id for model in sync_at(url).models.list()]
 
 
-play(
-    ways={
-        "whole": whole,
+run_scenarios(
+    variants={
+        "non-streamed": non_streamed,
         "streamed": streamed,
         "helper": helper,
-        "async": whole_async,
+        "async": non_streamed_async,
         "async streamed": streamed_async,
         "async helper": helper_async,
         "beta": beta,
     },
-    alone={
+    scenarios={
         "tools": tools,
         "tools helper": tools_helper,
         "tool runner": tool_runner,

@@ -1,4 +1,4 @@
-"""instructor: typed answers, by tool and by schema, whole and growing."""
+"""instructor: typed answers by tool call and by JSON schema, non-streamed and streamed."""
 
 from functools import cache
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import instructor
 import openai
 from pydantic import BaseModel
-from stage import KEY, MODEL, SAID, TIMEOUT_S, play
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, run_scenarios
 
 
 class Place(BaseModel):
@@ -20,12 +20,12 @@ def client_at(url: str, mode: instructor.Mode = instructor.Mode.TOOLS) -> Any:
     return instructor.from_openai(client, mode=mode)
 
 
-def asked(words: str) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": words}], "max_retries": 0}
+def request_for(prompt: str) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_retries": 0}
 
 
-def whole(url: str, words: str) -> Any:
-    completion = client_at(url).chat.completions.create(**asked(words), response_model=None)
+def non_streamed(url: str, prompt: str) -> Any:
+    completion = client_at(url).chat.completions.create(**request_for(prompt), response_model=None)
     return {
         "text": completion.choices[0].message.content,
         "usage": [completion.usage.prompt_tokens, completion.usage.completion_tokens],
@@ -35,14 +35,19 @@ def whole(url: str, words: str) -> Any:
 def shape(url: str) -> Any:
     modes = (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA)
     return [
-        client_at(url, mode).create(**asked(SAID["shape"]), response_model=Place).model_dump()
+        client_at(url, mode)
+        .create(**request_for(PROMPTS["shape"]), response_model=Place)
+        .model_dump()
         for mode in modes
     ]
 
 
 def shape_streamed(url: str) -> Any:
-    *_, last = client_at(url).create_partial(**asked(SAID["shape"]), response_model=Place)
+    *_, last = client_at(url).create_partial(**request_for(PROMPTS["shape"]), response_model=Place)
     return last.model_dump()
 
 
-play(ways={"whole": whole}, alone={"shape": shape, "shape streamed": shape_streamed})
+run_scenarios(
+    variants={"non-streamed": non_streamed},
+    scenarios={"shape": shape, "shape streamed": shape_streamed},
+)

@@ -1,4 +1,4 @@
-"""langchain-tests' standard suite for chat models, on ChatOpenAI before the house."""
+"""The standard chat model suite of langchain-tests, run with ChatOpenAI against the proxy."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 
 class TestChatModel(ChatModelIntegrationTests):
-    """Pictures and documents are left out: the suite takes them from the internet."""
+    """The suite without images and documents, which it would download from the internet."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

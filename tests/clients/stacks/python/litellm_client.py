@@ -1,10 +1,10 @@
-"""litellm as a client: completion whole and streamed, tools."""
+"""litellm as a client: completion non-streamed and streamed, tools."""
 
 from typing import Any
 
 import litellm
 from pydantic import BaseModel
-from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, WARMTH, run_scenarios, warmth
 
 litellm.suppress_debug_info = True
 
@@ -14,18 +14,18 @@ class Place(BaseModel):
     degrees: int
 
 
-def asked(url: str, words: str) -> dict[str, Any]:
+def request_for(url: str, prompt: str) -> dict[str, Any]:
     return {
         "model": f"openai/{MODEL}",
         "api_base": url,
         "api_key": KEY,
-        "messages": [{"role": "user", "content": words}],
+        "messages": [{"role": "user", "content": prompt}],
         "max_retries": 0,
         "timeout": TIMEOUT_S,
     }
 
 
-def shown(completion: Any) -> dict[str, Any]:
+def parts_of(completion: Any) -> dict[str, Any]:
     (choice,) = completion.choices
     message = choice.message.model_dump()
     notes = [note["url_citation"] for note in message.get("annotations") or []]
@@ -40,36 +40,40 @@ def shown(completion: Any) -> dict[str, Any]:
     }
 
 
-def whole(url: str, words: str) -> Any:
-    return shown(litellm.completion(**asked(url, words)))
+def non_streamed(url: str, prompt: str) -> Any:
+    return parts_of(litellm.completion(**request_for(url, prompt)))
 
 
-def streamed(url: str, words: str) -> Any:
+def streamed(url: str, prompt: str) -> Any:
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(litellm.completion(**asked(url, words), **options))
-    return shown(litellm.stream_chunk_builder(chunks))
+    chunks = list(litellm.completion(**request_for(url, prompt), **options))
+    return parts_of(litellm.stream_chunk_builder(chunks))
 
 
-async def whole_async(url: str, words: str) -> Any:
-    return shown(await litellm.acompletion(**asked(url, words)))
+async def non_streamed_async(url: str, prompt: str) -> Any:
+    return parts_of(await litellm.acompletion(**request_for(url, prompt)))
 
 
 def tools(url: str) -> Any:
-    asking = {**asked(url, SAID["tools"]), "tools": [WARMTH]}
-    first = litellm.completion(**asking)
+    request = {**request_for(url, PROMPTS["tools"]), "tools": [WARMTH]}
+    first = litellm.completion(**request)
     message = first.choices[0].message
     (call,) = message.tool_calls
-    told = {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")}
-    asking["messages"] = [*asking["messages"], message.model_dump(exclude_none=True), told]
-    return [shown(first), shown(litellm.completion(**asking))]
+    tool_message = {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")}
+    request["messages"] = [
+        *request["messages"],
+        message.model_dump(exclude_none=True),
+        tool_message,
+    ]
+    return [parts_of(first), parts_of(litellm.completion(**request))]
 
 
 def shape(url: str) -> Any:
-    completion = litellm.completion(**asked(url, SAID["shape"]), response_format=Place)
+    completion = litellm.completion(**request_for(url, PROMPTS["shape"]), response_format=Place)
     return Place.model_validate_json(completion.choices[0].message.content).model_dump()
 
 
-play(
-    ways={"whole": whole, "streamed": streamed, "async": whole_async},
-    alone={"tools": tools, "shape": shape},
+run_scenarios(
+    variants={"non-streamed": non_streamed, "streamed": streamed, "async": non_streamed_async},
+    scenarios={"tools": tools, "shape": shape},
 )

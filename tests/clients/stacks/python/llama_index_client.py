@@ -8,11 +8,11 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
-from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, run_scenarios, warmth
 
 
 class Place(BaseModel):
-    """Where it is how warm."""
+    """A city and its temperature."""
 
     city: str
     degrees: int
@@ -31,7 +31,7 @@ def model_at(url: str) -> OpenAILike:
     )
 
 
-def shown(model: OpenAILike, response: Any) -> dict[str, Any]:
+def parts_of(model: OpenAILike, response: Any) -> dict[str, Any]:
     calls = model.get_tool_calls_from_response(response, error_on_no_tool_call=False)
     return {
         "text": response.message.content or "",
@@ -39,44 +39,44 @@ def shown(model: OpenAILike, response: Any) -> dict[str, Any]:
     }
 
 
-def whole(url: str, words: str) -> Any:
+def non_streamed(url: str, prompt: str) -> Any:
     model = model_at(url)
-    response = model.chat([ChatMessage(words)])
+    response = model.chat([ChatMessage(prompt)])
     (choice,) = response.raw.choices
     usage = response.raw.usage
     ended = {
         "finish": choice.finish_reason,
         "usage": [usage.prompt_tokens, usage.completion_tokens],
     }
-    return {**shown(model, response), **ended}
+    return {**parts_of(model, response), **ended}
 
 
-def streamed(url: str, words: str) -> Any:
+def streamed(url: str, prompt: str) -> Any:
     model = model_at(url)
-    responses = list(model.stream_chat([ChatMessage(words)]))
+    responses = list(model.stream_chat([ChatMessage(prompt)]))
     assert "".join(response.delta or "" for response in responses) == responses[-1].message.content
-    return shown(model, responses[-1])
+    return parts_of(model, responses[-1])
 
 
 def tools(url: str) -> Any:
     model, tool = model_at(url), FunctionTool.from_defaults(warmth)
-    first = model.chat_with_tools([tool], user_msg=SAID["tools"])
+    first = model.chat_with_tools([tool], user_msg=PROMPTS["tools"])
     (call,) = model.get_tool_calls_from_response(first)
-    told = tool(**call.tool_kwargs).content
+    tool_result = tool(**call.tool_kwargs).content
     history = [
-        ChatMessage(SAID["tools"]),
+        ChatMessage(PROMPTS["tools"]),
         first.message,
-        ChatMessage(told, role="tool", additional_kwargs={"tool_call_id": call.tool_id}),
+        ChatMessage(tool_result, role="tool", additional_kwargs={"tool_call_id": call.tool_id}),
     ]
     last = model.chat_with_tools([tool], chat_history=history)
-    return [shown(model, first), shown(model, last)]
+    return [parts_of(model, first), parts_of(model, last)]
 
 
 def shape(url: str) -> Any:
-    return model_at(url).structured_predict(Place, PromptTemplate(SAID["shape"])).model_dump()
+    return model_at(url).structured_predict(Place, PromptTemplate(PROMPTS["shape"])).model_dump()
 
 
-play(
-    ways={"whole": whole, "streamed": streamed},
-    alone={"tools": tools, "shape": shape},
+run_scenarios(
+    variants={"non-streamed": non_streamed, "streamed": streamed},
+    scenarios={"tools": tools, "shape": shape},
 )

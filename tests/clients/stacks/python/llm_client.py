@@ -1,11 +1,11 @@
-"""simonw's llm: prompts whole and streamed, tools, schemas."""
+"""simonw's llm: prompts non-streamed and streamed, tools, schemas."""
 
 from functools import cache
 from typing import Any
 
 from llm.default_plugins.openai_models import Chat
 from pydantic import BaseModel
-from stage import KEY, MODEL, SAID, play, warmth
+from scenario_runner import KEY, MODEL, PROMPTS, run_scenarios, warmth
 
 
 class Place(BaseModel):
@@ -14,10 +14,10 @@ class Place(BaseModel):
 
 
 class OneTry(Chat):
-    """It would wait and try again, and has no setting for that."""
+    """llm's chat model without retries, for which llm has no setting."""
 
-    def get_client(self, *args: Any, **how: Any) -> Any:
-        return super().get_client(*args, **how).with_options(max_retries=0)
+    def get_client(self, *args: Any, **options: Any) -> Any:
+        return super().get_client(*args, **options).with_options(max_retries=0)
 
 
 @cache
@@ -27,7 +27,7 @@ def model_at(url: str) -> Chat:
     return model
 
 
-def shown(response: Any) -> dict[str, Any]:
+def parts_of(response: Any) -> dict[str, Any]:
     usage = response.usage()
     return {
         "text": response.text(),
@@ -36,25 +36,28 @@ def shown(response: Any) -> dict[str, Any]:
     }
 
 
-def whole(url: str, words: str) -> Any:
-    return shown(model_at(url).prompt(words, stream=False))
+def non_streamed(url: str, prompt: str) -> Any:
+    return parts_of(model_at(url).prompt(prompt, stream=False))
 
 
-def streamed(url: str, words: str) -> Any:
-    response = model_at(url).prompt(words)
+def streamed(url: str, prompt: str) -> Any:
+    response = model_at(url).prompt(prompt)
     pieces = list(response)
     assert "".join(pieces) == response.text()
-    return shown(response)
+    return parts_of(response)
 
 
 def tools(url: str) -> Any:
-    chain = model_at(url).chain(SAID["tools"], tools=[warmth])
-    return [shown(response) for response in chain.responses()]
+    chain = model_at(url).chain(PROMPTS["tools"], tools=[warmth])
+    return [parts_of(response) for response in chain.responses()]
 
 
 def shape(url: str) -> Any:
-    response = model_at(url).prompt(SAID["shape"], schema=Place, stream=False)
+    response = model_at(url).prompt(PROMPTS["shape"], schema=Place, stream=False)
     return Place.model_validate_json(response.text()).model_dump()
 
 
-play(ways={"whole": whole, "streamed": streamed}, alone={"tools": tools, "shape": shape})
+run_scenarios(
+    variants={"non-streamed": non_streamed, "streamed": streamed},
+    scenarios={"tools": tools, "shape": shape},
+)

@@ -1,4 +1,4 @@
-"""The openai SDK: sync and async, whole, streamed and with its stream helper."""
+"""The openai SDK: sync and async, non-streamed, streamed and with its stream helper."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import openai_responses
 from pydantic import BaseModel
-from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, WARMTH, run_scenarios, warmth
 
-HOW: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
+OPTIONS: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
 
@@ -20,20 +20,20 @@ class Place(BaseModel):
 
 @cache
 def sync_at(url: str) -> Any:
-    return openai.OpenAI(base_url=url, **HOW)
+    return openai.OpenAI(base_url=url, **OPTIONS)
 
 
 @cache
 def async_at(url: str) -> Any:
-    return openai.AsyncOpenAI(base_url=url, **HOW)
+    return openai.AsyncOpenAI(base_url=url, **OPTIONS)
 
 
-def asked(words: str) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": words}]}
+def request_for(prompt: str) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": prompt}]}
 
 
-def shown(completion: Any) -> dict[str, Any]:
-    """A completion, whole or added up by the SDK."""
+def parts_of(completion: Any) -> dict[str, Any]:
+    """Return the parts of a completion, non-streamed or assembled by the SDK."""
     (choice,) = completion.choices
     extra = choice.message.model_extra
     sandbox = completion.model_extra.get("sandbox", {})
@@ -50,8 +50,8 @@ def shown(completion: Any) -> dict[str, Any]:
     }
 
 
-def added_up(chunks: Iterable[Any]) -> dict[str, Any]:
-    """The chunks of a stream, as an app adds them up that looks at all of them."""
+def assembled(chunks: Iterable[Any]) -> dict[str, Any]:
+    """Assemble the parts of a completion from the raw chunks of a stream."""
     text, thought = "", ""
     found: dict[str, Any] = {"calls": [], "cited": {}, "pictures": [], "files": {}, "usage": []}
     for chunk in chunks:
@@ -72,65 +72,69 @@ def added_up(chunks: Iterable[Any]) -> dict[str, Any]:
     return {"text": text, "thought": thought, **found}
 
 
-def whole(url: str, words: str) -> Any:
-    return shown(sync_at(url).chat.completions.create(**asked(words)))
+def non_streamed(url: str, prompt: str) -> Any:
+    return parts_of(sync_at(url).chat.completions.create(**request_for(prompt)))
 
 
-def streamed(url: str, words: str) -> Any:
-    return added_up(sync_at(url).chat.completions.create(**asked(words), stream=True, **USAGE))
+def streamed(url: str, prompt: str) -> Any:
+    return assembled(
+        sync_at(url).chat.completions.create(**request_for(prompt), stream=True, **USAGE)
+    )
 
 
-def helper(url: str, words: str) -> Any:
-    with sync_at(url).chat.completions.stream(**asked(words), **USAGE) as stream:
-        told = [event.delta for event in stream if event.type == "content.delta"]
-        completion = shown(stream.get_final_completion())
-    assert "".join(told) == completion["text"]
+def helper(url: str, prompt: str) -> Any:
+    with sync_at(url).chat.completions.stream(**request_for(prompt), **USAGE) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        completion = parts_of(stream.get_final_completion())
+    assert "".join(deltas) == completion["text"]
     return completion
 
 
-async def whole_async(url: str, words: str) -> Any:
-    return shown(await async_at(url).chat.completions.create(**asked(words)))
+async def non_streamed_async(url: str, prompt: str) -> Any:
+    return parts_of(await async_at(url).chat.completions.create(**request_for(prompt)))
 
 
-async def streamed_async(url: str, words: str) -> Any:
-    stream = await async_at(url).chat.completions.create(**asked(words), stream=True, **USAGE)
-    return added_up([chunk async for chunk in stream])
+async def streamed_async(url: str, prompt: str) -> Any:
+    stream = await async_at(url).chat.completions.create(
+        **request_for(prompt), stream=True, **USAGE
+    )
+    return assembled([chunk async for chunk in stream])
 
 
-async def helper_async(url: str, words: str) -> Any:
-    async with async_at(url).chat.completions.stream(**asked(words), **USAGE) as stream:
-        told = [event.delta async for event in stream if event.type == "content.delta"]
-        completion = shown(await stream.get_final_completion())
-    assert "".join(told) == completion["text"]
+async def helper_async(url: str, prompt: str) -> Any:
+    async with async_at(url).chat.completions.stream(**request_for(prompt), **USAGE) as stream:
+        deltas = [event.delta async for event in stream if event.type == "content.delta"]
+        completion = parts_of(await stream.get_final_completion())
+    assert "".join(deltas) == completion["text"]
     return completion
 
 
 def tools(url: str) -> Any:
-    """By hand: the call, its answer, the answer to that."""
-    asking = {**asked(SAID["tools"]), "tools": [WARMTH]}
+    """Answer a tool call without a helper of the SDK."""
+    request = {**request_for(PROMPTS["tools"]), "tools": [WARMTH]}
     client = sync_at(url)
-    first = client.chat.completions.create(**asking)
+    first = client.chat.completions.create(**request)
     message = first.choices[0].message
     (call,) = message.tool_calls
-    asking["messages"] += [
+    request["messages"] += [
         message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")},
     ]
-    return [shown(first), shown(client.chat.completions.create(**asking))]
+    return [parts_of(first), parts_of(client.chat.completions.create(**request))]
 
 
 def tools_helper(url: str) -> Any:
-    """The same by the stream helper."""
-    asking = {**asked(SAID["tools"]), "tools": [WARMTH], **USAGE}
+    """Call the tool from messages that the stream helper assembled."""
+    request = {**request_for(PROMPTS["tools"]), "tools": [WARMTH], **USAGE}
     steps = []
     client = sync_at(url)
     for _ in range(2):
-        with client.chat.completions.stream(**asking) as stream:
+        with client.chat.completions.stream(**request) as stream:
             completion = stream.get_final_completion()
-        steps.append(shown(completion))
+        steps.append(parts_of(completion))
         message = completion.choices[0].message
-        asking["messages"].append(message.model_dump(exclude_none=True))
-        asking["messages"] += [
+        request["messages"].append(message.model_dump(exclude_none=True))
+        request["messages"] += [
             {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")}
             for call in message.tool_calls or []
         ]
@@ -139,13 +143,15 @@ def tools_helper(url: str) -> Any:
 
 def shape(url: str) -> Any:
     parse = sync_at(url).chat.completions.parse
-    completion = parse(**asked(SAID["shape"]), response_format=Place)
+    completion = parse(**request_for(PROMPTS["shape"]), response_format=Place)
     return completion.choices[0].message.parsed.model_dump()
 
 
 def shape_helper(url: str) -> Any:
-    asking = sync_at(url).chat.completions.stream(**asked(SAID["shape"]), response_format=Place)
-    with asking as stream:
+    request = sync_at(url).chat.completions.stream(
+        **request_for(PROMPTS["shape"]), response_format=Place
+    )
+    with request as stream:
         return stream.get_final_completion().choices[0].message.parsed.model_dump()
 
 
@@ -153,22 +159,22 @@ def models(url: str) -> Any:
     return [model.id for model in sync_at(url).models.list()]
 
 
-play(
-    ways={
-        "whole": whole,
+run_scenarios(
+    variants={
+        "non-streamed": non_streamed,
         "streamed": streamed,
         "helper": helper,
-        "async": whole_async,
+        "async": non_streamed_async,
         "async streamed": streamed_async,
         "async helper": helper_async,
-        **openai_responses.ways(sync_at, async_at),
+        **openai_responses.variants(sync_at, async_at),
     },
-    alone={
+    scenarios={
         "tools": tools,
         "tools helper": tools_helper,
         "shape": shape,
         "shape helper": shape_helper,
         "models": models,
-        **openai_responses.alone(sync_at),
+        **openai_responses.scenarios(sync_at),
     },
 )

@@ -15,11 +15,11 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, run_scenarios, warmth
 
 
 class Place(BaseModel):
-    """Where it is how warm."""
+    """A city and its temperature."""
 
     city: str
     degrees: int
@@ -37,11 +37,11 @@ def responses_model_at(url: str) -> OpenAIResponsesModel:
     return OpenAIResponsesModel(MODEL, provider=OpenAIProvider(openai_client=client))
 
 
-def agent_at(url: str, **how: Any) -> Any:
-    return Agent(model_at(url), **how)
+def agent_at(url: str, **options: Any) -> Any:
+    return Agent(model_at(url), **options)
 
 
-def shown(response: ModelResponse) -> dict[str, Any]:
+def parts_of(response: ModelResponse) -> dict[str, Any]:
     return {
         "text": "".join(part.content for part in response.parts if isinstance(part, TextPart)),
         "finish": response.finish_reason,
@@ -55,67 +55,67 @@ def responses(messages: list[ModelMessage]) -> list[ModelResponse]:
     return [message for message in messages if isinstance(message, ModelResponse)]
 
 
-async def whole(url: str, words: str) -> Any:
-    return await asked(agent_at(url), words)
+async def non_streamed(url: str, prompt: str) -> Any:
+    return await run_agent(agent_at(url), prompt)
 
 
-async def by_responses(url: str, words: str) -> Any:
-    return await asked(Agent(responses_model_at(url)), words)
+async def by_responses(url: str, prompt: str) -> Any:
+    return await run_agent(Agent(responses_model_at(url)), prompt)
 
 
-async def asked(agent: Any, words: str) -> Any:
-    (response,) = responses((await agent.run(words)).all_messages())
-    return shown(response)
+async def run_agent(agent: Any, prompt: str) -> Any:
+    (response,) = responses((await agent.run(prompt)).all_messages())
+    return parts_of(response)
 
 
-async def streamed(url: str, words: str) -> Any:
-    return await asked_streaming(agent_at(url), words)
+async def streamed(url: str, prompt: str) -> Any:
+    return await stream_agent(agent_at(url), prompt)
 
 
-async def responses_streamed(url: str, words: str) -> Any:
-    return await asked_streaming(Agent(responses_model_at(url)), words)
+async def responses_streamed(url: str, prompt: str) -> Any:
+    return await stream_agent(Agent(responses_model_at(url)), prompt)
 
 
-async def asked_streaming(agent: Any, words: str) -> Any:
-    async with agent.run_stream(words) as result:
-        told = [text async for text in result.stream_text(delta=True, debounce_by=None)]
+async def stream_agent(agent: Any, prompt: str) -> Any:
+    async with agent.run_stream(prompt) as result:
+        deltas = [text async for text in result.stream_text(delta=True, debounce_by=None)]
     (response,) = responses(result.all_messages())
-    assert "".join(told) == shown(response)["text"]
-    return shown(response)
+    assert "".join(deltas) == parts_of(response)["text"]
+    return parts_of(response)
 
 
 async def tools(url: str) -> Any:
-    result = await agent_at(url, tools=[warmth]).run(SAID["tools"])
-    return [shown(response) for response in responses(result.all_messages())]
+    result = await agent_at(url, tools=[warmth]).run(PROMPTS["tools"])
+    return [parts_of(response) for response in responses(result.all_messages())]
 
 
 async def responses_tools(url: str) -> Any:
-    result = await Agent(responses_model_at(url), tools=[warmth]).run(SAID["tools"])
-    return [shown(response) for response in responses(result.all_messages())]
+    result = await Agent(responses_model_at(url), tools=[warmth]).run(PROMPTS["tools"])
+    return [parts_of(response) for response in responses(result.all_messages())]
 
 
 async def tools_streamed(url: str) -> Any:
-    async with agent_at(url, tools=[warmth]).run_stream(SAID["tools"]) as result:
+    async with agent_at(url, tools=[warmth]).run_stream(PROMPTS["tools"]) as result:
         assert [text async for text in result.stream_text(delta=True)]
-    return [shown(response) for response in responses(result.all_messages())]
+    return [parts_of(response) for response in responses(result.all_messages())]
 
 
 async def shape(url: str) -> Any:
-    """As a tool that must be called, and as a JSON schema."""
+    """Request the answer with a forced tool call and with a JSON schema."""
     return [
-        (await agent_at(url, output_type=kind).run(SAID["shape"])).output.model_dump()
+        (await agent_at(url, output_type=kind).run(PROMPTS["shape"])).output.model_dump()
         for kind in (Place, NativeOutput(Place))
     ]
 
 
-play(
-    ways={
-        "whole": whole,
+run_scenarios(
+    variants={
+        "non-streamed": non_streamed,
         "streamed": streamed,
         "responses": by_responses,
         "responses streamed": responses_streamed,
     },
-    alone={
+    scenarios={
         "tools": tools,
         "tools streamed": tools_streamed,
         "responses tools": responses_tools,

@@ -1,16 +1,16 @@
-"""smolagents: its model whole and streamed, and an agent with a tool."""
+"""smolagents: its model non-streamed and streamed, and an agent with a tool."""
 
 from functools import cache
 from typing import Any
 
+from scenario_runner import KEY, MODEL, PROMPTS, TIMEOUT_S, run_scenarios
+from scenario_runner import warmth as look_up
 from smolagents import ChatMessage, LogLevel, OpenAIServerModel, ToolCallingAgent, tool
-from stage import KEY, MODEL, SAID, TIMEOUT_S, play
-from stage import warmth as look_up
 
 
 @tool
 def warmth(city: str) -> str:
-    """How warm it is in a city.
+    """Return the temperature in a city.
 
     Args:
         city: its name.
@@ -20,16 +20,16 @@ def warmth(city: str) -> str:
 
 @cache
 def model_at(url: str) -> OpenAIServerModel:
-    how = {"max_retries": 0, "timeout": TIMEOUT_S}
-    return OpenAIServerModel(MODEL, api_base=url, api_key=KEY, client_kwargs=how, retry=False)
+    options = {"max_retries": 0, "timeout": TIMEOUT_S}
+    return OpenAIServerModel(MODEL, api_base=url, api_key=KEY, client_kwargs=options, retry=False)
 
 
-def asked(words: str) -> list[ChatMessage]:
-    return [ChatMessage(role="user", content=words)]
+def messages_for(prompt: str) -> list[ChatMessage]:
+    return [ChatMessage(role="user", content=prompt)]
 
 
-def whole(url: str, words: str) -> Any:
-    message = model_at(url).generate(asked(words))
+def non_streamed(url: str, prompt: str) -> Any:
+    message = model_at(url).generate(messages_for(prompt))
     usage = message.token_usage
     return {
         "text": message.content,
@@ -38,8 +38,8 @@ def whole(url: str, words: str) -> Any:
     }
 
 
-def streamed(url: str, words: str) -> Any:
-    deltas = list(model_at(url).generate_stream(asked(words)))
+def streamed(url: str, prompt: str) -> Any:
+    deltas = list(model_at(url).generate_stream(messages_for(prompt)))
     usage = [delta.token_usage for delta in deltas if delta.token_usage]
     return {
         "text": "".join(delta.content or "" for delta in deltas),
@@ -50,7 +50,9 @@ def streamed(url: str, words: str) -> Any:
 
 def tools(url: str) -> Any:
     agent = ToolCallingAgent([warmth], model_at(url), max_steps=3, verbosity_level=LogLevel.OFF)
-    return agent.run(SAID["tools"])
+    return agent.run(PROMPTS["tools"])
 
 
-play(ways={"whole": whole, "streamed": streamed}, alone={"tools": tools})
+run_scenarios(
+    variants={"non-streamed": non_streamed, "streamed": streamed}, scenarios={"tools": tools}
+)

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from model import NAME, Dictation
+from model import NAME, Script
 
 
-def asked(said: Dictation, *parts: Any) -> dict[str, Any]:
-    """Return the request for a dictation, after other content parts."""
-    content = [*parts, {"type": "text", "text": said.words}] if parts else said.words
+def chat_request(script: Script, *parts: Any) -> dict[str, Any]:
+    """Return the request body with a script's prompt after other content parts."""
+    content = [*parts, {"type": "text", "text": script.prompt}] if parts else script.prompt
     return {"model": NAME, "messages": [{"role": "user", "content": content}]}
 
 
-def ask(client: Any, said: Dictation, *parts: Any, **body: Any) -> Any:
-    return client.chat.completions.create(**asked(said, *parts), **body)
+def ask(client: Any, script: Script, *parts: Any, **body: Any) -> Any:
+    return client.chat.completions.create(**chat_request(script, *parts), **body)
 
 
 def answer(completion: Any) -> str:
@@ -20,7 +20,7 @@ def answer(completion: Any) -> str:
     return text
 
 
-def told(completion: Any) -> dict[str, Any]:
+def sandbox_of(completion: Any) -> dict[str, Any]:
     """Return the `sandbox` object of a completion."""
     sandbox: dict[str, Any] = completion.model_extra["sandbox"]
     return sandbox

@@ -7,8 +7,8 @@ from urllib.request import urlopen
 
 import openai
 import pytest
-from chat import ask, told
-from model import Dictation, bash, of, submits
+from chat import ask, sandbox_of
+from model import Script, bash, stdout_observation, submits
 
 READ = submits("Read.")
 
@@ -47,17 +47,17 @@ def test_uploads_are_copied_into_a_container(client: Any) -> None:
     box = client.containers.create(name="box", file_ids=[first.id])
     client.containers.files.create(box.id, file_id=second.id)
     client.files.delete(first.id)
-    said = Dictation(bash("cd documents; cat a.txt b.txt"), READ)
-    ask(client, said, extra_body={"sandbox": {"container_id": box.id}})
-    assert said.observed() == [of("ab")]
+    script = Script(bash("cd documents; cat a.txt b.txt"), READ)
+    ask(client, script, extra_body={"sandbox": {"container_id": box.id}})
+    assert script.observations() == [stdout_observation("ab")]
 
 
 def test_run_output_is_read_from_its_container(client: Any) -> None:
-    said = Dictation(
+    script = Script(
         bash("mkdir output/x; echo 1 > output/a.txt; echo 2 > output/x/b.txt"), submits("Made.")
     )
-    done = ask(client, said)
-    box = client.containers.retrieve(told(done)["container_id"])
+    done = ask(client, script)
+    box = client.containers.retrieve(sandbox_of(done)["container_id"])
     files = list(client.containers.files.list(box.id, order="asc"))
     assert {(each.path, each.source) for each in files} == {
         ("/testbed/output/a.txt", "assistant"),
@@ -70,8 +70,8 @@ def test_run_output_is_read_from_its_container(client: Any) -> None:
 
 
 def test_all_files_are_downloaded_as_zip(client: Any) -> None:
-    done = ask(client, Dictation(bash("echo 1 > output/a.txt"), submits("Made.")))
-    box = client.containers.retrieve(told(done)["container_id"])
+    done = ask(client, Script(bash("echo 1 > output/a.txt"), submits("Made.")))
+    box = client.containers.retrieve(sandbox_of(done)["container_id"])
     with urlopen(box.zip_url) as opened:
         archive = zipfile.ZipFile(io.BytesIO(opened.read()))
     (name,) = archive.namelist()

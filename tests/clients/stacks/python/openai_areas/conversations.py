@@ -4,8 +4,8 @@ from typing import Any
 
 import openai
 import pytest
-from kept_responses import ask, texts
-from model import Dictation, bash, of, submits
+from model import Script, bash, stdout_observation, submits
+from stored_responses import ask, texts
 
 HELLO: Any = {"role": "user", "content": "Hello."}
 ANSWER: Any = {"role": "assistant", "content": "Good day."}
@@ -36,13 +36,13 @@ def test_conversation_items_are_added_listed_and_removed(client: Any) -> None:
 
 def test_responses_extend_a_conversation_and_share_files(client: Any) -> None:
     made = client.conversations.create(items=[HELLO])
-    begins = Dictation(bash("echo one > f"), submits("Written."))
-    goes_on = Dictation(bash("cat f"), submits("One."))
+    begins = Script(bash("echo one > f"), submits("Written."))
+    goes_on = Script(bash("cat f"), submits("One."))
     first = ask(client, begins, conversation=made.id)
     second = ask(client, goes_on, conversation={"id": made.id})
     assert first.conversation.id == second.conversation.id == made.id
-    assert goes_on.observed() == [of("one")]
-    heard = [said["content"] for said in goes_on.asked()[0]["messages"][1:]]
-    assert heard == ["Hello.", begins.words, "Written.", goes_on.words]
+    assert goes_on.observations() == [stdout_observation("one")]
+    heard = [message["content"] for message in goes_on.requests()[0]["messages"][1:]]
+    assert heard == ["Hello.", begins.prompt, "Written.", goes_on.prompt]
     kept = client.conversations.items.list(made.id, order="asc")
     assert texts(item for item in kept if item.type == "message") == [*heard, "One."]

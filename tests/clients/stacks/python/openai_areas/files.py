@@ -8,8 +8,8 @@ from urllib.request import urlopen
 
 import openai
 import pytest
-from chat import answer, ask, told
-from model import Dictation, bash, of, submits
+from chat import answer, ask, sandbox_of
+from model import Script, bash, stdout_observation, submits
 
 TABLE = b"".join(b"%d\n" % number for number in range(10_000))
 GIF = b"GIF89a;"
@@ -87,23 +87,23 @@ def test_upload_of_another_key_is_not_found(connect: Any) -> None:
     with pytest.raises(openai.NotFoundError):
         other.files.retrieve(made.id)
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(other, Dictation(READ), file(file_id=made.id))
+        ask(other, Script(READ), file(file_id=made.id))
     assert caught.value.param == "messages[0].content[0].file.file_id"
 
 
 def test_files_of_a_message_are_written_to_the_sandbox(client: Any) -> None:
     upload = client.files.create(file=("up.txt", b"uploaded"), purpose="user_data")
-    said = Dictation(bash("cd documents; cat up.txt in.csv image-1.gif audio-1.wav"), READ)
+    script = Script(bash("cd documents; cat up.txt in.csv image-1.gif audio-1.wav"), READ)
     ask(
         client,
-        said,
+        script,
         file(file_id=upload.id),
         file(filename="in.csv", file_data=data_url("text/csv", b"n\n7\n")),
         {"type": "image_url", "image_url": {"url": data_url("image/gif", GIF)}},
         {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
     )
-    assert said.observed() == [of("uploadedn\n7\nGIF89a;RIFF")]
-    user = said.asked()[0]["messages"][-1]["content"]
+    assert script.observations() == [stdout_observation("uploadedn\n7\nGIF89a;RIFF")]
+    user = script.requests()[0]["messages"][-1]["content"]
     shown = [part["image_url"]["url"] for part in user if part["type"] == "image_url"]
     assert shown == [data_url("image/gif", GIF)]
     notes = [part["text"] for part in user if part["type"] == "text"]
@@ -112,24 +112,24 @@ def test_files_of_a_message_are_written_to_the_sandbox(client: Any) -> None:
 
 def test_files_named_by_file_ids_are_written_to_the_sandbox(client: Any) -> None:
     upload = client.files.create(file=("up.txt", b"uploaded"), purpose="assistants")
-    said = Dictation(bash("cat documents/up.txt"), READ)
-    ask(client, said, extra_body={"sandbox": {"file_ids": [upload.id]}})
-    assert said.observed() == [of("uploaded")]
+    script = Script(bash("cat documents/up.txt"), READ)
+    ask(client, script, extra_body={"sandbox": {"file_ids": [upload.id]}})
+    assert script.observations() == [stdout_observation("uploaded")]
 
 
 def test_invalid_file_data_names_its_field(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, Dictation(READ), file(filename="a", file_data="data:text/csv;base64,%"))
+        ask(client, Script(READ), file(filename="a", file_data="data:text/csv;base64,%"))
     assert caught.value.param == "messages[0].content[0].file.file_data"
 
 
 def test_produced_file_is_linked_cited_and_opens_without_a_key(client: Any) -> None:
-    said = Dictation(
+    script = Script(
         bash("echo 1 > output/t.csv; printf 'GIF89a;' > output/p.gif"),
         submits("Here: [t.csv](sandbox:/testbed/output/t.csv)."),
     )
-    done = ask(client, said)
-    files = {each["filename"]: each for each in told(done)["files"]}
+    done = ask(client, script)
+    files = {each["filename"]: each for each in sandbox_of(done)["files"]}
     assert {name: each["bytes"] for name, each in files.items()} == {"t.csv": 2, "p.gif": 7}
     url = files["t.csv"]["url"]
     assert answer(done) == f"Here: [t.csv]({url})."
@@ -143,9 +143,9 @@ def test_produced_file_is_linked_cited_and_opens_without_a_key(client: Any) -> N
 
 
 def test_produced_files_are_listed_in_the_last_chunk(client: Any) -> None:
-    said = Dictation(bash("echo 1 > output/t.csv"), submits("Made."))
-    *_, last = ask(client, said, stream=True)
+    script = Script(bash("echo 1 > output/t.csv"), submits("Made."))
+    *_, last = ask(client, script, stream=True)
     assert last.choices[0].finish_reason == "stop"
-    (made,) = told(last)["files"]
+    (made,) = sandbox_of(last)["files"]
     with urlopen(made["url"]) as opened:
         assert opened.read() == b"1\n"

@@ -1,4 +1,4 @@
-"""The dictated model behind the proxy: a test dictates its replies and reads its requests."""
+"""Access to the scripted model behind the proxy: send its replies and read its requests."""
 
 import json
 import os
@@ -32,31 +32,33 @@ def held(reply: dict[str, Any]) -> dict[str, Any]:
     return {"held": reply}
 
 
-OF_NOTHING = "Exit code: 0\n(no output)"
+EMPTY_OBSERVATION = "Exit code: 0\n(no output)"
 
 
-def of(printed: str) -> str:
-    """Return the observation of a command that printed this."""
-    return f"Exit code: 0\n[stdout]\n{printed}"
+def stdout_observation(text: str) -> str:
+    """Return the observation of a command that wrote this text to stdout."""
+    return f"Exit code: 0\n[stdout]\n{text}"
 
 
-class Dictation:
-    """The replies of the model, turn by turn."""
+class Script:
+    """The replies of the model, one for each turn."""
 
     def __init__(self, *replies: dict[str, Any]) -> None:
         self._name = uuid.uuid4().hex
-        self.words = f"Dictation {self._name}: {json.dumps(replies)}"
-        """The prompt."""
+        self.prompt = f"Script {self._name}: {json.dumps(replies)}"
+        """The prompt that contains the script."""
 
-    def asked(self, times: int = 0) -> list[dict[str, Any]]:
-        """Return the request bodies that the model received, once there are `times` of them."""
-        found: list[dict[str, Any]] = _get_json(f"asked/{self._name}" + f"/{times}" * bool(times))
+    def requests(self, count: int = 0) -> list[dict[str, Any]]:
+        """Return the request bodies that the model received, after waiting for `count` of them."""
+        found: list[dict[str, Any]] = _get_json(
+            f"requests/{self._name}" + f"/{count}" * bool(count)
+        )
         return found
 
-    def observed(self) -> list[str]:
+    def observations(self) -> list[str]:
         """Return the tool results of the last request, of sandbox tools and client tools."""
-        messages = self.asked()[-1]["messages"]
-        return [said["content"] for said in messages if said["role"] == "tool"]
+        messages = self.requests()[-1]["messages"]
+        return [message["content"] for message in messages if message["role"] == "tool"]
 
     def release(self) -> None:
         """Release the held reply."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, asked, told
-from model import NAME, Dictation, bash, says, submits
+from chat import answer, ask, chat_request, sandbox_of
+from model import NAME, Script, bash, says, submits
 from pydantic import BaseModel
 
 EVERY_CALL: dict[str, Any] = {
@@ -35,10 +35,10 @@ class Place(BaseModel):
     degrees: int
 
 
-def parsed(client: Any, said: Dictation, streamed: bool) -> Any:
+def parsed(client: Any, script: Script, streamed: bool) -> Any:
     if not streamed:
-        return client.chat.completions.parse(**asked(said), response_format=Place)
-    with client.chat.completions.stream(**asked(said), response_format=Place) as stream:
+        return client.chat.completions.parse(**chat_request(script), response_format=Place)
+    with client.chat.completions.stream(**chat_request(script), response_format=Place) as stream:
         return stream.get_final_completion()
 
 
@@ -50,12 +50,12 @@ def without(body: dict[str, Any]) -> dict[str, Any]:
 def test_general_parameters_reach_each_call_and_answer_parameters_only_the_last(
     client: Any,
 ) -> None:
-    said = Dictation(bash("echo 42"), submits("It is 42."), says("42."))
-    done = ask(client, said, **EVERY_CALL, **VISIBLE_ANSWER, extra_body=UNKNOWN)
+    script = Script(bash("echo 42"), submits("It is 42."), says("42."))
+    done = ask(client, script, **EVERY_CALL, **VISIBLE_ANSWER, extra_body=UNKNOWN)
     # Each call may end in the answer, and needs room for reasoning and tool arguments.
     every = {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4096}
     bare = {**EVERY_CALL, **UNKNOWN, **every}
-    sent = [without(body) for body in said.asked()]
+    sent = [without(body) for body in script.requests()]
     assert (answer(done), sent) == ("42.", [bare, bare, {**VISIBLE_ANSWER, **bare}])
 
 
@@ -67,19 +67,19 @@ def test_log_probabilities_of_the_answer_are_returned(client: Any) -> None:
         "finish_reason": "stop",
         "logprobs": {"content": [token], "refusal": None},
     }
-    said = Dictation(submits("42."), {"whole": {"choices": [choice]}})
-    (made,) = ask(client, said, logprobs=True).choices
+    script = Script(submits("42."), {"whole": {"choices": [choice]}})
+    (made,) = ask(client, script, logprobs=True).choices
     assert [(each.token, each.logprob) for each in made.logprobs.content] == [("42", -0.5)]
 
 
 def test_each_choice_has_its_own_sandbox_and_files(client: Any) -> None:
-    done = ask(client, Dictation(STEP, DONE), n=2)
+    done = ask(client, Script(STEP, DONE), n=2)
     type(done).model_validate(done.to_dict())
     assert [(each.index, each.message.content) for each in done.choices] == [
         (0, "Made."),
         (1, "Made."),
     ]
-    first, second = told(done), done.choices[1].model_extra["sandbox"]
+    first, second = sandbox_of(done), done.choices[1].model_extra["sandbox"]
     assert first["container_id"] != second["container_id"]
     assert [len(each["files"]) for each in (first, second)] == [1, 1]
     assert (done.usage.prompt_tokens, done.usage.total_tokens) == (40, 60)
@@ -87,7 +87,7 @@ def test_each_choice_has_its_own_sandbox_and_files(client: Any) -> None:
 
 def test_stream_ends_with_requested_usage(client: Any) -> None:
     chunks = list(
-        ask(client, Dictation(STEP, DONE), stream=True, stream_options={"include_usage": True})
+        ask(client, Script(STEP, DONE), stream=True, stream_options={"include_usage": True})
     )
     for chunk in chunks:
         type(chunk).model_validate(chunk.to_dict())
@@ -98,44 +98,44 @@ def test_stream_ends_with_requested_usage(client: Any) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_answer_that_violates_its_schema_is_requested_again(client: Any, streamed: bool) -> None:
-    said = Dictation(
+    script = Script(
         bash("true"), submits("In Bonn."), says("In Bonn."), says('{"city": "Bonn", "degrees": 21}')
     )
-    done = parsed(client, said, streamed)
+    done = parsed(client, script, streamed)
     assert done.choices[0].message.parsed == Place(city="Bonn", degrees=21)
-    forms = [body.get("response_format", {}).get("json_schema", {}) for body in said.asked()]
+    forms = [body.get("response_format", {}).get("json_schema", {}) for body in script.requests()]
     assert [form.get("strict") for form in forms] == [None, None, True, True]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_answer_that_never_matches_its_schema_is_not_parsed(client: Any, streamed: bool) -> None:
-    said = Dictation(submits("In Bonn."), *[says('{"city": "Bonn"}')] * 2)
+    script = Script(submits("In Bonn."), *[says('{"city": "Bonn"}')] * 2)
     with pytest.raises(openai.LengthFinishReasonError) as caught:
-        parsed(client, said, streamed)
+        parsed(client, script, streamed)
     assert answer(caught.value.completion) == '{"city": "Bonn"}'
     if not streamed:  # the stream helper drops fields outside the choices
-        (warning,) = told(caught.value.completion)["warnings"]
+        (warning,) = sandbox_of(caught.value.completion)["warnings"]
         assert warning["code"] == "response_format_violated"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_refusal_reaches_the_client(client: Any, streamed: bool) -> None:
     refusal = {"role": "assistant", "content": None, "refusal": "I will not."}
-    message = parsed(client, Dictation({"message": refusal}), streamed).choices[0].message
+    message = parsed(client, Script({"message": refusal}), streamed).choices[0].message
     assert (message.refusal, message.parsed) == ("I will not.", None)
 
 
 def test_raw_response_has_sandbox_headers(client: Any) -> None:
-    raw = client.chat.completions.with_raw_response.create(**asked(Dictation(STEP, DONE)))
+    raw = client.chat.completions.with_raw_response.create(**chat_request(Script(STEP, DONE)))
     done = raw.parse()
     assert answer(done) == "Made."
-    assert raw.headers["x-sandbox-container"] == told(done)["container_id"]
+    assert raw.headers["x-sandbox-container"] == sandbox_of(done)["container_id"]
     assert f"chatcmpl-{raw.headers['x-sandbox-run']}" == done.id
 
 
 def test_streaming_response_is_read_line_by_line(client: Any) -> None:
     create = client.chat.completions.with_streaming_response.create
-    with create(**asked(Dictation(STEP, DONE)), stream=True) as response:
+    with create(**chat_request(Script(STEP, DONE)), stream=True) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
@@ -144,8 +144,8 @@ def test_streaming_response_is_read_line_by_line(client: Any) -> None:
 
 
 def test_plain_model_is_asked_directly(client: Any) -> None:
-    said = Dictation(says("Hello."))
-    plain = {**asked(said), "model": f"{NAME}:plain"}
+    script = Script(says("Hello."))
+    plain = {**chat_request(script), "model": f"{NAME}:plain"}
     done = client.chat.completions.create(**plain, extra_body=UNKNOWN)
     assert answer(done) == "Hello."
-    assert said.asked() == [{**asked(said), **UNKNOWN}]
+    assert script.requests() == [{**chat_request(script), **UNKNOWN}]

@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 from chat import answer, ask
-from model import NAME, Dictation, bash, says
+from model import NAME, Script, bash, says
 
-HELLO = Dictation(says("Hello."))
+HELLO = Script(says("Hello."))
 LOCKED: Any = {"base_url": os.environ["LOCKED_URL"]}
 
 
@@ -62,7 +62,7 @@ def test_locked_server_needs_its_key(connect: Any) -> None:
             work(connect(**LOCKED))
         assert (caught.value.status_code, caught.value.code) == (401, "invalid_api_key")
     right = connect(api_key=os.environ["LOCKED_KEY"], **LOCKED)
-    assert answer(ask(right, Dictation(says("Come in.")))) == "Come in."
+    assert answer(ask(right, Script(says("Come in.")))) == "Come in."
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_backend_error_keeps_its_status_and_message(
 ) -> None:
     fault = {"message": "not like this", "status": status, "code": "odd", "retry_after_s": 0}
     with pytest.raises(kind, match="not like this") as caught:
-        ask(client, Dictation({"error": fault}))
+        ask(client, Script({"error": fault}))
     assert (caught.value.status_code, caught.value.code) == (status, "odd")
 
 
 @pytest.mark.parametrize("steps", [[], [bash("echo begun")]])
 def test_failure_ends_a_stream_with_an_error(client: Any, steps: list[Any]) -> None:
-    said = Dictation(*steps, {"error": {"message": "not like this", "status": 400, "code": "odd"}})
+    script = Script(*steps, {"error": {"message": "not like this", "status": 400, "code": "odd"}})
     with pytest.raises(openai.APIError, match="not like this") as caught:
-        list(ask(client, said, stream=True))
+        list(ask(client, script, stream=True))
     assert caught.value.code == "odd"

@@ -5,9 +5,9 @@ from typing import Any
 
 import openai
 import pytest
-from given import MAJOR
-from model import NAME, OF_NOTHING, Dictation, bash, calls, of, says, submits
+from model import EMPTY_OBSERVATION, NAME, Script, bash, calls, says, stdout_observation, submits
 from pydantic import BaseModel
+from sdk_fixtures import MAJOR
 
 SHELL: Any = {"type": "shell", "environment": {"type": "container_auto"}}
 INTERPRETER: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -36,19 +36,19 @@ def kinds(response: Any) -> list[str]:
 
 
 def test_response_contains_the_result_of_the_sandbox(client: Any) -> None:
-    said = Dictation(bash("echo $((6 * 7))"), submits("It is 42."))
+    script = Script(bash("echo $((6 * 7))"), submits("It is 42."))
     made = client.responses.create(
-        model=NAME, input=said.words, instructions="Be brief.", metadata={"topic": "products"}
+        model=NAME, input=script.prompt, instructions="Be brief.", metadata={"topic": "products"}
     )
     assert (made.status, made.output_text, made.error) == ("completed", "It is 42.", None)
     assert (made.instructions, made.metadata) == ("Be brief.", {"topic": "products"})
-    assert said.observed() == [of("42")]
-    assert "Be brief." in said.asked()[0]["messages"][0]["content"]
+    assert script.observations() == [stdout_observation("42")]
+    assert "Be brief." in script.requests()[0]["messages"][0]["content"]
 
 
 def test_stream_events_add_up_to_the_response(client: Any) -> None:
-    said = Dictation(bash("echo made"), says("It is made."))
-    events = list(client.responses.create(model=NAME, input=said.words, stream=True))
+    script = Script(bash("echo made"), says("It is made."))
+    events = list(client.responses.create(model=NAME, input=script.prompt, stream=True))
     for event in events:
         type(event).model_validate(event.to_dict())
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -61,8 +61,8 @@ def test_stream_events_add_up_to_the_response(client: Any) -> None:
 
 
 def test_stream_helper_assembles_the_response(client: Any) -> None:
-    said = Dictation(bash("echo made"), says("It is made."))
-    with client.responses.stream(model=NAME, input=said.words) as stream:
+    script = Script(bash("echo made"), says("It is made."))
+    with client.responses.stream(model=NAME, input=script.prompt) as stream:
         snapshots = [e.snapshot for e in stream if e.type == "response.output_text.delta"]
         final = stream.get_final_response()
     assert snapshots[-1] == final.output_text == "It is made."
@@ -71,65 +71,65 @@ def test_stream_helper_assembles_the_response(client: Any) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_structured_answer_is_parsed(client: Any, streamed: bool) -> None:
-    said = Dictation(
+    script = Script(
         bash("echo 21"), submits("Warm."), says("In Bonn."), says('{"city": "Bonn", "degrees": 21}')
     )
-    asked: Any = {"model": NAME, "input": said.words, "text_format": Place}
+    asked: Any = {"model": NAME, "input": script.prompt, "text_format": Place}
     if streamed:
         with client.responses.stream(**asked) as stream:
             made = stream.get_final_response()
     else:
         made = client.responses.parse(**asked)
     assert made.output_parsed == Place(city="Bonn", degrees=21)
-    formed = ["response_format" in body for body in said.asked()]
+    formed = ["response_format" in body for body in script.requests()]
     assert formed == [False, False, True, True]
-    form = said.asked()[-1]["response_format"]["json_schema"]
+    form = script.requests()[-1]["response_format"]["json_schema"]
     assert (form["name"], form["strict"]) == ("Place", True)
 
 
 @pytest.mark.parametrize("by_id", [False, True])
 def test_function_is_called_beside_the_sandbox(client: Any, by_id: bool) -> None:
     both = calls(("execute_bash", {"command": "echo one > f"}), ("warmth", {"city": "Bonn"}))
-    said = Dictation(both, bash("cat f"), submits("21 degrees."))
+    script = Script(both, bash("cat f"), submits("21 degrees."))
     asked: Any = {"model": NAME, "tools": [WARMTH]}
-    first = client.responses.create(input=said.words, **asked)
+    first = client.responses.create(input=script.prompt, **asked)
     (called,) = [item for item in first.output if item.type == "function_call"]
     assert (called.name, called.arguments) == ("warmth", '{"city": "Bonn"}')
     result: Any = {"type": "function_call_output", "call_id": called.call_id, "output": "21"}
     if by_id:
         second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
     else:
-        before = [{"role": "user", "content": said.words}, *first.output]
+        before = [{"role": "user", "content": script.prompt}, *first.output]
         second = client.responses.create(input=[*before, result], **asked)
     assert second.output_text == "21 degrees."
-    assert said.observed() == [OF_NOTHING, "21", of("one")]
+    assert script.observations() == [EMPTY_OBSERVATION, "21", stdout_observation("one")]
 
 
 def test_function_arguments_are_parsed(client: Any) -> None:
     class Warmth(BaseModel):
         city: str
 
-    said = Dictation(calls(("Warmth", {"city": "Bonn"})))
+    script = Script(calls(("Warmth", {"city": "Bonn"})))
     tools: Any = [openai.pydantic_function_tool(Warmth)]
-    made = client.responses.parse(model=NAME, input=said.words, tools=tools)
+    made = client.responses.parse(model=NAME, input=script.prompt, tools=tools)
     (called,) = [item for item in made.output if item.type == "function_call"]
     assert called.parsed_arguments == Warmth(city="Bonn")
 
 
 def test_custom_tool_gets_free_text(client: Any) -> None:
-    said = Dictation(calls(("sql", {"input": "select 1"})), submits("One."))
+    script = Script(calls(("sql", {"input": "select 1"})), submits("One."))
     asked: Any = {"model": NAME, "tools": [{"type": "custom", "name": "sql"}]}
-    first = client.responses.create(input=said.words, **asked)
+    first = client.responses.create(input=script.prompt, **asked)
     called = first.output[-1]
     assert (called.type, called.input) == ("custom_tool_call", "select 1")
     result: Any = {"type": "custom_tool_call_output", "call_id": called.call_id, "output": "1"}
     second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
-    assert (second.output_text, said.observed()) == ("One.", ["1"])
+    assert (second.output_text, script.observations()) == ("One.", ["1"])
 
 
 def test_shell_items_contain_command_and_output(client: Any) -> None:
-    said = Dictation(bash("echo out; echo err >&2; exit 3"), submits("It failed."))
-    made = client.responses.create(model=NAME, input=said.words, tools=[SHELL])
+    script = Script(bash("echo out; echo err >&2; exit 3"), submits("It failed."))
+    made = client.responses.create(model=NAME, input=script.prompt, tools=[SHELL])
     assert kinds(made) == ["shell_call", "shell_call_output", "message"]
     called, output, _ = made.output
     assert called.action.commands == ["echo out; echo err >&2; exit 3"]
@@ -139,14 +139,14 @@ def test_shell_items_contain_command_and_output(client: Any) -> None:
 
 
 def test_shell_events_stream_command_and_output(client: Any) -> None:
-    said = Dictation(bash("echo out"), submits("Seen."))
-    asked: Any = {"model": NAME, "input": said.words, "tools": [SHELL]}
+    script = Script(bash("echo out"), submits("Seen."))
+    asked: Any = {"model": NAME, "input": script.prompt, "tools": [SHELL]}
     events = list(client.responses.create(**asked, stream=True))
-    told = [e.to_dict(warnings=False) for e in events if "shell_call" in e.type]
-    kinds = [event["type"].removeprefix("response.shell_call_") for event in told]
+    shell_events = [e.to_dict(warnings=False) for e in events if "shell_call" in e.type]
+    kinds = [event["type"].removeprefix("response.shell_call_") for event in shell_events]
     command, output = ["command.added", "command.delta", "command.done"], "output_content"
     assert kinds == [*command, f"{output}.delta", f"{output}.done"]
-    assert [told[1]["delta"], told[3]["delta"]] == ["echo out", {"stdout": "out\n"}]
+    assert [shell_events[1]["delta"], shell_events[3]["delta"]] == ["echo out", {"stdout": "out\n"}]
     if MAJOR > 2:  # SDK versions before 3 have no classes for these events
         for event in events:
             type(event).model_validate(event.to_dict())
@@ -155,10 +155,10 @@ def test_shell_events_stream_command_and_output(client: Any) -> None:
 def test_code_interpreter_items_contain_included_outputs(
     client: Any,
 ) -> None:
-    said = Dictation(bash("echo 42"), submits("42."))
+    script = Script(bash("echo 42"), submits("42."))
     made = client.responses.create(
         model=NAME,
-        input=said.words,
+        input=script.prompt,
         tools=[INTERPRETER],
         include=["code_interpreter_call.outputs"],
     )
@@ -169,10 +169,8 @@ def test_code_interpreter_items_contain_included_outputs(
 
 
 def test_produced_file_is_cited_and_read_from_its_container(client: Any) -> None:
-    said = Dictation(
-        bash("echo 1 > output/t.csv"), submits("Here: [t.csv](/testbed/output/t.csv).")
-    )
-    made = client.responses.create(model=NAME, input=said.words, tools=[SHELL])
+    script = Script(bash("echo 1 > output/t.csv"), submits("Here: [t.csv](/testbed/output/t.csv)."))
+    made = client.responses.create(model=NAME, input=script.prompt, tools=[SHELL])
     (note,) = made.output[-1].content[0].annotations
     assert (note.type, note.filename) == ("container_file_citation", "t.csv")
     content = client.containers.files.content.retrieve(note.file_id, container_id=note.container_id)
@@ -181,9 +179,9 @@ def test_produced_file_is_cited_and_read_from_its_container(client: Any) -> None
 
 def test_input_files_and_images_are_written_to_the_sandbox(client: Any) -> None:
     upload = client.files.create(file=("up.txt", b"uploaded"), purpose="user_data")
-    said = Dictation(bash("cd documents; cat up.txt in.csv; wc -c < image-1.gif"), submits("Read."))
+    script = Script(bash("cd documents; cat up.txt in.csv; wc -c < image-1.gif"), submits("Read."))
     content: Any = [
-        {"type": "input_text", "text": said.words},
+        {"type": "input_text", "text": script.prompt},
         {"type": "input_file", "file_id": upload.id},
         {
             "type": "input_file",
@@ -193,44 +191,44 @@ def test_input_files_and_images_are_written_to_the_sandbox(client: Any) -> None:
         {"type": "input_image", "image_url": PIXEL, "detail": "auto"},
     ]
     client.responses.create(model=NAME, input=[{"role": "user", "content": content}])
-    assert said.observed() == [of("uploadedn\n7\n7")]
-    user = said.asked()[0]["messages"][-1]["content"]
+    assert script.observations() == [stdout_observation("uploadedn\n7\n7")]
+    user = script.requests()[0]["messages"][-1]["content"]
     assert [part["image_url"]["url"] for part in user if part["type"] == "image_url"] == [PIXEL]
 
 
 def test_referenced_container_is_used(client: Any) -> None:
     box = client.containers.create(name="box")
     client.containers.files.create(box.id, file=("a.txt", b"put in"))
-    said = Dictation(bash("cat documents/a.txt"), submits("Read."))
+    script = Script(bash("cat documents/a.txt"), submits("Read."))
     shell: Any = {
         "type": "shell",
         "environment": {"type": "container_reference", "container_id": box.id},
     }
-    made = client.responses.create(model=NAME, input=said.words, tools=[shell])
-    assert said.observed() == [of("put in")]
+    made = client.responses.create(model=NAME, input=script.prompt, tools=[shell])
+    assert script.observations() == [stdout_observation("put in")]
     assert made.output[0].environment.container_id == box.id
 
 
 def test_openai_only_fields_do_not_reach_the_backend(client: Any) -> None:
     """The newest such fields; SDK versions before 3 do not know them."""
-    said = Dictation(says("Hello."))
-    given: Any = {
+    script = Script(says("Hello."))
+    openai_only: Any = {
         "background_options": {"completion_window": "soonest"},
         "access_programs": {},
         "image": {"context_compression": "auto"},
     }
     if MAJOR > 2:
-        made = client.responses.create(model=NAME, input=said.words, **given)
+        made = client.responses.create(model=NAME, input=script.prompt, **openai_only)
     else:
-        made = client.responses.create(model=NAME, input=said.words, extra_body=given)
+        made = client.responses.create(model=NAME, input=script.prompt, extra_body=openai_only)
     assert made.output_text == "Hello."
     asked = {"model", "messages", "tools", "stream", "stream_options"}
-    assert set(said.asked()[0]) == asked
+    assert set(script.requests()[0]) == asked
 
 
 def test_truncated_answer_is_incomplete(client: Any) -> None:
-    said = Dictation(*[says("It is", finish_reason="length")] * 3)
-    made = client.responses.create(model=NAME, input=said.words, max_output_tokens=20)
+    script = Script(*[says("It is", finish_reason="length")] * 3)
+    made = client.responses.create(model=NAME, input=script.prompt, max_output_tokens=20)
     assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
@@ -252,6 +250,6 @@ def test_unsupported_field_is_refused_by_name(
 
 
 def test_failure_ends_a_stream_with_an_sdk_error(client: Any) -> None:
-    said = Dictation({"error": {"message": "no such grammar", "status": 400}})
+    script = Script({"error": {"message": "no such grammar", "status": 400}})
     with pytest.raises(openai.APIError, match="no such grammar"):
-        list(client.responses.create(model=NAME, input=said.words, stream=True))
+        list(client.responses.create(model=NAME, input=script.prompt, stream=True))

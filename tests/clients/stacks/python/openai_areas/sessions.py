@@ -4,8 +4,8 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, asked, told
-from model import NAME, Dictation, bash, of, submits
+from chat import answer, ask, chat_request, sandbox_of
+from model import NAME, Script, bash, stdout_observation, submits
 
 DONE = submits("Done.")
 BY = {
@@ -17,68 +17,68 @@ BY = {
 }
 
 
-def next_turn(client: Any, before: list[Any], said: Dictation, **named: Any) -> Any:
+def next_turn(client: Any, before: list[Any], script: Script, **named: Any) -> Any:
     """Send the next turn of a chat, with all earlier messages."""
-    messages = [*before, *asked(said)["messages"]]
+    messages = [*before, *chat_request(script)["messages"]]
     return client.chat.completions.create(model=NAME, messages=messages, **named)
 
 
-def turn(said: Dictation, completion: Any) -> list[Any]:
+def turn(script: Script, completion: Any) -> list[Any]:
     """Return the messages of a finished turn."""
-    return [*asked(said)["messages"], {"role": "assistant", "content": answer(completion)}]
+    return [*chat_request(script)["messages"], {"role": "assistant", "content": answer(completion)}]
 
 
 @pytest.mark.parametrize("by", BY)
 def test_second_turn_reads_files_of_the_first(client: Any, by: str) -> None:
-    writes = Dictation(bash("echo one > f"), DONE)
+    writes = Script(bash("echo one > f"), DONE)
     first = ask(client, writes, **BY[by])
-    reads = Dictation(bash("cat f"), DONE)
+    reads = Script(bash("cat f"), DONE)
     second = next_turn(client, turn(writes, first), reads, **BY[by])
-    assert reads.observed()[-1] == of("one")
-    assert told(second)["container_id"] == told(first)["container_id"]
+    assert reads.observations()[-1] == stdout_observation("one")
+    assert sandbox_of(second)["container_id"] == sandbox_of(first)["container_id"]
 
 
 def test_container_id_names_a_session(client: Any) -> None:
     box = client.containers.create(name="box")
     named: Any = {"extra_body": {"sandbox": {"container_id": box.id}}}
-    first = ask(client, Dictation(bash("echo one > f"), DONE), **named)
-    assert told(first)["container_id"] == box.id
-    reads = Dictation(bash("cat f"), DONE)
+    first = ask(client, Script(bash("echo one > f"), DONE), **named)
+    assert sandbox_of(first)["container_id"] == box.id
+    reads = Script(bash("cat f"), DONE)
     ask(client, reads, **named)
-    assert reads.observed() == [of("one")]
+    assert reads.observations() == [stdout_observation("one")]
 
 
 def test_unnamed_requests_have_separate_sandboxes(client: Any) -> None:
-    ask(client, Dictation(bash("echo one > f"), DONE))
-    reads = Dictation(bash("test -e f || echo none"), DONE)
+    ask(client, Script(bash("echo one > f"), DONE))
+    reads = Script(bash("test -e f || echo none"), DONE)
     ask(client, reads)
-    assert reads.observed() == [of("none")]
+    assert reads.observations() == [stdout_observation("none")]
 
 
 def test_edited_question_sees_the_files_from_before_it(client: Any) -> None:
     named: Any = {"extra_headers": {"X-Chat-Id": "s"}}
-    root = Dictation(bash("echo root > f"), DONE)
+    root = Script(bash("echo root > f"), DONE)
     before = turn(root, ask(client, root, **named))
     for word in ("left", "right"):
-        said = Dictation(bash(f"echo {word} >> f; cat f"), DONE)
-        next_turn(client, before, said, **named)
-        assert said.observed()[-1] == of(f"root\n{word}")
+        script = Script(bash(f"echo {word} >> f; cat f"), DONE)
+        next_turn(client, before, script, **named)
+        assert script.observations()[-1] == stdout_observation(f"root\n{word}")
 
 
 def test_deleted_session_starts_without_files(client: Any) -> None:
     named: Any = {"extra_body": {"sandbox": {"session": "s"}}}
-    first = ask(client, Dictation(bash("echo one > f"), DONE), **named)
-    client.containers.delete(told(first)["container_id"])
+    first = ask(client, Script(bash("echo one > f"), DONE), **named)
+    client.containers.delete(sandbox_of(first)["container_id"])
     with pytest.raises(openai.NotFoundError):
-        client.containers.delete(told(first)["container_id"])
-    reads = Dictation(bash("test -e f || echo none"), DONE)
+        client.containers.delete(sandbox_of(first)["container_id"])
+    reads = Script(bash("test -e f || echo none"), DONE)
     ask(client, reads, **named)
-    assert reads.observed() == [of("none")]
+    assert reads.observations() == [stdout_observation("none")]
 
 
 def test_session_belongs_to_its_key(connect: Any) -> None:
     named: Any = {"extra_body": {"sandbox": {"session": "s"}}}
-    ask(connect(), Dictation(bash("echo one > f"), DONE), **named)
-    reads = Dictation(bash("test -e f || echo none"), DONE)
+    ask(connect(), Script(bash("echo one > f"), DONE), **named)
+    reads = Script(bash("test -e f || echo none"), DONE)
     ask(connect(), reads, **named)
-    assert reads.observed() == [of("none")]
+    assert reads.observations() == [stdout_observation("none")]

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from chat import answer, ask, told
-from model import Dictation, bash, submits
+from chat import answer, ask, sandbox_of
+from model import Script, bash, submits
 
 COMMAND = "echo seen"
 BY: dict[str, Any] = {
@@ -18,8 +18,8 @@ of_each = pytest.mark.parametrize("profile", PROFILES)
 in_both_ways = pytest.mark.parametrize("by", BY)
 
 
-def works() -> Dictation:
-    return Dictation({**bash(COMMAND), "reasoning": "Look."}, submits("Seen."))
+def works() -> Script:
+    return Script({**bash(COMMAND), "reasoning": "Look."}, submits("Seen."))
 
 
 @of_each
@@ -27,7 +27,7 @@ def works() -> Dictation:
 def test_answer_shows_the_selected_steps(client: Any, profile: str, by: str) -> None:
     done = ask(client, works(), **BY[by](profile))
     thought = done.choices[0].message.model_extra.get("reasoning_content", "")
-    beside = told(done)
+    beside = sandbox_of(done)
     shown = {
         "answer": answer(done),
         "calls": done.choices[0].message.tool_calls,

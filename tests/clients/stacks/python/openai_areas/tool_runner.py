@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from blocking import Blocking
-from model import NAME, OF_NOTHING, Dictation, bash, calls, of, submits
+from model import EMPTY_OBSERVATION, NAME, Script, bash, calls, stdout_observation, submits
 from openai.lib.responses_tool_runner import (
     AsyncRegisteredFunction,
     AsyncResponsesToolLedger,
@@ -26,9 +26,9 @@ async def warmth_async(arguments: Any) -> str:
     return warmth(arguments)
 
 
-def run(client: Any, said: Dictation, saved: list[Any], tools: list[Any], **how: Any) -> Any:
-    """The last response of a loop that notes every step it takes."""
-    asked: Any = {"model": NAME, "input": said.words, "tools": tools}
+def run(client: Any, script: Script, saved: list[Any], tools: list[Any], **how: Any) -> Any:
+    """Run the tool runner with a ledger that appends to `saved`. Return the last response."""
+    asked: Any = {"model": NAME, "input": script.prompt, "tools": tools}
 
     async def save(checkpoint: Any) -> None:
         saved.append(checkpoint)
@@ -47,7 +47,7 @@ def run(client: Any, said: Dictation, saved: list[Any], tools: list[Any], **how:
 def test_tool_runner_calls_functions_between_sandbox_steps(
     client: Any, tools: list[Any], how: Any
 ) -> None:
-    said = Dictation(
+    script = Script(
         {**bash("echo one > f"), "reasoning": "First a file."},
         calls(("execute_bash", {"command": "echo two >> f"}), ("warmth", {"city": "Bonn"})),
         bash("cat f"),
@@ -55,11 +55,11 @@ def test_tool_runner_calls_functions_between_sandbox_steps(
         submits("21 and 30."),
     )
     saved: list[Any] = []
-    made = run(client, said, saved, tools, **how)
+    made = run(client, script, saved, tools, **how)
     assert made.output_text == "21 and 30."
-    assert said.observed() == [
-        *(OF_NOTHING, OF_NOTHING, "21 degrees"),
-        *(of("one\ntwo"), "30 degrees"),
+    assert script.observations() == [
+        *(EMPTY_OBSERVATION, EMPTY_OBSERVATION, "21 degrees"),
+        *(stdout_observation("one\ntwo"), "30 degrees"),
     ]
-    assert len(said.asked()) == 5
+    assert len(script.requests()) == 5
     assert saved

@@ -1,22 +1,21 @@
-"""What a scene runs on: browser, Open WebUI, proxy and model."""
+"""The browser, Open WebUI, proxy and model that a scenario uses."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.model import Model
 from tests.fakes.backend import ScriptedBackend
 
-NUMBER = re.compile(r"^(sandbox_\w+)(?:\{[^}]*\})? (\d+)$", re.MULTILINE)
 TIMEOUT_S = 30.0
 
 
 @dataclass
-class Stage:
+class Environment:
     """A browser, connected to Open WebUI, the proxy and the scripted model."""
 
     chat: Chat
@@ -28,11 +27,16 @@ class Stage:
     third_party_urls: list[str] = field(default_factory=list)
     """URLs that the browser requested from third parties."""
 
-    async def number(self, name: str) -> int:
-        """Return a metric of the proxy, summed over its labels."""
+    async def metric(self, name: str) -> float:
+        """Return the value of a metric of the proxy, summed over its labels."""
         async with httpx.AsyncClient() as client:
             metrics = (await client.get(f"{self.proxy_url}/metrics")).text
-        return sum(int(value) for found, value in NUMBER.findall(metrics) if found == name)
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(metrics)
+            for sample in family.samples
+            if sample.name == name
+        )
 
     @property
     def run_requests(self) -> list[list[dict[str, Any]]]:

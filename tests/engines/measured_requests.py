@@ -7,21 +7,21 @@ from typing import Any
 import httpx
 
 from tests.engines.engine import MODEL, REQUEST_TIMEOUT_S, Body
-from tests.engines.servers import Counted, ModelServer
+from tests.engines.servers import ModelServer, TokenCounts
 
 TEMPERATURE = 0.7
 MAX_TOKENS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MeasuredAnswer:
     """An answer and its token counts."""
 
     status: int
     body: Body
-    usage: Counted
+    usage: TokenCounts
     """Usage in the answer."""
-    counted: Counted
+    counted: TokenCounts
     """Tokens counted by the model server."""
 
     @property
@@ -55,15 +55,15 @@ def request(prompt: str, **parameters: Any) -> Body:
     return {"messages": [{"role": "user", "content": prompt}], **parameters}
 
 
-async def asked(url: str, server: ModelServer, body: Mapping[str, Any]) -> Asked:
+async def ask(url: str, server: ModelServer, body: Mapping[str, Any]) -> MeasuredAnswer:
     """Send a request while the model server is otherwise idle."""
-    before = await server.counted()
+    before = await server.token_counts()
     response = await post(url, body)
-    counted = await server.counted() - before
+    counted = await server.token_counts() - before
     got = response.json()
-    usage = got.get("usage") or {}
-    of = Counted(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
-    return Asked(response.status_code, got, of, counted)
+    reported = got.get("usage") or {}
+    usage = TokenCounts(reported.get("prompt_tokens", 0), reported.get("completion_tokens", 0))
+    return MeasuredAnswer(response.status_code, got, usage, counted)
 
 
 SHORT = request("What is the capital of France?", max_tokens=10)

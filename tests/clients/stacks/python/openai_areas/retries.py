@@ -5,8 +5,8 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, told
-from model import NAME, Dictation, bash, held, says, submits
+from chat import answer, ask, sandbox_of
+from model import NAME, Script, bash, held, says, submits
 
 FAULT: Any = {"error": {"message": "the engine died", "status": 500}}
 ATTEMPTS = 3
@@ -18,78 +18,78 @@ def key() -> dict[str, Any]:
 
 
 def test_sdk_retry_joins_its_abandoned_run(connect: Any) -> None:
-    said = Dictation(bash("echo once"), held(submits("Once.")))
+    script = Script(bash("echo once"), held(submits("Once.")))
 
     def on_request(request: Any) -> None:
         if request.headers["x-stainless-retry-count"] != "0":
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"))
-            said.release()
+            script.release()
 
     client = connect(max_retries=1, timeout=0.5, on_request=on_request)
     # The announced read timeout; the client itself disconnects after half a second.
-    done = ask(client, said, extra_headers={"x-stainless-read-timeout": "600"})
-    assert (answer(done), len(said.asked())) == ("Once.", 2)
+    done = ask(client, script, extra_headers={"x-stainless-read-timeout": "600"})
+    assert (answer(done), len(script.requests())) == ("Once.", 2)
 
 
 def test_same_key_has_one_run_and_one_answer(client: Any) -> None:
-    said, once = Dictation(bash("echo once"), submits("Once.")), key()
-    first = ask(client, said, **once)
-    assert ask(client, said, **once) == first
-    assert len(said.asked()) == 2
+    script, once = Script(bash("echo once"), submits("Once.")), key()
+    first = ask(client, script, **once)
+    assert ask(client, script, **once) == first
+    assert len(script.requests()) == 2
 
 
 def test_stored_answer_of_a_key_can_be_streamed(client: Any) -> None:
-    said, once = Dictation(bash("echo once"), submits("Once.")), key()
-    first = ask(client, said, **once)
-    chunks = list(ask(client, said, stream=True, **once))
+    script, once = Script(bash("echo once"), submits("Once.")), key()
+    first = ask(client, script, **once)
+    chunks = list(ask(client, script, stream=True, **once))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Once."
     assert {chunk.id for chunk in chunks} == {first.id}
-    assert len(said.asked()) == 2
+    assert len(script.requests()) == 2
 
 
 def test_same_key_creates_one_response(client: Any) -> None:
-    said, once = Dictation(bash("echo once"), submits("Once.")), key()
-    first = client.responses.create(model=NAME, input=said.words, **once)
-    second = client.responses.create(model=NAME, input=said.words, **once)
-    assert (second, second.output_text, len(said.asked())) == (first, "Once.", 2)
+    script, once = Script(bash("echo once"), submits("Once.")), key()
+    first = client.responses.create(model=NAME, input=script.prompt, **once)
+    second = client.responses.create(model=NAME, input=script.prompt, **once)
+    assert (second, second.output_text, len(script.requests())) == (first, "Once.", 2)
 
 
 def test_key_of_another_request_is_refused(client: Any) -> None:
     once = key()
-    ask(client, Dictation(says("One.")), **once)
+    ask(client, Script(says("One.")), **once)
     with pytest.raises(openai.UnprocessableEntityError):
-        ask(client, Dictation(says("Two.")), **once)
+        ask(client, Script(says("Two.")), **once)
 
 
 def test_sdk_does_not_retry_what_the_proxy_has_retried(connect: Any) -> None:
-    said = Dictation(FAULT)
+    script = Script(FAULT)
     with pytest.raises(openai.InternalServerError, match="the engine died"):
-        ask(connect(max_retries=1), said)
-    assert len(said.asked()) == ATTEMPTS
+        ask(connect(max_retries=1), script)
+    assert len(script.requests()) == ATTEMPTS
 
 
 def test_sdk_does_not_retry_a_run_that_failed_after_a_reply(connect: Any) -> None:
-    said = Dictation(bash("echo once"), FAULT)
+    script = Script(bash("echo once"), FAULT)
     with pytest.raises(openai.InternalServerError) as caught:
-        ask(connect(max_retries=1), said)
+        ask(connect(max_retries=1), script)
     assert caught.value.response.headers["x-should-retry"] == "false"
-    assert len(said.asked()) == 1 + ATTEMPTS
+    assert len(script.requests()) == 1 + ATTEMPTS
 
 
 def test_sdk_timeout_is_the_deadline_of_the_run(connect: Any) -> None:
-    said = Dictation(bash("echo on"), held(says("About 42.")))
-    done = ask(connect(timeout=4), said)
-    assert (answer(done), told(done)["stop_reason"]) == ("About 42.", "deadline")
+    script = Script(bash("echo on"), held(says("About 42.")))
+    done = ask(connect(timeout=4), script)
+    assert (answer(done), sandbox_of(done)["stop_reason"]) == ("About 42.", "deadline")
 
 
 def test_detached_run_continues_without_its_client(client: Any) -> None:
-    said = Dictation(bash("echo on"), held(submits("To the end.")))
+    script = Script(bash("echo on"), held(submits("To the end.")))
     leaving: Any = {"extra_body": {"sandbox": {"on_disconnect": "detach"}}}
-    stream = ask(client, said, stream=True, **leaving)
+    stream = ask(client, script, stream=True, **leaving)
     run_id = next(iter(stream)).id.removeprefix("chatcmpl-")
-    said.asked(2)
+    script.requests(2)
     stream.close()
-    said.release()
+    script.release()
     while (run := client.get(f"/runs/{run_id}", cast_to=object))["status"] == "running":
         pass
     assert run["completion"]["choices"][0]["message"]["content"] == "To the end."

@@ -4,8 +4,8 @@ from typing import Any
 
 import openai
 import pytest
-from chat import answer, ask, asked, result, told
-from model import NAME, OF_NOTHING, Dictation, bash, calls, of, says, submits
+from chat import answer, ask, chat_request, result, sandbox_of
+from model import EMPTY_OBSERVATION, NAME, Script, bash, calls, says, stdout_observation, submits
 from pydantic import BaseModel
 
 WARMTH: Any = {
@@ -31,19 +31,19 @@ def called(completion: Any) -> Any:
     return call
 
 
-def offered(said: Dictation, number: int = 0) -> list[str]:
+def offered(script: Script, number: int = 0) -> list[str]:
     """Return the names of the tools in a model request."""
-    return [tool["function"]["name"] for tool in said.asked()[number].get("tools", [])]
+    return [tool["function"]["name"] for tool in script.requests()[number].get("tools", [])]
 
 
 @pytest.mark.parametrize("remembers", ["all", "its own part", "nothing"])
 def test_mixed_turn_returns_the_client_call_and_resumes(client: Any, remembers: str) -> None:
-    said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
-    first = ask(client, said, **TOOLS)
+    script = Script(MIXED, bash("cat f"), submits("21 degrees."))
+    first = ask(client, script, **TOOLS)
     call = called(first)
     assert (call.function.name, call.function.arguments) == ("warmth", '{"city": "Bonn"}')
     sent = {
-        "all": [*asked(said)["messages"], first.choices[0].message.to_dict()],
+        "all": [*chat_request(script)["messages"], first.choices[0].message.to_dict()],
         "its own part": [first.choices[0].message.to_dict()],
         "nothing": [],
     }[remembers]
@@ -51,27 +51,27 @@ def test_mixed_turn_returns_the_client_call_and_resumes(client: Any, remembers: 
         model=NAME, messages=[*sent, result(call, "21")], **TOOLS
     )
     assert (answer(second), second.choices[0].finish_reason) == ("21 degrees.", "stop")
-    assert said.observed() == [OF_NOTHING, "21", of("one")]
-    assert told(second)["container_id"] == told(first)["container_id"]
-    begun, resumed, _ = [body["messages"] for body in said.asked()]
+    assert script.observations() == [EMPTY_OBSERVATION, "21", stdout_observation("one")]
+    assert sandbox_of(second)["container_id"] == sandbox_of(first)["container_id"]
+    begun, resumed, _ = [body["messages"] for body in script.requests()]
     assert resumed[: len(begun)] == begun
 
 
 def test_two_client_calls_are_answered_together(client: Any) -> None:
     two = calls(("warmth", {"city": "Bonn"}), ("warmth", {"city": "Rome"}))
-    said = Dictation(two, submits("21 and 30."))
-    first = ask(client, said, **TOOLS).choices[0].message
+    script = Script(two, submits("21 and 30."))
+    first = ask(client, script, **TOOLS).choices[0].message
     cities = [call.function.arguments for call in first.tool_calls]
     assert cities == ['{"city": "Bonn"}', '{"city": "Rome"}']
     results = [result(call, f"{number}") for number, call in enumerate(first.tool_calls)]
     second = client.chat.completions.create(model=NAME, messages=results[::-1], **TOOLS)
-    assert (answer(second), said.observed()) == ("21 and 30.", ["0", "1"])
+    assert (answer(second), script.observations()) == ("21 and 30.", ["0", "1"])
 
 
 def test_streamed_client_call_resumes_streamed(client: Any) -> None:
-    said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
+    script = Script(MIXED, bash("cat f"), submits("21 degrees."))
     name, arguments, ids = "", "", []
-    for chunk in ask(client, said, stream=True, **TOOLS):
+    for chunk in ask(client, script, stream=True, **TOOLS):
         (choice,) = chunk.choices
         for call in choice.delta.tool_calls or []:
             name += call.function.name or ""
@@ -82,16 +82,16 @@ def test_streamed_client_call_resumes_streamed(client: Any) -> None:
     messages: Any = [{"role": "tool", "tool_call_id": ids[0], "content": "21"}]
     stream = client.chat.completions.create(model=NAME, messages=messages, stream=True, **TOOLS)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "21 degrees."
-    assert said.observed() == [OF_NOTHING, "21", of("one")]
+    assert script.observations() == [EMPTY_OBSERVATION, "21", stdout_observation("one")]
 
 
 def test_stream_helper_parses_the_arguments(client: Any) -> None:
     class Warmth(BaseModel):
         city: str
 
-    said = Dictation(calls(("Warmth", {"city": "Bonn"})))
+    script = Script(calls(("Warmth", {"city": "Bonn"})))
     tools = [openai.pydantic_function_tool(Warmth)]
-    with client.chat.completions.stream(**asked(said), tools=tools) as stream:
+    with client.chat.completions.stream(**chat_request(script), tools=tools) as stream:
         kinds = [event.type for event in stream]
         call = called(stream.get_final_completion())
     assert "tool_calls.function.arguments.done" in kinds
@@ -99,71 +99,71 @@ def test_stream_helper_parses_the_arguments(client: Any) -> None:
 
 
 def test_tool_choice_none_asks_the_model_directly(client: Any) -> None:
-    said = Dictation(says("Hello."))
-    done = ask(client, said, tool_choice="none", **TOOLS)
+    script = Script(says("Hello."))
+    done = ask(client, script, tool_choice="none", **TOOLS)
     assert answer(done) == "Hello."
     assert "sandbox" not in done.model_extra
-    (body,) = said.asked()
-    assert (body["tool_choice"], offered(said)) == ("none", ["warmth"])
+    (body,) = script.requests()
+    assert (body["tool_choice"], offered(script)) == ("none", ["warmth"])
 
 
 def test_required_tool_is_a_client_tool(client: Any) -> None:
-    said = Dictation(bash("true"), calls(("warmth", {"city": "Bonn"})), submits("21 degrees."))
-    call = called(ask(client, said, tool_choice="required", **TOOLS))
-    assert said.asked()[0]["tool_choice"] == "required"
-    assert "submit" not in offered(said)
+    script = Script(bash("true"), calls(("warmth", {"city": "Bonn"})), submits("21 degrees."))
+    call = called(ask(client, script, tool_choice="required", **TOOLS))
+    assert script.requests()[0]["tool_choice"] == "required"
+    assert "submit" not in offered(script)
     done = client.chat.completions.create(
         model=NAME, messages=[result(call, "21")], tool_choice="auto", **TOOLS
     )
     assert answer(done) == "21 degrees."
-    assert "submit" in offered(said, 2)
+    assert "submit" in offered(script, 2)
 
 
 def test_named_tool_is_called(client: Any) -> None:
     named: Any = {"type": "function", "function": {"name": "warmth"}}
-    said = Dictation(calls(("warmth", {"city": "Bonn"})))
-    call = called(ask(client, said, tool_choice=named, **TOOLS))
+    script = Script(calls(("warmth", {"city": "Bonn"})))
+    call = called(ask(client, script, tool_choice=named, **TOOLS))
     assert call.function.name == "warmth"
-    assert said.asked()[0]["tool_choice"] == named
+    assert script.requests()[0]["tool_choice"] == named
 
 
 def test_unknown_tool_choice_is_refused(client: Any) -> None:
     named: Any = {"type": "function", "function": {"name": "coldness"}}
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, Dictation(says("Hello.")), tool_choice=named, **TOOLS)
+        ask(client, Script(says("Hello.")), tool_choice=named, **TOOLS)
     assert caught.value.param == "tool_choice.function.name"
 
 
 def test_client_tool_keeps_a_name_that_the_sandbox_also_uses(client: Any) -> None:
-    said = Dictation(
+    script = Script(
         calls(("sandbox_execute_bash", {"command": "echo ours"})),
         calls(("execute_bash", {"command": "theirs"})),
         submits("Both."),
     )
-    call = called(ask(client, said, tools=[BASH]))
+    call = called(ask(client, script, tools=[BASH]))
     assert (call.function.name, call.function.arguments) == (
         "execute_bash",
         '{"command": "theirs"}',
     )
     done = client.chat.completions.create(model=NAME, messages=[result(call, "done")], tools=[BASH])
-    assert (answer(done), said.observed()) == ("Both.", [of("ours"), "done"])
+    assert (answer(done), script.observations()) == ("Both.", [stdout_observation("ours"), "done"])
 
 
 def test_legacy_functions_are_called_and_answered(client: Any) -> None:
-    said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
+    script = Script(MIXED, bash("cat f"), submits("21 degrees."))
     functions = [WARMTH["function"]]
-    first = ask(client, said, functions=functions)
+    first = ask(client, script, functions=functions)
     message = first.choices[0].message
     assert first.choices[0].finish_reason == "function_call"
     assert message.function_call.name == "warmth"
     second = client.chat.completions.create(
         model=NAME,
         messages=[
-            *asked(said)["messages"],
+            *chat_request(script)["messages"],
             message.to_dict(),
             {"role": "function", "name": "warmth", "content": "21"},
         ],
         functions=functions,
     )
     assert answer(second) == "21 degrees."
-    assert said.observed() == [OF_NOTHING, "21", of("one")]
+    assert script.observations() == [EMPTY_OBSERVATION, "21", stdout_observation("one")]

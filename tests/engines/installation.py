@@ -1,4 +1,4 @@
-"""Install a model server into the user's cache."""
+"""Shared steps of the commands that install a model server into the user's cache."""
 
 import os
 import subprocess
@@ -23,14 +23,14 @@ class NotInstalledError(Exception):
     """No model server is installed; the message says how to install one."""
 
 
-def kept(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """Return the path of a folder in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "llm-sandbox-proxy" / name
 
 
 @contextmanager
-def being_built(folder: Path) -> Iterator[Path]:
+def build_folder(folder: Path) -> Iterator[Path]:
     """Yield a path in a temporary folder that becomes `folder` when the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
@@ -62,14 +62,14 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     )
 
 
-def report(install: Callable[[], None], found: Callable[[], Any]) -> int:
+def report(install: Callable[[], None], find_installation: Callable[[], Any]) -> int:
     """Install, unless `--find` is given, and print the installed paths, one a line. Return the exit
     code.
     """
     try:
         if "--find" not in sys.argv[1:]:
             install()
-        sys.stdout.writelines(f"{path}\n" for path in astuple(found()))
+        sys.stdout.writelines(f"{path}\n" for path in astuple(find_installation()))
     except (OSError, subprocess.SubprocessError, NotInstalledError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

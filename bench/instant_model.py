@@ -1,7 +1,7 @@
-"""A language model that takes no time: `python -m bench.backend PORT`.
+"""A language model that answers without delay: `python -m bench.instant_model PORT`.
 
-Plays the script of the model's name to whoever brings the paper's tools, and to everybody else one
-short answer, streamed in 64 chunks on demand. Bare asyncio, so that no relay is limited by it.
+Plays the script of the model name if the request has the tools of the paper. Otherwise returns one
+short answer, in 64 chunks if streamed. Uses bare asyncio so that the backend never limits a relay.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ RUN = f"python3 {FILE}"
 PROGRAM = "print(6 * 7)\n"
 Call = tuple[str, dict[str, Any]]
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
-"""Writes the answer to a request's body."""
+"""Write the response to a request body."""
 SUBMIT: Call = ("submit", {})
 
 
@@ -43,7 +43,7 @@ SCRIPTS: Mapping[str, tuple[Call, ...]] = {
 
 
 def completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
-    """A reply."""
+    """Return a completion with one message."""
     return {
         "id": "chatcmpl-bench",
         "object": "chat.completion",
@@ -55,15 +55,15 @@ def completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
 
 
 def turn(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A reply that calls one tool."""
+    """Return a completion with one tool call."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{name}", "type": "function", "function": function}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     return completion(message, "tool_calls")
 
 
-def whole(value: Any) -> bytes:
-    """An answer in one piece."""
+def json_response(value: Any) -> bytes:
+    """Return a JSON response."""
     body = json.dumps(value).encode()
     return HEAD + b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
@@ -80,16 +80,18 @@ def _chunk(number: int) -> bytes:
     )
 
 
-MODELS = whole({"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]})
-TURNS = {name: [whole(turn(*each)) for each in script] for name, script in SCRIPTS.items()}
-SHORT = whole(completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
+MODELS = json_response(
+    {"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]}
+)
+TURNS = {name: [json_response(turn(*each)) for each in script] for name, script in SCRIPTS.items()}
+SHORT = json_response(completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
 STREAM_HEAD = HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM = [_chunk(number) for number in range(CHUNKS)]
 STREAM_END = _piece("[DONE]") + b"0\r\n\r\n"
 
 
 async def serve(answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, kept alive."""
+    """Serve one keep-alive connection."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
