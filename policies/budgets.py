@@ -54,7 +54,7 @@ class DailyBudget:
     @property
     def is_set(self) -> bool:
         """True if any budget is limited, so that expenses must be counted."""
-        return self != _NOTHING
+        return self != _UNLIMITED
 
     @property
     def for_model_calls(self) -> "DailyBudget":
@@ -64,7 +64,7 @@ class DailyBudget:
         return DailyBudget(tokens=self.tokens, cost_usd=self.cost_usd)
 
 
-_NOTHING = DailyBudget()
+_UNLIMITED = DailyBudget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def seconds_until_midnight(now: float) -> float:
 
 _LITTLE, _VERY_LITTLE = 0.2, 0.05
 """Shares of a budget below which the model gets a hint, once for each share."""
-_LAST_STEPS, _LAST_S = 3, 60.0
+_LAST_TURNS, _LAST_S = 3, 60.0
 """So few steps or seconds count as very little; for seconds at most `_LITTLE` of the wall time."""
 _MIB = 1 << 20
 
@@ -163,7 +163,7 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
     """Return a hint for each of a run's own budgets of which little is left, by kind."""
     last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE)
     rows = (
-        ("turns", limits.max_turns, spent.turns, _LAST_STEPS),
+        ("turns", limits.max_turns, spent.turns, _LAST_TURNS),
         ("wall_time_s", limits.max_run_seconds, spent.wall_time_s, last_s),
         ("tokens", limits.max_total_tokens, spent.tokens, 0),
         ("cost_usd", limits.max_cost_usd, spent.cost_usd, 0),

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 _MAX_ANSWER_TOKENS = 8192
-_MAX_ANSWER_PART = 4
+_MAX_ANSWER_DIVISOR = 4
 """Without a `max_tokens`, a call reserves at most one part in so many of the window."""
-EASED_SHARE = 2 / 3
+COMPACTED_SHARE = 2 / 3
 """Maximum share of the window that is used after compaction. Each compaction loses the backend's
 prefix cache, so that it must free enough for several turns."""
 SUMMARY_SHARE = 1 / 2
@@ -14,7 +14,7 @@ TOKENS_PER_BYTE = 1 / 3
 """Assumed for text that no backend has counted yet. English has fewer, digits have more."""
 _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5
 """The plausible range. A backend that reports a count outside it has counted something else."""
-PICTURE_BYTES = 4500
+MEDIA_BYTES = 4500
 """Assumed size of an image or an audio clip, whose base64 data are not tokenized as text."""
 
 
@@ -47,7 +47,7 @@ def reserved_tokens(window: int, max_tokens: int | None) -> int:
     """
     if max_tokens is not None:
         return min(max_tokens, window // 2)
-    return min(_MAX_ANSWER_TOKENS, window // _MAX_ANSWER_PART)
+    return min(_MAX_ANSWER_TOKENS, window // _MAX_ANSWER_DIVISOR)
 
 
 def offload_threshold(limit: int | None, window: int | None) -> int | None:

@@ -26,17 +26,30 @@ class _Span:
 
 _FindDocuments = Callable[[str], Sequence[_Span]]
 
-_WORDS = "document|doc|file|article|attachment|passage|page|chapter|email|item|search_result"
-_WRAPPERS = (
+_DOCUMENT_TAG_NAMES = (
+    "document|doc|file|article|attachment|passage|page|chapter|email|item|search_result"
+)
+_WRAPPER_TAG_NAMES = (
     "documents|context|transcript|text|contents?|data|paper|log|logs|report|book|code|input"
     "|reference|source|sources|notes|contract|instructions_data|files|excerpt|story|conversation"
 )
 _ATTRIBUTE = re.compile(
     r"(?<![\w:-])([\w:-]{1,40})\s{0,5}=\s{0,5}(?:\"([^\"]{1,300})\"|'([^']{1,300})')"
 )
-_NAMING = ("path", "filename", "file", "name", "title", "source", "src", "url", "href", "id")
-_CHILD = re.compile(r"\s{0,50}<(\w{1,30})>([^<]{0,300})</\1>")
-_CHILDREN = 8
+_TITLE_ATTRIBUTES = (
+    "path",
+    "filename",
+    "file",
+    "name",
+    "title",
+    "source",
+    "src",
+    "url",
+    "href",
+    "id",
+)
+_METADATA_TAG = re.compile(r"\s{0,50}<(\w{1,30})>([^<]{0,300})</\1>")
+_MAX_METADATA_TAGS = 8
 _BODY = re.compile(r"\s{0,50}<((?:document_|page_)?(?:contents?|text|body))>[ \t]{0,50}\n?")
 _NUMBER = r"(?:\d{1,5}|[A-Z]|[IVXLC]{1,7})"
 _CHINESE = r"(?:文档|文件|文章|资料|資料|文書|第)[ \t]{0,3}\d{1,5}章?"
@@ -106,8 +119,8 @@ def _tag_content(text: str, opening: re.Match[str], end: int) -> _Span:
     """Return the content of a tag without its leading metadata tags, such as `<title>`."""
     metadata = _attributes(opening[3][:1000])
     at = opening.end()
-    for _ in range(_CHILDREN):
-        if not (child := _CHILD.match(text, at, end)):
+    for _ in range(_MAX_METADATA_TAGS):
+        if not (child := _METADATA_TAG.match(text, at, end)):
             break
         metadata.setdefault(child[1].lower(), child[2].strip())
         at = child.end()
@@ -124,7 +137,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _title(metadata: Mapping[str, str]) -> str:
-    return next((metadata[key] for key in _NAMING if metadata.get(key)), "")
+    return next((metadata[key] for key in _TITLE_ATTRIBUTES if metadata.get(key)), "")
 
 
 def _next_line(text: str, at: int, end: int) -> int:
@@ -140,7 +153,7 @@ class _Mark:
     title: str | None
 
 
-def _between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
+def _spans_between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
     """Return the text between each mark and the next as a document, except after an end mark. A
     document that no mark ends runs to the end of the text and is open-ended."""
     found: list[_Span] = []
@@ -160,7 +173,7 @@ def _line_end(text: str, mark: re.Match[str]) -> int:
 
 def _find_ruled(text: str) -> list[_Span]:
     """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
-    return _between(text, _ruled_marks(text))
+    return _spans_between(text, _ruled_marks(text))
 
 
 def _ruled_marks(text: str) -> Iterator[_Mark]:
@@ -179,7 +192,7 @@ def _ruled_marks(text: str) -> Iterator[_Mark]:
 def _find_bannered(text: str) -> list[_Span]:
     """Find titles between two rules, such as lines of `=`."""
     marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _find_all(_BANNER, text))
-    return _between(text, marks)
+    return _spans_between(text, marks)
 
 
 def _find_numbered(text: str) -> list[_Span]:
@@ -190,7 +203,7 @@ def _find_numbered(text: str) -> list[_Span]:
             title = (mark[2] or "").strip(" \t*]") or mark[1] or mark[3].strip(" \t*]")
             yield _Mark(mark.start(), _line_end(text, mark), title)
 
-    return _between(text, marks())
+    return _spans_between(text, marks())
 
 
 def _find_fenced(text: str) -> list[_Span]:
@@ -240,7 +253,7 @@ def _find_headed(text: str) -> list[_Span]:
         found = _Mark(mark.start(), mark.start(), mark[2].strip(" #\t\r"))
         levels.setdefault(len(mark[1]), []).append(found)
     several = [marks for _, marks in sorted(levels.items()) if len(marks) > 1]
-    return _between(text, several[0]) if several else []
+    return _spans_between(text, several[0]) if several else []
 
 
 def _find_paged(text: str) -> list[_Span]:
@@ -248,20 +261,20 @@ def _find_paged(text: str) -> list[_Span]:
     marks = [_Mark(0, 0, "page 1")]
     for number, mark in enumerate(_find_all(_PAGE, text), 2):
         marks.append(_Mark(mark.start(), _line_end(text, mark), f"page {mark[1] or number}"))
-    return _between(text, marks) if len(marks) > 1 else []
+    return _spans_between(text, marks) if len(marks) > 1 else []
 
 
-def _find_word_tags(text: str) -> list[_Span]:
-    return _find_tagged(_WORD_TAGS, text)
+def _find_document_tags(text: str) -> list[_Span]:
+    return _find_tagged(_DOCUMENT_TAGS, text)
 
 
 def _find_wrapper_tags(text: str) -> list[_Span]:
     return _find_tagged(_WRAPPER_TAGS, text)
 
 
-_WORD_TAGS, _WRAPPER_TAGS = _tags(_WORDS), _tags(_WRAPPERS)
+_DOCUMENT_TAGS, _WRAPPER_TAGS = _tags(_DOCUMENT_TAG_NAMES), _tags(_WRAPPER_TAG_NAMES)
 _DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
-    _find_word_tags,
+    _find_document_tags,
     _find_bannered,
     _find_ruled,
     _find_numbered,
@@ -318,15 +331,15 @@ def _find_documents(text: str) -> list[_Span]:
         return []
     max_documents = min(MAX_DOCUMENTS, max(1, len(text) // _MIN_CHARS))
     for find in _DOCUMENT_FINDERS:
-        if found := _find_most(text, find):
+        if found := _find_if_majority(text, find):
             return _merge_short(found) if len(found) > max_documents else found
     for find in _SECTION_FINDERS:
-        if len(found := _find_most(text, find)) > 1:
+        if len(found := _find_if_majority(text, find)) > 1:
             return _merge_short(found, LARGE_CHARS)
     return []
 
 
-def _find_most(text: str, find: _FindDocuments) -> list[_Span]:
+def _find_if_majority(text: str, find: _FindDocuments) -> list[_Span]:
     """Return the documents if they make up at least half of the text, else none."""
     found = [span for span in find(text) if span.start < span.end]
     return found if 2 * sum(span.end - span.start for span in found) >= len(text) else []
@@ -362,7 +375,7 @@ _HEAD_CHARS = 160
 """Maximum length of a document's beginning in its note."""
 _HEADS_CHARS = 6000
 """Maximum length of the beginnings of all documents together."""
-_KEPT_PART = 4
+_MAX_KEPT_DIVISOR = 4
 """If more than one part in so many of a text would stay in the prompt, it becomes one file."""
 
 SaveFile = Callable[[str, str], str]
@@ -376,7 +389,7 @@ def offload_documents(text: str, save_file: SaveFile) -> str:
     """
     segments = split_documents(text)
     kept = sum(map(_kept_chars, segments))
-    if len(segments) == 1 or kept * _KEPT_PART > len(text):
+    if len(segments) == 1 or kept * _MAX_KEPT_DIVISOR > len(text):
         return offload_as_one_file(text, save_file)
     offloaded = [len(segment.text) for segment in segments if not _is_short(segment)]
     head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(offloaded))

@@ -94,11 +94,11 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 
 def guess_mime_type(filename: str) -> str:
     """Return the media type of a file by its extension."""
-    _, extension = _split(strip_lost_ending(filename))
+    _, extension = _split(strip_trailing_dots_and_spaces(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
 
 
-def strip_lost_ending(filename: str) -> str:
+def strip_trailing_dots_and_spaces(filename: str) -> str:
     """Return a name without the spaces and dots at its end, which are lost when a user saves the
     file."""
     return filename.rstrip(_STRIPPED)
@@ -219,7 +219,7 @@ def check_type_patterns(patterns: Collection[str]) -> None:
 
 def matches_type(path: str, patterns: Collection[str]) -> bool:
     """Return True if one of the type patterns matches the file at `path`."""
-    name, mime_type = strip_lost_ending(path).lower(), guess_mime_type(path)
+    name, mime_type = strip_trailing_dots_and_spaces(path).lower(), guess_mime_type(path)
     return any(
         name.endswith(pattern) if pattern.startswith(".") else _covers(pattern, mime_type)
         for pattern in patterns

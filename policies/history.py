@@ -36,7 +36,7 @@ def strip_steps(messages: Sequence[Message]) -> list[Message]:
     for message in map(_without_files, messages):
         stripped = _strip_message(message)
         if stripped is not None and follows_steps:
-            _append(groups, stripped)
+            _append_after_steps(groups, stripped)
         elif stripped is not None:
             groups.append([stripped])
         follows_steps = stripped is not message
@@ -125,7 +125,7 @@ def is_step_id(call_id: object) -> bool:
     return isinstance(call_id, str) and _STEP_ID.fullmatch(call_id) is not None
 
 
-def _append(groups: list[list[Message]], message: Message) -> None:
+def _append_after_steps(groups: list[list[Message]], message: Message) -> None:
     """Append a message that follows removed steps, so that roles still alternate."""
     before = groups[-1][-1] if groups else {}
     roles = (before.get("role"), message.get("role"))

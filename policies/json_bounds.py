@@ -37,7 +37,7 @@ _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _PASSES = 4
 """Number of times that empty pairs of brackets are removed before the rest is counted singly."""
-_STEPS = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+_DEPTH_CHANGES = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 
 
 class TooMuchJSONError(ValueError):
@@ -84,7 +84,7 @@ class JSONBounds:
             return  # the middle of a long string; the search below takes twenty times as long
         self._count(self._outside_strings(self._escape + piece))
 
-    def has_room_for(self, piece: bytes) -> bool:
+    def accept(self, piece: bytes) -> bool:
         """Check the next bytes; return False if a bound is exceeded."""
         try:
             self.check(piece)
@@ -129,7 +129,7 @@ class JSONBounds:
         if self._depth + _height(brackets) <= MAX_DEPTH:
             self._depth += 2 * opened - len(brackets)
             return
-        depths = list(accumulate(map(_STEPS.__getitem__, brackets), initial=self._depth))
+        depths = list(accumulate(map(_DEPTH_CHANGES.__getitem__, brackets), initial=self._depth))
         self._depth = depths[-1]
         if max(depths) > MAX_DEPTH:
             raise TooMuchJSONError(f"{MAX_DEPTH} levels")

@@ -188,7 +188,7 @@ URL_FIELDS = frozenset(
 )
 """Fields with the URL of a file that the backend fetches. Some backends, such as SGLang, also open
 local paths in them."""
-_WITHOUT_PARTS = frozenset(
+_UNSEARCHED_FIELDS = frozenset(
     {
         *("action", "annotations", "arguments", "citations", "functions", "headers", "metadata"),
         *("format", "guided_json", "input_schema", "json", "json_schema", "parameters"),
@@ -196,7 +196,7 @@ _WITHOUT_PARTS = frozenset(
     }
 )
 """Fields whose content, at any depth, is not searched for URLs."""
-_REPORTS = ("web_search", "web_fetch")
+_REPORT_TYPES = ("web_search", "web_fetch")
 """Prefixes of the types of items that report which pages a model has seen."""
 _IGNORED = r"[\t\r\n]*"
 """Characters that URL parsers ignore at any position."""
@@ -235,7 +235,7 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
     kind = part.get("type")
     kind = kind if isinstance(kind, str) else ""
     for field, item in part.items():
-        if field in _WITHOUT_PARTS or not isinstance(item, dict | list | str):
+        if field in _UNSEARCHED_FIELDS or not isinstance(item, dict | list | str):
             continue
         if field == "url" and not _is_fetched(name, kind):
             continue
@@ -253,7 +253,7 @@ def _is_fetched(name: str, kind: str) -> bool:
     """
     if not name or name in URL_FIELDS or name == "source":
         return True
-    return bool(kind) and not kind.startswith(_REPORTS)
+    return bool(kind) and not kind.startswith(_REPORT_TYPES)
 
 
 def _urls_in_field(name: str, value: str) -> Iterator[str]:

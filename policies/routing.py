@@ -43,7 +43,7 @@ REASON_SENTENCES: Mapping[RouteReason, str] = {
 """Explanations of the reasons, for error messages and headers."""
 
 PLAIN_SUFFIX = ":plain"
-ONE_CALL_FIELDS = (
+BACKEND_STATE_FIELDS = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
@@ -84,7 +84,9 @@ def choose_route(
     """
     requested_model = str(body.get("model", ""))
     model = backend_model_name(requested_model)
-    plain: RouteReason | None = "plain_suffix" if requested_model != model else _one_call(body)
+    plain: RouteReason | None = (
+        "plain_suffix" if requested_model != model else _one_call_reason(body)
+    )
     if profile.enabled == "never":
         return Route("plain", model, "never")
     if profile.enabled == "always":
@@ -106,13 +108,13 @@ def forbids_tools(body: Mapping[str, Any]) -> bool:
     return body.get("tool_choice") == "none" or body.get("function_call") == "none"
 
 
-def _one_call(body: Mapping[str, Any]) -> RouteReason | None:
+def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
     """Return why only a single model call can answer a request, or None if a run can."""
     modalities = body.get("modalities")
     if isinstance(modalities, list) and any(modality != "text" for modality in modalities):
         return "not_text"
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
         return "continued_message"
-    if any(body.get(name) is not None for name in ONE_CALL_FIELDS):
+    if any(body.get(name) is not None for name in BACKEND_STATE_FIELDS):
         return "backend_state"
     return None

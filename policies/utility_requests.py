@@ -56,9 +56,9 @@ _MESSAGE_TITLE = (
 
 
 def _template(
-    client: str, role: Literal["system", "last"], opening: str, *holds: str, **ends: Any
+    client: str, role: Literal["system", "last"], opening: str, *contains: str, **conditions: Any
 ) -> Template:
-    return Template(client, role, opening, holds, **ends)
+    return Template(client, role, opening, contains, **conditions)
 
 
 TEMPLATES = (
@@ -321,7 +321,9 @@ def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> b
     if task and not task.startswith("{{"):  # some versions send the placeholder itself
         return True
     messages = [message for message in body.get("messages") or [] if isinstance(message, Mapping)]
-    return _is_probe(body, messages) or _is_from_template(messages, tools=_offers_tools(body))
+    return _is_probe(body, messages) or _is_from_template(
+        messages, offers_tools=_offers_tools(body)
+    )
 
 
 def _offers_tools(body: Mapping[str, Any]) -> bool:
@@ -338,7 +340,7 @@ def _is_probe(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) ->
     return _text(messages[0].get("content")) in _PROBES
 
 
-def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> bool:
+def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bool) -> bool:
     if not messages:
         return False
     has_begun = any(message.get("role") in ("assistant", "tool") for message in messages)
@@ -349,7 +351,7 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> 
         for template in TEMPLATES
         if template.role == role
         and (template.ends_a_chat or not has_begun)
-        and (template.beside_tools or not tools)
+        and (template.beside_tools or not offers_tools)
     )
 
 

@@ -111,7 +111,9 @@ def is_slow_to_plan(messages: Sequence[Message]) -> bool:
 
 
 def _user_texts(messages: Sequence[Message]) -> Iterator[str]:
-    return (_text_of_content(message.get("content")) for message in messages if _is_users(message))
+    return (
+        _text_of_content(message.get("content")) for message in messages if _is_from_user(message)
+    )
 
 
 def plan_workspace(
@@ -143,7 +145,7 @@ def plan_workspace(
 
 def last_user_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the last user message, or None."""
-    return next((n for n in reversed(range(len(messages))) if _is_users(messages[n])), None)
+    return next((n for n in reversed(range(len(messages))) if _is_from_user(messages[n])), None)
 
 
 class _Planner:
@@ -206,7 +208,7 @@ class _Planner:
         return merged
 
     def _is_long(self, message: Message) -> bool:
-        if self._over_tokens is None or not _is_users(message):
+        if self._over_tokens is None or not _is_from_user(message):
             return False
         text = _text_of_content(message.get("content"))
         tokens = self._counted.get(text)
@@ -264,7 +266,7 @@ def _append_note(message: Message, note: str) -> Message:
     return {**message, "content": f"{content}\n\n{note}" if content else note}
 
 
-def _is_users(message: Message) -> bool:
+def _is_from_user(message: Message) -> bool:
     return message.get("role") == "user"
 
 

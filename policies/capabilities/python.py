@@ -110,7 +110,7 @@ _KEYWORDS = frozenset(kwlist)
 _STRONG_SIGNS = frozenset({"*", "/", "%", "//", "**"})
 """Signs that are arithmetic; plus and minus join texts and lists just as often."""
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
-_MAX_ARGUMENTS = 64
+_MAX_CALL_TOKENS = 64
 """Maximum number of a call's tokens that are searched for the command that the call runs."""
 _MAX_PARTS = 4
 """Maximum number of a dotted name's parts that are looked up."""
@@ -244,7 +244,7 @@ class _Script:
     def _commands(self) -> Iterator[CodeFragment]:
         for at, token in enumerate(self._body):
             if token.kind == "name" and self._imports.full_name(token.text) in _SHELL_CALLS:
-                words = _first_argument(self._body[at + 1 : at + _MAX_ARGUMENTS])
+                words = _first_argument(self._body[at + 1 : at + _MAX_CALL_TOKENS])
                 text = words[0] if len(words) == 1 else shlex.join(words)
                 yield CodeFragment("shell", text)
 

@@ -36,9 +36,9 @@ from proxy.errors import AuditError, ProxyError
 log = logging.getLogger(__name__)
 THREADS = 4
 """The logs' own threads: a disk that hangs delays nothing else."""
-MAX_WAITING = 64
+MAX_QUEUED_JOBS = 64
 """The most lines that wait for the disk; then the run waits."""
-NEXT_ACTS = TurnStarted | ToolCallStarted
+FLUSH_EVENTS = TurnStarted | ToolCallStarted
 """Events that must be in the file, with all before them, before the run goes on."""
 LOGGED_EVENTS = frozenset(
     {
@@ -87,7 +87,7 @@ class RunAuditLog:
         loop = asyncio.get_running_loop()
         # In a thread: hashing the pictures of a request takes long.
         request = await loop.run_in_executor(self._threads, self._read_request)
-        self._do(self._writer.begin)
+        self._enqueue(self._writer.begin)
         self._append(request)
         await self._flush()
 
@@ -97,9 +97,9 @@ class RunAuditLog:
         if line := _event_line(event):
             self._append(line)
         bare = event.event if isinstance(event, ChoiceEvent) else event
-        if isinstance(bare, NEXT_ACTS):
+        if isinstance(bare, FLUSH_EVENTS):
             await self._flush()
-        elif len(self._jobs) > MAX_WAITING:
+        elif len(self._jobs) > MAX_QUEUED_JOBS:
             await self._wait_for_jobs()
 
     async def on_result(self, result: Result) -> None:
@@ -117,8 +117,8 @@ class RunAuditLog:
 
     async def _close(self, last: Fields) -> None:
         self._append(last)
-        self._do(self._writer.finish)
-        self._do(self._writer.close)
+        self._enqueue(self._writer.finish)
+        self._enqueue(self._writer.close)
         await self._wait_for_jobs()
 
     def _check(self) -> None:
@@ -128,12 +128,12 @@ class RunAuditLog:
     def _append(self, fields: Fields) -> None:
         if self._fault is None:
             line = self._writer.next_line(fields)
-            self._do(lambda: self._writer.append(line))
+            self._enqueue(lambda: self._writer.append(line))
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _enqueue(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._do_jobs())
+            self._writing = asyncio.create_task(self._run_jobs())
             self._tasks.add(self._writing)
             self._writing.add_done_callback(self._tasks.discard)
 
@@ -141,7 +141,7 @@ class RunAuditLog:
         if self._writing:
             await asyncio.wait({self._writing})
 
-    async def _do_jobs(self) -> None:
+    async def _run_jobs(self) -> None:
         loop = asyncio.get_running_loop()
         while self._jobs:
             job = self._jobs.popleft()
@@ -224,14 +224,14 @@ def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
         "owner": owner,
         "model": task.model,
         "profile": task.profile.name,
-        "policies": _hash_of(asdict(task.profile)),
+        "policies": _hash_json(asdict(task.profile)),
         "container": task.artifact_store.container_id,
         "choices": 1 + len(task.others),
         "client_tools": [
             str(tool.get("function", {}).get("name")) for tool in task.request.client_tools
         ],
         "body": fingerprint,
-        "messages": [_hash_of(message) for message in task.input.messages],
+        "messages": [_hash_json(message) for message in task.input.messages],
         "files": {file.path: file.identity for file in task.input.files},
     }
 
@@ -317,5 +317,5 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _hash_of(value: Mapping[str, Any]) -> str:
+def _hash_json(value: Mapping[str, Any]) -> str:
     return _hash(json.dumps(value, sort_keys=True, default=str))

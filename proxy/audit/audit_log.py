@@ -47,7 +47,7 @@ class HashChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CheckedLog:
     """The entries of a log, and its first fault."""
 
     entries: tuple[Fields, ...]
@@ -56,12 +56,12 @@ class Reading:
     """The fault, or an empty text."""
 
     @property
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the log has its last line."""
         return bool(self.entries) and LAST in self.entries[-1]
 
 
-def read_chain(data: bytes, seed: str, key: bytes | None) -> Reading:
+def read_chain(data: bytes, seed: str, key: bytes | None) -> CheckedLog:
     """Check a log against its own hashes. A log that breaks off within a line has no fault, if
     that can be the beginning of a line."""
     *lines, torn = data.split(b"\n")
@@ -70,15 +70,15 @@ def read_chain(data: bytes, seed: str, key: bytes | None) -> Reading:
     for number, line in enumerate(lines, 1):
         entry = _parsed(line)
         if entries and LAST in entries[-1]:
-            return Reading(tuple(entries), f"line {number} comes after the last")
+            return CheckedLog(tuple(entries), f"line {number} comes after the last")
         if fault := _fault(entry, line, chain):
-            return Reading(tuple(entries), f"line {number} {fault}")
+            return CheckedLog(tuple(entries), f"line {number} {fault}")
         assert entry is not None
         chain = HashChain(seed, key, at=entry)
         entries.append(entry)
     if torn and not _is_torn(torn):
-        return Reading(tuple(entries), f"line {len(lines) + 1} is not as it was written")
-    return Reading(tuple(entries))
+        return CheckedLog(tuple(entries), f"line {len(lines) + 1} is not as it was written")
+    return CheckedLog(tuple(entries))
 
 
 def _is_torn(tail: bytes) -> bool:
@@ -193,13 +193,13 @@ def _last_line(file: int) -> Fields | None:
     torn = tail[len(whole) :]
     if torn and not _is_torn(torn):  # to remove it would hide that somebody changed it
         raise OSError(errno.EIO, UNREADABLE)
-    last = _place(whole) if whole else None
+    last = _chain_position(whole) if whole else None
     if torn:
         os.ftruncate(file, size - len(torn))
     return last
 
 
-def _place(whole: bytes) -> Fields:
+def _chain_position(whole: bytes) -> Fields:
     try:
         entry = json.loads(whole.splitlines()[-1])
         return {"seq": int(entry["seq"]), "hash": str(entry["hash"])}
@@ -281,31 +281,31 @@ def verify(
     missing."""
     if names:
         for name in names:
-            yield from _named(root, key, name)
+            yield from _verify_named(root, key, name)
         return
     oldest = oldest_kept(time.time(), keep_days)
     before: dict[str, list[str]] = {}
     for directory in days(root):
-        index = _FoundIndex(directory, key)
-        yield index.finding(before, oldest)
-        before[directory.name] = [str(entry["hash"]) for entry in index.reading.entries]
+        index = _DayVerifier(directory, key)
+        yield index.verify_index(before, oldest)
+        before[directory.name] = [str(entry["hash"]) for entry in index.index_log.entries]
         for run_id in index.runs():
-            yield index.log(run_id)
+            yield index.verify_log(run_id)
 
 
-def _named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
+def _verify_named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
     if name.endswith(".jsonl"):
         path = Path(name)
-        yield _FoundIndex(path.parent, key).log(path.stem)
+        yield _DayVerifier(path.parent, key).verify_log(path.stem)
         return
-    found = [day for day in days(root) if name in _FoundIndex(day, key).runs()]
+    found = [day for day in days(root) if name in _DayVerifier(day, key).runs()]
     if not found:
         yield Finding("WRONG", name, "there is no such log")
     for day in found:
-        yield _FoundIndex(day, key).log(name)
+        yield _DayVerifier(day, key).verify_log(name)
 
 
-class _FoundIndex:
+class _DayVerifier:
     """The index of a day as it was found, and the checks against it."""
 
     def __init__(self, directory: Path, key: bytes | None) -> None:
@@ -313,12 +313,12 @@ class _FoundIndex:
         self._key = key
         self._path = log_path(directory, INDEX)
         data = self._path.read_bytes() if self._path.exists() else b""
-        self.reading: Reading = read_chain(data, directory.resolve().name, key)
+        self.index_log: CheckedLog = read_chain(data, directory.resolve().name, key)
         self._begun = set(self._entries_by_run("begun"))
         self._ended = self._entries_by_run("ended")
 
     def _entries_by_run(self, kind: str) -> dict[str, Fields]:
-        entries = self.reading.entries
+        entries = self.index_log.entries
         return {str(entry.get("run")): entry for entry in entries if entry.get("kind") == kind}
 
     def runs(self) -> list[str]:
@@ -326,19 +326,19 @@ class _FoundIndex:
         found = {path.stem for path in self._directory.glob("*.jsonl")} - {INDEX}
         return sorted(found | self._begun)
 
-    def finding(self, before: dict[str, list[str]], oldest: str) -> Finding:
+    def verify_index(self, before: dict[str, list[str]], oldest: str) -> Finding:
         """Return the state of the index; `before` has the hashes of the days before."""
         name = f"{self._directory.name}/{INDEX}"
-        entries = self.reading.entries
-        if self.reading.fault:
-            return Finding("WRONG", name, self.reading.fault)
+        entries = self.index_log.entries
+        if self.index_log.fault:
+            return Finding("WRONG", name, self.index_log.fault)
         if not entries:
             return Finding("WRONG", name, "it is missing, or empty")
         if fault := _gap(entries[0].get("after"), before, oldest):
             return Finding("WRONG", name, fault)
         return Finding("ok", name, f"{len(entries)} lines, head {entries[-1]['hash']}")
 
-    def log(self, run_id: str) -> Finding:
+    def verify_log(self, run_id: str) -> Finding:
         """Return the state of a run's log."""
         name = f"{self._directory.name}/{run_id}"
         path = log_path(self._directory, run_id)
@@ -349,19 +349,19 @@ class _FoundIndex:
         lines = f"{len(log.entries)} lines"
         if fault := log.fault or self._mismatch(run_id, log, data):
             return Finding("WRONG", name, fault)
-        if not log.is_over:
+        if not log.is_complete:
             return Finding("unfinished", name, f"{lines}: the run is at work, or was killed")
         if run_id not in self._ended:
             return Finding("unfinished", name, f"{lines}: its end is not in the index")
         return Finding("ok", name, f"{lines}, {_ending(log.entries[-1])}")
 
-    def _mismatch(self, run_id: str, log: Reading, data: bytes) -> str:
+    def _mismatch(self, run_id: str, log: CheckedLog, data: bytes) -> str:
         if run_id not in self._begun:
             # The file is created first: the process may have been killed before its index entry.
             return "it is not in the index" if data else ""
         ended = self._ended.get(run_id)
         if ended is None:
-            fault = self.reading.fault
+            fault = self.index_log.fault
             return f"its end may have been in the index, where {fault}" if fault else ""
         head = log.entries[-1]["hash"] if log.entries else ""
         if (len(log.entries), head) != (ended.get("lines"), ended.get("head")):

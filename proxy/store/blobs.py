@@ -18,7 +18,7 @@ from sandbox_runtime.errors import FileMissingError
 
 WRITE_BYTES = 1 << 20
 READ_BYTES = 256 << 10
-PART = ".part"
+PART_SUFFIX = ".part"
 GRACE_S = 3600
 """The seconds that a file without a row stays: its row may still be written."""
 
@@ -69,7 +69,7 @@ class BlobStore:
         """Open a new blob for writing. It is removed at the end of the block unless the writer
         commits it."""
         name = uuid.uuid4().hex
-        writer = BlobWriter(self.path(name + PART), self.path(name))
+        writer = BlobWriter(self.path(name + PART_SUFFIX), self.path(name))
         try:
             yield writer
         finally:
@@ -144,9 +144,9 @@ class BlobWriter:
     def __init__(self, part: Path, path: Path) -> None:
         self._part = part
         self._path = path
-        self._target: IO[bytes] | None = None
+        self._file: IO[bytes] | None = None
         """The file, once the first piece is written to it."""
-        self._working: asyncio.Future[None] | None = None
+        self._thread_call: asyncio.Future[None] | None = None
         self._is_committed = False
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
@@ -157,47 +157,47 @@ class BlobWriter:
         self._buffer += piece
         self._bytes += len(piece)
         if len(self._buffer) >= WRITE_BYTES:
-            await self._work(self._append, self._flush_buffer())
+            await self._run_in_thread(self._append, self._flush_buffer())
 
     async def commit(self) -> Blob:
         """Complete the blob and return it."""
-        await self._work(self._finish, self._flush_buffer())
+        await self._run_in_thread(self._finish, self._flush_buffer())
         self._is_committed = True
         return Blob(self._path.name, self._bytes, self._digest.hexdigest())
 
     async def discard(self) -> None:
         """Remove the blob unless it is committed."""
-        if self._is_committed or self._working is None:
+        if self._is_committed or self._thread_call is None:
             return
-        await asyncio.wait({self._working})  # a cancelled `write` may have left it running
+        await asyncio.wait({self._thread_call})  # a cancelled `write` may have left it running
         await asyncio.to_thread(self._remove)
 
-    async def _work(self, work: Callable[[bytes], None], data: bytes) -> None:
-        self._working = asyncio.ensure_future(asyncio.to_thread(work, data))
-        await asyncio.shield(self._working)
+    async def _run_in_thread(self, work: Callable[[bytes], None], data: bytes) -> None:
+        self._thread_call = asyncio.ensure_future(asyncio.to_thread(work, data))
+        await asyncio.shield(self._thread_call)
 
     def _flush_buffer(self) -> bytes:
         data, self._buffer = bytes(self._buffer), bytearray()
         return data
 
     def _append(self, data: bytes) -> None:
-        if self._target is None:
+        if self._file is None:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            self._target = os.fdopen(os.open(self._part, flags, 0o600), "wb")
+            self._file = os.fdopen(os.open(self._part, flags, 0o600), "wb")
             # The lock, which the file holds while it is open, makes sweeps skip the file.
-            fcntl.flock(self._target, fcntl.LOCK_EX)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
         self._digest.update(data)
-        self._target.write(data)
+        self._file.write(data)
 
     def _finish(self, data: bytes) -> None:
         self._append(data)
-        assert self._target
-        self._target.close()
+        assert self._file
+        self._file.close()
         self._part.rename(self._path)
 
     def _remove(self) -> None:
-        if self._target:
+        if self._file:
             with suppress(OSError):  # the disk may be too full to flush the buffer
-                self._target.close()
+                self._file.close()
         self._part.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)

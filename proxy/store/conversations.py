@@ -27,7 +27,7 @@ from proxy.store.database import Database, oldest, sweep_batch
 from proxy.store.records import Page, PageRequest, StoredConversation
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
-OWN_BYTES = 10_000
+EMPTY_CONVERSATION_BYTES = 10_000
 """The bytes that an empty conversation counts for, whatever its metadata."""
 Item = Mapping[str, Any]
 _Source = Literal["input", "output"]
@@ -69,8 +69,8 @@ class ResponseQuota:
         sizes = select(both.c.id, total.label("total")).subquery()
         beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep)
         if ids := connection.execute(beyond).scalars().all():
-            delete_holders(connection, RESPONSES, ids)
-            delete_holders(connection, CONVERSATIONS, ids)
+            delete_with_items(connection, RESPONSES, ids)
+            delete_with_items(connection, CONVERSATIONS, ids)
 
 
 class ConversationRepository:
@@ -98,7 +98,7 @@ class ConversationRepository:
             "id": conversation.id,
             "owner": owner,
             "metadata": json.dumps(metadata),
-            "bytes": OWN_BYTES,
+            "bytes": EMPTY_CONVERSATION_BYTES,
             "created_at": now,
             "expires_at": self._settings.expiry(now),
         }
@@ -106,7 +106,7 @@ class ConversationRepository:
         def work(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
             size = append_to_conversation(connection, owner, conversation.id, items)
-            self._quota.charge(connection, owner, OWN_BYTES + size, conversation.id)
+            self._quota.charge(connection, owner, EMPTY_CONVERSATION_BYTES + size, conversation.id)
 
         await self._database.write(work)
         return conversation
@@ -135,7 +135,7 @@ class ConversationRepository:
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            delete_holders(connection, CONVERSATIONS, found)
+            delete_with_items(connection, CONVERSATIONS, found)
             return bool(found)
 
         return await self._database.write(work)
@@ -200,7 +200,7 @@ class ConversationRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired conversations. See Repository."""
-        is_more = expire_holders(connection, CONVERSATIONS, now)
+        is_more = expire_with_items(connection, CONVERSATIONS, now)
         deleted_items = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
         return sweep_batch(connection, delete(ITEMS).where(deleted_items)) or is_more
 
@@ -264,10 +264,10 @@ def list_items(connection: Connection, holder: str, *where: ColumnElement[bool])
     return [_item(row) for row in connection.execute(query).mappings()]
 
 
-def items_by_holder(connection: Connection, holders: Collection[str]) -> dict[str, list[Item]]:
+def items_by_parent(connection: Connection, parent_ids: Collection[str]) -> dict[str, list[Item]]:
     """Return the items of several holders, each in order."""
-    query = select(ITEMS).where(ITEMS.c.holder.in_(holders), _NOT_DELETED).order_by(ITEMS.c.seq)
-    found: dict[str, list[Item]] = {holder: [] for holder in holders}
+    query = select(ITEMS).where(ITEMS.c.holder.in_(parent_ids), _NOT_DELETED).order_by(ITEMS.c.seq)
+    found: dict[str, list[Item]] = {holder: [] for holder in parent_ids}
     for row in connection.execute(query).mappings():
         found[row["holder"]].append(_item(row))
     return found
@@ -283,7 +283,7 @@ def get_items(connection: Connection, owner: str, ids: Sequence[str]) -> dict[st
     return found
 
 
-def delete_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+def delete_with_items(connection: Connection, table: Table, ids: Sequence[str]) -> None:
     """Delete holders with their items and streams."""
     for batch in _batches(ids):
         connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(batch)))
@@ -291,11 +291,11 @@ def delete_holders(connection: Connection, table: Table, ids: Sequence[str]) -> 
         connection.execute(delete(table).where(table.c.id.in_(batch)))
 
 
-def expire_holders(connection: Connection, table: Table, now: int) -> bool:
+def expire_with_items(connection: Connection, table: Table, now: int) -> bool:
     """Delete up to `EXPIRE_BATCH` expired holders. Return True if more may remain."""
     expired = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRE_BATCH)
     ids = connection.execute(expired).scalars().all()
-    delete_holders(connection, table, ids)
+    delete_with_items(connection, table, ids)
     return len(ids) == EXPIRE_BATCH
 
 

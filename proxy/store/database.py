@@ -54,8 +54,8 @@ class Database:
         """Open the file, and create or migrate its tables. Raises StoreError."""
         try:
             self._engine = _engine(path)
-            self._writing = self._engine.execution_options(writes=True)
-            with self._writing.begin() as connection:
+            self._write_engine = self._engine.execution_options(writes=True)
+            with self._write_engine.begin() as connection:
                 migrate(connection)
         except (DBAPIError, OSError, StoreError) as error:
             raise StoreError(f"{path}: {getattr(error, 'orig', None) or error}") from error
@@ -68,7 +68,7 @@ class Database:
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction that can write, in the store's thread."""
-        return await self._run(self._writing, work)
+        return await self._run(self._write_engine, work)
 
     async def read_concurrently(self, work: Callable[[Connection], T]) -> T:
         """Run a long read in another thread, so that it does not delay other transactions."""
@@ -78,13 +78,13 @@ class Database:
         self, query: Executable, convert: Callable[[RowMapping], T | None]
     ) -> T | None:
         """Return the row that a query selects, converted in the store's thread, or None."""
-        return await self.read(lambda connection: _one(connection, query, convert))
+        return await self.read(lambda connection: _fetch_one(connection, query, convert))
 
     async def write_one(
         self, change: Executable, convert: Callable[[RowMapping], T | None]
     ) -> T | None:
         """Execute a change that returns at most one row, and return the row, converted, or None."""
-        return await self.write(lambda connection: _one(connection, change, convert))
+        return await self.write(lambda connection: _fetch_one(connection, change, convert))
 
     async def read_page(
         self,
@@ -138,7 +138,7 @@ def sweep_batch(connection: Connection, *changes: Delete | Update) -> bool:
     return max(counts) >= SWEEP_ROWS
 
 
-def _one(
+def _fetch_one(
     connection: Connection, statement: Executable, convert: Callable[[RowMapping], T | None]
 ) -> T | None:
     row = connection.execute(statement).mappings().one_or_none()
@@ -154,18 +154,20 @@ def _engine(path: Path) -> Engine:
     os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files copy the mode
     # Every use ends in commit or rollback: the pool's own rollback would cost 0.1 ms for nothing.
     engine = create_engine(URL.create("sqlite", database=str(path)), pool_reset_on_return=None)
-    event.listen(engine, "connect", _prepare)
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
     return engine
 
 
-def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # `_begin` begins transactions: sqlite3 would begin too late
+def _on_connect(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = (
+        None  # `_on_begin` begins transactions: sqlite3 would begin too late
+    )
     for pragma in PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _begin(connection: Connection) -> None:
+def _on_begin(connection: Connection) -> None:
     # A transaction that reads first and then writes fails instead of waiting for another writer.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

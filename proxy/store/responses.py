@@ -23,10 +23,10 @@ from proxy.store.conversations import (
     ResponseQuota,
     add_items,
     append_to_conversation,
-    delete_holders,
-    expire_holders,
+    delete_with_items,
+    expire_with_items,
     get_items,
-    items_by_holder,
+    items_by_parent,
     list_items,
 )
 from proxy.store.database import Database, oldest, sweep_batch
@@ -150,7 +150,7 @@ class ResponseRepository:
             if not rows:
                 return None
             ids = tuple(row["id"] for row in rows)
-            items = items_by_holder(connection, ids[1:])
+            items = items_by_parent(connection, ids[1:])
             items[ids[0]] = list_items(connection, ids[0], ITEMS.c.source == "input")
             inputs = [
                 item
@@ -173,7 +173,7 @@ class ResponseRepository:
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            delete_holders(connection, RESPONSES, found)
+            delete_with_items(connection, RESPONSES, found)
             return bool(found)
 
         return await self._database.write(work)
@@ -203,7 +203,7 @@ class ResponseRepository:
         """Delete expired responses. See Repository."""
         expired = oldest(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
         is_more = sweep_batch(connection, delete(BACKEND_RESPONSES).where(expired))
-        return expire_holders(connection, RESPONSES, now) or is_more
+        return expire_with_items(connection, RESPONSES, now) or is_more
 
     def _is_live(self, owner: str) -> ColumnElement[bool]:
         return (RESPONSES.c.owner == owner) & (RESPONSES.c.expires_at > self._now())

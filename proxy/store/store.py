@@ -80,7 +80,7 @@ class Store:
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseRepository(self._database, now, responses, quota)
         self.conversations = ConversationRepository(self._database, now, responses, quota)
-        self.worker = self._own_directory()
+        self.worker = self._register_process()
         """This process. Other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
         self._with_blobs: tuple[BlobRepository, ...] = (
@@ -132,7 +132,7 @@ class Store:
         self._database.close()
         self._exit_stack.close()
 
-    def _own_directory(self) -> Owner:
+    def _register_process(self) -> Owner:
         try:
             worker = Owner(self.directory)
         except OSError as error:
