@@ -35,8 +35,8 @@ class ArtifactLimits:
     deny_types: tuple[str, ...] = ()
     """Files that may not be returned, even if `allow_types` contains them."""
     list_files: ListFiles = "auto"
-    """When the answer ends with a list of links to the files that it does not mention. auto: for
-    chat UIs that are known to show only the text of a message."""
+    """always: the answer ends with a list of links to the files that it does not mention. never: it
+    does not. auto: always for chat UIs that are known to show only the text of a message."""
 
     def __post_init__(self) -> None:
         check_type_patterns((*(self.allow_types or ()), *self.deny_types))
@@ -71,7 +71,7 @@ class ProducedFile:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """Size and hash of a file's earlier or present content, as far as they are known."""
+    """Size and hash of one version of a file's content, as far as they are known."""
 
     bytes: int | None
     """None if unknown."""
@@ -86,7 +86,7 @@ class SkippedFile:
     path: str
     """The absolute path in the sandbox."""
     bytes: int
-    """The size."""
+    """Size of the file, in bytes."""
     why: SkipReason
     """type_not_allowed, too_large, too_many: a limit of `artifacts`. no_room: the files together
     are too large. changed: the file was written to during the download. rule: a rule of the policy
@@ -147,9 +147,8 @@ def output_path(relative: str) -> str:
     return f"{OUTPUT_DIR}/{relative}"
 
 
-# Signed links. A signed link opens a file without an API key for a day, so no link that a client
-# sends back reaches the model or its backend: they get the file's path, or the link without its
-# signature.
+# Signed links. Until it expires, a signed link opens a file without an API key. If a client sends a
+# link back, the model and its backend get the path of the file, or the link without its signature.
 
 _LINK_MARK = "/v1/containers/"
 """A part of every link; searching for it is faster than matching the pattern."""

@@ -16,8 +16,8 @@ STOP_REASONS = {
     "egress_bytes": StopReason.DAILY_EGRESS_BUDGET,
     "tool_output_chars": StopReason.DAILY_TOOL_OUTPUT_BUDGET,
 }
-"""The stop reason of a run whose key has exhausted a daily budget. An exhausted budget of `runs`
-stops no run; it refuses the next one."""
+"""The stop reason of a run whose key has exhausted a daily budget, by kind of expense. An exhausted
+budget of `runs` does not stop runs; the key's next request is refused."""
 BUDGET_LABELS = {
     "runs": "requests",
     "tokens": "tokens",
@@ -109,7 +109,11 @@ class Reservation:
 
 
 def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
-    """Return the first kind whose budget leaves no room for another expense, or None."""
+    """Return the first kind of expense whose budget is exhausted, or None.
+
+    The budget of `runs` must have room for the wanted runs. Any other budget is exhausted only once
+    its limit is reached, so the last expense may exceed it.
+    """
     if wanted.runs and budget.runs is not None and spent.runs + wanted.runs > budget.runs:
         return "runs"
     for kind, most in limits_by_kind(budget).items():
@@ -121,7 +125,7 @@ def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | Non
 
 
 def limits_by_kind(budget: DailyBudget) -> dict[str, float | None]:
-    """Return the limit of each kind of expense; None means no limit."""
+    """Return the limit of each kind of expense, for egress in bytes; None means no limit."""
     mib = budget.egress_mib
     egress = None if mib is None else mib_to_bytes(mib)
     amounts = (
@@ -146,7 +150,8 @@ def seconds_until_midnight(now: float) -> float:
 _LITTLE, _VERY_LITTLE = 0.2, 0.05
 """Shares of a budget below which the model gets a hint, once for each share."""
 _LAST_TURNS, _LAST_S = 3, 60.0
-"""So few steps or seconds count as very little; for seconds at most `_LITTLE` of the wall time."""
+"""Remaining turns and seconds that count as very little, whatever their share of the limit; but at
+most `_LITTLE` of the wall time."""
 _MIB = 1 << 20
 
 

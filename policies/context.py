@@ -4,16 +4,17 @@ from dataclasses import dataclass, field
 
 _MAX_ANSWER_TOKENS = 8192
 _MAX_ANSWER_DIVISOR = 4
-"""Without a `max_tokens`, a call reserves at most one part in so many of the window."""
+"""Without a `max_tokens`, a call reserves at most 1 / `_MAX_ANSWER_DIVISOR` of the window."""
 COMPACTED_SHARE = 2 / 3
 """Maximum share of the window that is used after compaction. Each compaction loses the backend's
-prefix cache, so that it must free enough for several turns."""
+prefix cache, so it must free enough room for several turns."""
 SUMMARY_SHARE = 1 / 2
 """Maximum share of the window that is used after a compaction by summary."""
 TOKENS_PER_BYTE = 1 / 3
 """Assumed for text that no backend has counted yet. English has fewer, digits have more."""
 _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5
-"""The plausible range. A backend that reports a count outside it has counted something else."""
+"""The plausible range. A backend that reports a count outside this range has counted something
+else."""
 MEDIA_BYTES = 4500
 """Assumed size of an image or an audio clip, whose base64 data are not tokenized as text."""
 
@@ -33,7 +34,8 @@ class ContextSizes:
 
     @property
     def is_overflow(self) -> bool:
-        """True if the prompt did not fit by these sizes. Otherwise the sizes cannot be trusted."""
+        """True if a prompt of these sizes does not fit into the window. Otherwise the sizes cannot
+        be trusted."""
         if self.window is None:
             return False
         return self.prompt is None or self.prompt + (self.answer or 0) > self.window
@@ -42,8 +44,8 @@ class ContextSizes:
 def reserved_tokens(window: int, max_tokens: int | None) -> int:
     """Return the tokens that a model call reserves for its answer.
 
-    A call with `max_tokens` reserves those, but at most half of the window: otherwise a client's
-    large `max_tokens` would leave no room for the observations.
+    A call with `max_tokens` reserves this number, but at most half of the window: a client's large
+    `max_tokens` would otherwise leave no room for the observations.
     """
     if max_tokens is not None:
         return min(max_tokens, window // 2)

@@ -88,7 +88,9 @@ _PAGE = re.compile(
 _MAX_MARKS = 50_000
 """Maximum number of marks; further marks are ignored."""
 LARGE_CHARS = 4000
-"""Minimum length of a part without a title that becomes a file of its own."""
+"""Minimum length of a code fence without a file name that counts as a document, and of Markdown
+sections and pages (shorter ones are merged). Text between documents stays in the prompt up to this
+length."""
 
 
 def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
@@ -241,7 +243,7 @@ def _fence_title(text: str, opening: re.Match[str]) -> str:
 
 
 def _find_headed(text: str) -> list[_Span]:
-    """Find the sections of Markdown, by the highest level of headings that occurs repeatedly."""
+    """Find Markdown sections, divided at the highest heading level that occurs at least twice."""
     levels: dict[int, list[_Mark]] = {}
     fences = (span for _, span in _fences(text))
     fence = next(fences, None)
@@ -281,7 +283,7 @@ _DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
     _find_fenced,
     _find_wrapper_tags,
 )
-"""Functions that find several documents, the least ambiguous first."""
+"""Functions that find documents, the least ambiguous first."""
 _SECTION_FINDERS: Sequence[_FindDocuments] = (_find_headed, _find_paged)
 """Functions that find the sections of a single document."""
 
@@ -310,8 +312,8 @@ class Segment:
 
 
 def split_documents(text: str) -> list[Segment]:
-    """Split a text into segments, whose texts joined are the text. A text without documents is one
-    segment."""
+    """Split a text into segments. Joined together, the segments' texts are the original text. A
+    text without documents is one segment."""
     segments: list[Segment] = []
     at = 0
     for span in _find_documents(text):
@@ -326,7 +328,8 @@ def split_documents(text: str) -> list[Segment]:
 
 
 def _find_documents(text: str) -> list[_Span]:
-    """Return the result of the first finder whose documents make up at least half of the text."""
+    """Return the documents of the first finder whose documents make up at least half of the text,
+    or else its sections. Short documents are merged if there are too many."""
     if len(text) > _MAX_CHARS:
         return []
     max_documents = min(MAX_DOCUMENTS, max(1, len(text) // _MIN_CHARS))
@@ -368,28 +371,31 @@ def _merge(first: _Span, second: _Span) -> _Span:
 
 KEPT_CHARS = 1000
 """Length of the start and of the end of an offloaded text that stay in the prompt, because users
-write instructions there."""
+write instructions there, in characters."""
 _SHORT_CHARS = 400
-"""Maximum length of a document that stays in the prompt: a note would hardly be shorter."""
+"""Maximum length of a document that stays in the prompt: a note on a file would hardly be
+shorter."""
 _HEAD_CHARS = 160
 """Maximum length of a document's beginning in its note."""
 _HEADS_CHARS = 6000
 """Maximum length of the beginnings of all documents together."""
-_MAX_KEPT_DIVISOR = 4
-"""If more than one part in so many of a text would stay in the prompt, it becomes one file."""
+_KEPT_DIVISOR = 4
+"""A text becomes one file if more than 1 / `_KEPT_DIVISOR` of it would stay in the prompt."""
 
 SaveFile = Callable[[str, str], str]
-"""Writes a text to a file and returns its path. The second argument is the title, or empty."""
+"""Writes a text to a file and returns the path. The second argument is the title, or empty."""
 
 
 def offload_documents(text: str, save_file: SaveFile) -> str:
-    """Write the documents of a text to files, or the text to one file if it contains none.
+    """Write the documents of a text to files. Return the text for the prompt, in which a note
+    replaces each document.
 
-    Return the text for the prompt: notes instead of the documents, and the text between them.
+    The whole text becomes one file if it contains no documents, or if too much of it would stay in
+    the prompt.
     """
     segments = split_documents(text)
     kept = sum(map(_kept_chars, segments))
-    if len(segments) == 1 or kept * _MAX_KEPT_DIVISOR > len(text):
+    if len(segments) == 1 or kept * _KEPT_DIVISOR > len(text):
         return offload_as_one_file(text, save_file)
     offloaded = [len(segment.text) for segment in segments if not _is_short(segment)]
     head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(offloaded))

@@ -20,8 +20,8 @@ disk bandwidth a killed sandbox takes long to end."""
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0, which
-    container engines take for no limit.
+    """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0 or less,
+    which container engines take for no limit.
 
     A sandbox never has a network interface. Its connections go through an egress proxy on the host.
     """

@@ -29,14 +29,15 @@ _MARK_BYTES = 4
 """Number of bytes that determine the encoding."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""A string, possibly cut off at the end of the text. Without the second case the search would start
-again at each escaped quote, in time quadratic in the string's length."""
+"""A string, possibly cut off at the end of the text. Without the match at the end of the text, the
+search would start again at each escaped quote, in time quadratic in the string's length."""
 _SENTINEL = b"]"
 """Appended to a text; it remains after strings are removed unless the text ends inside a string."""
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _PASSES = 4
-"""Number of times that empty pairs of brackets are removed before the rest is counted singly."""
+"""Number of times that empty pairs of brackets are removed before the remaining brackets are
+counted."""
 _DEPTH_CHANGES = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 
 
@@ -45,7 +46,7 @@ class TooMuchJSONError(ValueError):
 
 
 def is_small(text: bytes | bytearray) -> bool:
-    """Return True if a text is too short to exceed any bound; a quick check."""
+    """Return True if a text certainly exceeds no bound: it is short and has few brackets."""
     return len(text) <= SMALL_BYTES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH
 
 
@@ -136,8 +137,8 @@ class JSONBounds:
 
 
 def _height(brackets: bytes) -> int:
-    """Return an upper bound of the nesting depth, for flat brackets a hundred times as fast as
-    counting them singly."""
+    """Return an upper bound of the nesting depth. For flat JSON this is a hundred times as fast as
+    following the depth bracket by bracket."""
     passes = 0
     while passes < _PASSES:
         reduced = brackets.replace(b"{}", b"").replace(b"[]", b"")

@@ -19,7 +19,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     WALL_TIME = "wall_time"
     DEADLINE = "deadline"
-    """The time was up after which the client closes the connection."""
+    """The run had to end before the client's announced timeout."""
     TOKEN_BUDGET = "token_budget"
     COST_BUDGET = "cost_budget"
     COMMAND_BUDGET = "command_budget"
@@ -27,7 +27,7 @@ class StopReason(StrEnum):
     EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     DAILY_TOKEN_BUDGET = "daily_token_budget"
-    """A daily budget of the key is exhausted, as with the reasons below."""
+    """A daily budget of the key is exhausted, as for each reason that begins with `daily_`."""
     DAILY_COST_BUDGET = "daily_cost_budget"
     DAILY_COMMAND_BUDGET = "daily_command_budget"
     DAILY_CPU_BUDGET = "daily_cpu_budget"
@@ -41,7 +41,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run. A run that reaches a limit ends with the best answer that it has."""
+    """Limits of one run. A run that reaches a limit ends with its best answer so far."""
 
     max_turns: int = 100
     """Maximum number of model calls with tools (the paper: 100)."""
@@ -165,8 +165,8 @@ _WALL_TIME_MARGIN_S = 30.0
 _MAX_COLLECTION_S = 120.0
 """Maximum time for collecting artifacts."""
 _FINAL_CALL, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
-"""The share of a deadline that is reserved for asking the model for its final answer. It is at most
-half of the deadline."""
+"""The share of a deadline that is reserved for asking the model for its final answer. This reserve
+is at most half of the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class TimePlan:
 
     def collection_time_s(self, spent_s: float) -> float:
         """Return the seconds for collecting artifacts after a run of `spent_s` seconds: the rest of
-        its time, but at least the reserved time."""
+        the time until `end_s`, but at least the reserved time and at most 120 s."""
         reserved_s = self.end_s - self.answer_s
         if math.isinf(self.answer_s):
             reserved_s = _WALL_TIME_MARGIN_S

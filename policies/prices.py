@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 CHARS_PER_TOKEN = 4
-"""For estimates: right for English, too few tokens for code and most other languages."""
+"""Assumed by estimates: right for English, but too few tokens for code and most other languages."""
 _MILLION = 1_000_000
 _MAX_COUNT = 1e15
-"""Larger numbers, including infinity, are not counts."""
+"""Larger numbers, including infinity, are neither counts nor costs."""
 
 
 @dataclass(frozen=True, slots=True)

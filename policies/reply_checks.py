@@ -10,11 +10,12 @@ from typing import Any
 # Quotations of the proxy's own texts
 
 _QUOTED_WORDS = 10
-"""Number of consecutive words of a proxy text that count as a quotation."""
+"""Number of consecutive words of a proxy text that are a quotation."""
 _MIN_SENTENCE_WORDS = 5
 """Minimum length of a complete sentence of an instruction that counts as a quotation."""
 _SUSPECT_WORDS = 3
-"""A text is suspect while so many of its last words occur in a proxy text."""
+"""A text is suspect while its last `_SUSPECT_WORDS` words also follow each other in a proxy
+text."""
 _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
 """Maximum length of the client's text that is searched for a quotation, half of it at each end.
@@ -51,13 +52,13 @@ class ProxyTexts:
         return run if run in self._word_sequences else None
 
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
-        """Return the sentence of an instruction that `words`, at the end of a sentence, end with,
-        or None."""
+        """Return the sentence of an instruction with which `words` end, or None. Call this at the
+        end of a sentence."""
         ends = (tuple(words[-length:]) for length in self._lengths if length <= len(words))
         return next((end for end in ends if end in self._sentences), None)
 
     def may_be_quoted(self, words: Sequence[str]) -> bool:
-        """Return True if the last of `words` may be the beginning of a quotation."""
+        """Return True if `words` may end with the beginning of a quotation."""
         return tuple(words[-_SUSPECT_WORDS:]) in self._beginnings
 
 

@@ -1,4 +1,4 @@
-"""The modes in which a client sees the steps and the usage of a run, and the format of steps in
+"""The modes in which a client gets the steps and the usage of a run, and the format of steps in
 reasoning."""
 
 import re
@@ -11,7 +11,7 @@ StepsMode = Literal["off", "reasoning", "items", "events"]
 """off: steps are not shown. reasoning: as text in the model's reasoning. items: as tool cards of
 Open WebUI. events: as separate server-sent events."""
 StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
-"""The server's setting. auto: depends on the client."""
+"""The server's setting for clients that ask for no mode. auto: the mode depends on the client."""
 NarrationSetting = Literal["content", "reasoning"]
 """The field of a stream for text that precedes a tool call. content: the text is streamed as
 content, followed by an empty line. reasoning: the text is streamed as reasoning, so that content is
@@ -51,7 +51,7 @@ def default_mode_for_messages(
     """Return the mode for a client of Anthropic's API that asked for none.
 
     Many of these clients take the first block of an answer for its text, so no other block may
-    precede it unless the client has asked for such blocks.
+    precede the text unless the client has asked for such blocks.
     """
     if setting != "auto":
         return setting
@@ -63,8 +63,8 @@ def default_mode_for_messages(
 def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> StepsMode:
     """Return the mode for a client of OpenAI's Responses API that asked for none.
 
-    Only clients that asked for a tool with items of its own get items. Other clients would take
-    such an item for a call of their own tools.
+    Only clients that asked for a built-in tool that has items get items. Other clients would take
+    an item for a call of their own tools.
     """
     if setting in ("off", "reasoning", "events"):
         return setting

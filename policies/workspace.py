@@ -67,7 +67,7 @@ class ReceivedFile:
     """The message part that shows the file itself to the model, in addition to the note with its
     path."""
     error: str = ""
-    """Why the file's content is missing; empty if it is not."""
+    """Why the file's content is missing; empty if the content was received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Workspace:
     tokens_saved: int = 0
     """An estimate of the tokens by which offloading texts made the prompt shorter."""
     notes: tuple[str, ...] = ()
-    """The notes on the files of the message `without_notes` (see `plan_workspace`)."""
+    """The notes that are not in the messages: see `without_notes` of `plan_workspace`."""
 
 
 def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
-    """Return the user's texts whose estimated size is too near the limit to decide. A caller with a
-    tokenizer counts them and passes the counts to `plan_workspace`."""
+    """Return the user's texts whose estimated size is too near the limit for a decision. A caller
+    with a tokenizer counts the tokens of these texts and passes the counts to `plan_workspace`."""
     if over_tokens is None:
         return []
     texts = _user_texts(messages)
@@ -129,7 +129,7 @@ def plan_workspace(
     A note depends only on the messages before it, so that a growing conversation keeps its prefix
     in the backend's cache. `counted` are the tokens of texts from `texts_to_count`; the tokens of
     other texts are estimated. The notes on the files of the message with the index `without_notes`
-    are in `Workspace.notes` instead.
+    are put into `Workspace.notes` instead of the message.
     """
     planner = _Planner(received, over_tokens, counted, without_notes)
     planned = [planner.message(index, message) for index, message in enumerate(messages)]
@@ -225,6 +225,8 @@ class _Planner:
         return [*parts, {"type": "text", "text": self._note(number, is_above=is_above)}]
 
     def _note(self, number: int, *, is_above: bool = False) -> str:
+        """Return the note on a received file. The first note on a file also adds the file to
+        `files`."""
         file = self._received[number]
         is_known = (file.identity, file.filename) in self._paths
         path = self._path(file.identity, file.filename, file.kind, file.mime_type)
@@ -243,7 +245,7 @@ class _Planner:
         return self._paths[key]
 
     def _offload(self, text: str) -> str:
-        """Return the text for the prompt that replaces an offloaded text."""
+        """Write a long text to files. Return the text that replaces it in the prompt."""
         if len(text) <= LARGE_CHARS:
             return text
         offload = offload_as_one_file if len(self.files) >= _MAX_FILES else offload_documents

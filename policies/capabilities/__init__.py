@@ -1,9 +1,9 @@
 """Classifies tool calls by the paper's three meta-capabilities.
 
 As in the paper, a call is classified by its arguments, not by its result. Code counts in the call
-that contains it, whether the call runs it, pipes it to an interpreter or writes it to a file with
-the extension of a script. Running a script that exists already counts as computation. Comments,
-printed texts and paths do not count as uses of what they mention.
+that contains the code, whether the call runs it, pipes it to an interpreter or writes it to a file
+with the extension of a script. Running a script that exists already counts as computation. A
+program or library that only a comment, a printed text or a path mentions does not count.
 """
 
 from collections.abc import Callable, Mapping

@@ -131,7 +131,7 @@ class _Filter:
     leading_operands: int = 0
     """Number of operands before the files, such as a pattern or a script."""
     options_with_value: frozenset[str] = frozenset()
-    """Options that are followed by a value."""
+    """Options whose value is the next argument."""
     script_options: frozenset[str] = frozenset()
     """Options whose value replaces the leading operand."""
     searches_tree: bool = False
@@ -230,7 +230,7 @@ class _Invocation:
         return self.words[1:]
 
     def operands(self, options_with_value: frozenset[str] = frozenset()) -> list[str]:
-        """Return the arguments without options and their values."""
+        """Return the arguments that are neither options nor values of `options_with_value`."""
         found = []
         is_value = False
         for word in self.args:
@@ -247,7 +247,8 @@ class _Invocation:
 
 
 def _skip_wrappers(words: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return the words from the program's name on, and True if a wrapper adds arguments to them."""
+    """Return the words from the program's name on, without reserved words, assignments and wrappers
+    such as sudo, and True if a wrapper adds arguments to them."""
     at, gets_more_arguments = 0, False
     while at < len(words):
         word, following = words[at].rpartition("/")[2], words[at + 1 : at + 2]
@@ -320,7 +321,8 @@ def _use_by_name(invocation: _Invocation) -> CapabilityUse:
 
 
 def _use_of_subcommand(invocation: _Invocation) -> CapabilityUse | None:
-    """Return the use of a program's subcommand, such as `install`; None if it uses nothing."""
+    """Return the use of a program's subcommand, such as `install`, or None if the subcommand uses
+    no capability."""
     fetching = _FETCHING_SUBCOMMANDS.get(invocation.name, frozenset())
     computing = _COMPUTING_SUBCOMMANDS.get(invocation.name, frozenset())
     if not fetching and not computing:
@@ -407,7 +409,8 @@ def _use_of_stdin(command: Command, language: Language) -> CapabilityUse:
 
 
 def _use_of_redirections(command: Command) -> CapabilityUse:
-    """Return the use of the files that a command reads and writes, with the code that it writes."""
+    """Return the use of the files that a command's redirections read and write, and the code that
+    they write."""
     paths = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         paths += command.words[1:]

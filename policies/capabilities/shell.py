@@ -41,11 +41,11 @@ _QUOTED = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MAX_FRAMES = 64
-"""Maximum depth of nested brackets; parsing ends there. No real script nests so deep."""
+"""Maximum depth of nested brackets, above which parsing ends. No real script nests so deep."""
 _INNER_WORD = "$()"
 """Replaces a command substitution inside a word."""
 SUM = "$(("
-"""The program of a command that stands for an arithmetic expansion."""
+"""The program name of the command that represents an arithmetic expansion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Command:
     stdin: str = ""
     """The standard input, if the script contains it in a here-document or a piped echo."""
     stdout: str = ""
-    """The standard output, if the script contains it: that of echo, printf and cat."""
+    """The standard output, if the script contains it: the output of echo, printf and cat."""
     reads_file: bool = False
     """True if the standard input is a file."""
     written_files: tuple[str, ...] = ()

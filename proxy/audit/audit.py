@@ -1,7 +1,8 @@
-"""Writes what runs do to audit logs, each act before it is done.
+"""The audit logs of runs. A tool call is logged before it is run.
 
-`AuditLogs` keeps the logs of a state directory, `RunAuditLog` follows one run, and the functions
-below make the lines. A line has no long text, no key, and nothing that the client is not told.
+`AuditLogs` contains the logs of a data directory, `RunAuditLog` observes one run, and the functions
+below make the lines. A line has no long text except commands, no API key, and nothing that the
+client does not get.
 """
 
 import asyncio
@@ -35,11 +36,11 @@ from proxy.errors import AuditError, ProxyError
 
 log = logging.getLogger(__name__)
 THREADS = 4
-"""The logs' own threads: a disk that hangs delays nothing else."""
+"""Number of threads that write audit logs, and nothing else: a disk that hangs delays only logs."""
 MAX_QUEUED_JOBS = 64
-"""The most lines that wait for the disk; then the run waits."""
+"""Maximum number of a run's writes that wait for the disk. Above it, the run waits."""
 FLUSH_EVENTS = TurnStarted | ToolCallStarted
-"""Events that must be in the file, with all before them, before the run goes on."""
+"""At these events the run waits until its log is written, before it calls the model or a tool."""
 LOGGED_EVENTS = frozenset(
     {
         ChoiceEvent,
@@ -52,11 +53,12 @@ LOGGED_EVENTS = frozenset(
     }
 )
 MAX_CHARS = 2_000
-"""A longer argument is written as its hash; a command is always written whole."""
+"""Maximum length of a tool argument in a line. A longer argument is replaced by its hash and
+length; a `command` is always written in full."""
 
 
 class RunAuditLog:
-    """The audit log of one run, as an observer of the run. Threads write it, in order."""
+    """The audit log of one run, as an observer of the run. Threads write its lines, in order."""
 
     event_types = LOGGED_EVENTS
 
@@ -83,7 +85,7 @@ class RunAuditLog:
         self._fault: OSError | None = None
 
     async def begin(self) -> None:
-        """Write the request. Raises AuditError."""
+        """Create the log and write the line for the request. Raises AuditError."""
         loop = asyncio.get_running_loop()
         # In a thread: hashing the pictures of a request takes long.
         request = await loop.run_in_executor(self._threads, self._read_request)
@@ -92,8 +94,8 @@ class RunAuditLog:
         await self._flush()
 
     async def on_event(self, event: Event) -> None:
-        """Write an event. Before the run's next act, wait until the file has it. Raises
-        AuditError."""
+        """Queue the line for an event. At the events of `FLUSH_EVENTS`, wait until all lines are
+        written. Raises AuditError."""
         if line := _event_line(event):
             self._append(line)
         bare = event.event if isinstance(event, ChoiceEvent) else event
@@ -166,7 +168,7 @@ class AuditLogs:
         key: bytes | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """With a `key`, nobody without it can forge a log."""
+        """With a `key`, the lines have HMACs, so that a log can be forged only with the key."""
         self._root = root
         self._keep_days = keep_days
         self._key = key
@@ -175,7 +177,7 @@ class AuditLogs:
         self._tasks = set[asyncio.Task[None]]()
         self._swept_on = ""
         self.failures = 0
-        """The number of logs that broke off because the disk refused them."""
+        """Number of failed writes to audit logs."""
 
     def of_run(self, task: AgentTask, owner: str, fingerprint: str) -> RunAuditLog:
         """Return the log of a run that is about to start."""
@@ -193,7 +195,7 @@ class AuditLogs:
     def _read_request(
         self, is_first_of_day: bool, task: AgentTask, owner: str, fingerprint: str
     ) -> Fields:
-        """Return the line for the request. The first request of a day sweeps."""
+        """Return the line for the request. At the first request of a day, sweep the logs."""
         if is_first_of_day:
             self._sweep()
         return _request_line(task, owner, fingerprint)
@@ -208,12 +210,15 @@ class AuditLogs:
         self.failures += 1
 
     def _sweep(self) -> None:
-        """Remove the days that are older than `keep_days`."""
+        """Remove the logs of days that are older than `keep_days`."""
         oldest = oldest_kept(self._now(), self._keep_days)
         for day in days(self._root):
             if day.name < oldest:
                 shutil.rmtree(day, ignore_errors=True)
-                log.info("the audit logs of %s are kept no more", day.name)
+                log.info(
+                    "deleted the audit logs of %s: they are older than audit.retention_days",
+                    day.name,
+                )
 
 
 def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
@@ -237,7 +242,7 @@ def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
 
 
 def _event_line(event: Event) -> Fields | None:
-    """Return the line for an event, or None."""
+    """Return the line for an event, or None if the event is not logged."""
     match event:
         case ChoiceEvent(index, of):
             line = _event_line(of)
@@ -258,7 +263,7 @@ def _event_line(event: Event) -> Fields | None:
 
 
 def _result_line(result: Result) -> Fields:
-    """Return the last line of a run with a result, which lists all its files."""
+    """Return the last line of a run with a result: the result and the files of each choice."""
     return {
         "kind": "result",
         LAST: True,

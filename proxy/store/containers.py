@@ -1,4 +1,4 @@
-"""Containers, as OpenAI's API has them, and their files, which runs and clients add."""
+"""Containers of OpenAI's API, and their files, which runs and clients add."""
 
 import json
 import uuid
@@ -45,8 +45,8 @@ class ContainerRepository:
     async def create(
         self, owner: str, new: NewContainer, container_id: str | None = None
     ) -> Container:
-        """Create a container and return it. If a live container has that id, return it instead; an
-        expired container with that id is replaced."""
+        """Create a container and return it. If a live container has the same id, return the live
+        container instead; an expired container with the same id is replaced."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
             name=new.name,
@@ -107,11 +107,12 @@ class ContainerRepository:
         return blobs is not None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired containers. See Repository."""
+        """Delete expired containers and their files. See Repository."""
         is_expired = (CONTAINERS.c.expires_at <= now) & CONTAINERS.c.deleted_at.is_(None)
         deleted = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
         orphans = CONTAINER_FILES.c.container_id.in_(deleted) & _FILE_NOT_DELETED
-        # A container's row stays until its files are marked: they are found through it.
+        # The row of a container stays until its files are marked as deleted: the query for orphans
+        # needs the row.
         with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_NOT_DELETED)
         is_empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
         old_files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
@@ -146,7 +147,7 @@ class ContainerFileRepository:
     async def produce(
         self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
     ) -> None:
-        """Store a file that a run has produced. It replaces the file with that id."""
+        """Store a file that a run has produced, in place of a file with the same id."""
         same = delete(CONTAINER_FILES).where(
             CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
         )
@@ -189,7 +190,7 @@ class ContainerFileRepository:
             return await self._database.write(work)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
-        """Return a file, or None. If `owner` is None, files of all owners are found."""
+        """Return a file, or None. If `owner` is None, the file may belong to any owner."""
         query = select(CONTAINER_FILES).where(
             self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
         )

@@ -1,4 +1,4 @@
-"""The migration steps of the database's schema. A released step never changes."""
+"""The migration steps of the database's schema. Released steps must not be changed."""
 
 from sqlalchemy import Connection
 
@@ -115,7 +115,7 @@ RESPONSES = (
     "CREATE INDEX items_of_owner ON items (owner, id)",
 )
 STORED_RUNS = (
-    # What of it is read again depends on the code: who changes that empties this table.
+    # The format of `record` depends on the code: a step for a new format must empty this table.
     """CREATE TABLE runs (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,

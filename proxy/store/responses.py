@@ -34,11 +34,11 @@ from proxy.store.records import ResponseChain, StoredResponse
 from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
-"""The most predecessors of a response, linked by `previous_response_id`, that are read."""
+"""Maximum number of predecessors of a response, linked by `previous_response_id`, that are read."""
 MAX_BACKEND_RESPONSES = 10_000
-"""The most responses stored by the backend that are remembered for one owner, newest first."""
+"""Maximum number of one owner's responses in the backend. Above it, the oldest are forgotten."""
 EXPIRY_SLACK_S = 60
-"""An expiry is not rewritten to postpone it by less than this."""
+"""An expiry is rewritten only if it is postponed by more than this number of seconds."""
 
 
 class ResponseRepository:
@@ -90,9 +90,9 @@ class ResponseRepository:
     async def end(
         self, owner: str, response_id: str, record: Mapping[str, Any], frames: str | None = None
     ) -> None:
-        """Store the final response and its stream, unless the response was deleted meanwhile.
+        """Store the final response and its stream, unless the response has been deleted.
 
-        The items of a completed or incomplete response are appended to its conversation.
+        If the response is completed or incomplete, its items are appended to its conversation.
         """
         output = record["output"]
         written = json.dumps({**record, "output": []})
@@ -128,13 +128,13 @@ class ResponseRepository:
         return await self._database.read(work)
 
     async def frames(self, owner: str, response_id: str) -> str | None:
-        """Return the stream of a background response as `end` stored it, or None."""
+        """Return the stream that `end` stored with a response, or None."""
         response = select(RESPONSES.c.id).where(self._is_live(owner), RESPONSES.c.id == response_id)
         query = select(STREAMS.c.frames).where(STREAMS.c.response_id.in_(response))
         return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
     async def chain(self, owner: str, response_id: str) -> ResponseChain | None:
-        """Return the owner's response with at most `MAX_CHAIN` responses before it, or None."""
+        """Return the owner's response with at most `MAX_CHAIN` predecessors, or None."""
         live = self._is_live(owner)
         latest = select(RESPONSES.c.id, RESPONSES.c.previous_id, literal(0).label("depth"))
         chain = latest.where(live, RESPONSES.c.id == response_id).cte(recursive=True)
@@ -179,7 +179,7 @@ class ResponseRepository:
         return await self._database.write(work)
 
     async def add_backend_response(self, owner: str, response_id: str) -> None:
-        """Remember that a response that the backend stores belongs to the owner."""
+        """Record the owner of a response that the backend stores."""
         table, until = BACKEND_RESPONSES, self.settings.expiry(int(self._now()))
         row = {"owner": owner, "id": response_id, "expires_at": until}
         last = select(table.c.seq).where(table.c.owner == owner).order_by(table.c.seq.desc())
@@ -192,7 +192,7 @@ class ResponseRepository:
         await self._database.write(work)
 
     async def is_backend_response(self, owner: str, response_id: str) -> bool:
-        """Return True if the backend stores a response with that id for the owner."""
+        """Return True if the owner has a response with that id in the backend."""
         table = BACKEND_RESPONSES.c
         query = select(table.seq).where(
             table.owner == owner, table.id == response_id, table.expires_at > self._now()

@@ -12,11 +12,11 @@ from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 
 MAX_STATES = 8
-"""The most snapshots of one session: a conversation can continue from each of them."""
+"""Maximum number of snapshots of one session. A conversation can continue from each of them."""
 
 
 class WorkspaceRepository:
-    """See `SnapshotStore`."""
+    """The snapshots of all owners. See `SnapshotStore`."""
 
     def __init__(
         self,
@@ -117,18 +117,21 @@ class WorkspaceRepository:
 
     def _evict(self, connection: Connection, session: Session) -> list[str]:
         """Delete the oldest snapshots beyond `MAX_STATES` of the session and beyond the owner's
-        quota. Return their blobs."""
+        quota. Return the names of their blobs."""
         too_many = (
             select(WORKSPACES.c.seq)
             .where(_in_session(session))
             .order_by(_LATEST)
             .offset(MAX_STATES)
         )
-        # The newest snapshot stays, whatever its size. Snapshots with the same content count once:
-        # they are links to one file.
-        copy = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
+        # The newest snapshot stays, whatever its size. Snapshots with the same content count once,
+        # because their blobs may be links to one file.
+        copy_number = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
         counted = (
-            select(WORKSPACES.c.seq, case((copy == 1, WORKSPACES.c.bytes), else_=0).label("bytes"))
+            select(
+                WORKSPACES.c.seq,
+                case((copy_number == 1, WORKSPACES.c.bytes), else_=0).label("bytes"),
+            )
             .where(WORKSPACES.c.owner == session.owner)
             .subquery()
         )
