@@ -70,7 +70,7 @@ class ProducedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedFile:
+class FileVersion:
     """Size and hash of one version of a file's content, as far as they are known."""
 
     bytes: int | None
@@ -96,14 +96,15 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Produced files, divided into those that are returned and those that are not."""
+    """Produced files, divided into files for the client and files that are not returned."""
 
     chosen: tuple[ProducedFile, ...]
     skipped: tuple[SkippedFile, ...]
 
 
 def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
-    """Choose files in the given order while the limits allow. Answer files are left out."""
+    """Choose files in the given order while the limits allow. Answer files are neither chosen nor
+    skipped."""
     chosen: list[ProducedFile] = []
     skipped: list[SkippedFile] = []
     bytes_left = limits.max_total_mib << 20
@@ -131,7 +132,7 @@ def _skip_reason(
     return "no_room" if file.bytes > bytes_left else None
 
 
-def is_changed(before: SavedFile | None, now: SavedFile) -> bool | None:
+def is_changed(before: FileVersion | None, now: FileVersion) -> bool | None:
     """Return True if a file is new or its content has changed, None if that is unknown."""
     if before is None:
         return True

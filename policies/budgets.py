@@ -37,11 +37,11 @@ class DailyBudget:
     runs: int | None = None
     """Maximum number of runs. Each further choice (`n`) of a request is a run of its own."""
     tokens: int | None = None
-    """Maximum number of prompt and completion tokens, including those of requests without a
+    """Maximum number of prompt and completion tokens, including tokens of requests without a
     sandbox."""
     cost_usd: float | None = None
-    """Maximum cost of model calls, in US dollars, including those of requests without a sandbox. If
-    set, models without a known price are refused."""
+    """Maximum cost of model calls, in US dollars, including calls without a sandbox. If set, models
+    without a known price are refused."""
     commands: int | None = None
     """Maximum number of calls of sandbox tools, not counting submit."""
     cpu_s: float | None = None
@@ -148,7 +148,7 @@ def seconds_until_midnight(now: float) -> float:
 # Hints for the model
 
 _LITTLE, _VERY_LITTLE = 0.2, 0.05
-"""Shares of a budget below which the model gets a hint, once for each share."""
+"""Shares of a budget below which the model gets a hint: at most one hint for each share."""
 _LAST_TURNS, _LAST_S = 3, 60.0
 """Remaining turns and seconds that count as very little, whatever their share of the limit; but at
 most `_LITTLE` of the wall time."""
@@ -182,7 +182,8 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
 
 
 def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
-    """Return a hint for each daily budget of a key of which little is left, by kind."""
+    """Return a hint for each daily budget of which little is left, by kind. The kind is prefixed
+    with `today's`."""
     hints: dict[str, LowBudgetHint] = {}
     for kind, limit in limits_by_kind(budget).items():
         hint = None if kind == "runs" else _hint(kind, limit, getattr(spent, kind), 0)

@@ -16,7 +16,7 @@ _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5
 """The plausible range. A backend that reports a count outside this range has counted something
 else."""
 MEDIA_BYTES = 4500
-"""Assumed size of an image or an audio clip, whose base64 data are not tokenized as text."""
+"""Assumed size of an image or an audio clip. Its base64 data are not tokenized as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,11 @@ def tokens_per_byte(prompt_tokens: int, prompt_bytes: int) -> float:
     return min(_MAX_TOKENS_PER_BYTE, max(_MIN_TOKENS_PER_BYTE, prompt_tokens / prompt_bytes))
 
 
-# Estimates. The weights were fitted to cl100k, o200k and Claude 2's tokenizer. Compared with those,
-# estimates of prose in Latin letters, code, logs and tables are off by at most a third (languages
-# with many accents: at most 40 % too low). Other scripts are within a factor of three, too high for
-# tokenizers with large vocabularies for them. Base64 is estimated at a third of its tokens.
+# Estimates. The weights were fitted to cl100k, o200k and Claude 2's tokenizer. Compared with these
+# tokenizers, estimates of prose in Latin letters, code, logs and tables are off by at most a third
+# (languages with many accents: at most 40 % too low). Estimates of other scripts are within a
+# factor of three; they are too high for tokenizers with many tokens of the script. Base64 is
+# estimated at a third of its tokens.
 
 _NEAR_FACTOR = 2.0
 """Within this factor of a threshold an estimate is too inexact to decide."""

@@ -179,7 +179,7 @@ def is_subset(requested: Egress, allowed: Egress) -> bool:
 
 
 def _covered(requested: Egress, allowed: Egress) -> list[str]:
-    """Return the hosts of `requested` whose every target `allowed` permits."""
+    """Return the host rules of `requested` that `allowed` covers completely."""
     bounds = [_parse_rule(host) for host in expanded_hosts(allowed)]
     return [
         host

@@ -142,7 +142,7 @@ class UniqueDisplayNames:
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
-        """The last number that was added to each name."""
+        """The last number that was appended, by name."""
 
     def assign(self, path: str) -> str:
         """Return the file's base name, with a number if another file has that name, ignoring
@@ -170,7 +170,7 @@ class UniqueNames:
         self._unnamed: dict[str, int] = {}
         """The number of files without a name, by kind."""
         self._numbers: dict[str, int] = {}
-        """The last number that was added to each name."""
+        """The last number that was appended, by name."""
 
     def assign(self, wanted: str, *, kind: str, mime_type: str) -> str:
         """Return a safe and unique form of a name, or `kind-1` and so on for an empty name."""

@@ -75,8 +75,8 @@ class Limits:
     continue."""
     max_trajectory_tokens: int | None = None
     """Maximum number of tokens of the trajectory: the request, the model's turns and the
-    observations, each counted once, as counted by the backend, with an estimate for those that are
-    not counted yet. A run above the limit ends before its next turn (the reference: 65,536, and
+    observations, each counted once. The backend counts them; messages that it has not counted yet
+    are estimated. A run above the limit ends before its next turn (the reference: 65,536, and
     131,072 for long context). null: no limit."""
     max_choices: int = 16
     """Maximum number of answers to one request (`n`). Each is a run with these limits and a sandbox

@@ -37,7 +37,7 @@ class TokenUsage:
     """The token counts of a usage report."""
 
     prompt: int = 0
-    """All prompt tokens, including those that are read from or written to a cache."""
+    """All prompt tokens, including tokens that are read from or written to a cache."""
     completion: int = 0
     cached: int = 0
     cache_written: int = 0

@@ -18,7 +18,7 @@ _SUSPECT_WORDS = 3
 text."""
 _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
-"""Maximum length of the client's text that is searched for a quotation, half of it at each end.
+"""Maximum length of the client's text that is searched for a quotation: one half at each end.
 Searching a megabyte takes a third of a second."""
 _IN_WORDS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")

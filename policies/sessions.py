@@ -82,7 +82,7 @@ def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedS
     """Return the session that a request names, or None. The proxy's own fields and header take
     precedence over the chat ids that clients send.
 
-    `headers` are in lower case.
+    The names of `headers` are in lower case.
     """
     own = body.get("sandbox")
     own = own if isinstance(own, dict) else {}
@@ -174,7 +174,7 @@ class FileLimits:
     """Maximum size of all files of one key, in MiB; above it, uploads are refused. Artifacts do not
     count."""
     retention_hours: float = 720.0
-    """Hours until an upload expires, unless its client has asked for less."""
+    """Hours until an upload expires, unless the client has requested a shorter time."""
 
     def expiry(self, created_at: int, requested_s: int | None) -> int:
         """Return when an upload expires, in seconds since 1970."""

@@ -36,7 +36,7 @@ def is_shown(tool: str) -> bool:
 
 
 def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
-    """Return the mode for a client that asked for none, by the names of its headers."""
+    """Return the mode for a client that did not ask for a mode, by the names of its headers."""
     if setting != "auto":
         return setting
     is_open_webui = any(
@@ -48,7 +48,7 @@ def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
 def default_mode_for_messages(
     setting: StepsSetting, *, code_execution: bool, thinking: bool
 ) -> StepsMode:
-    """Return the mode for a client of Anthropic's API that asked for none.
+    """Return the mode for a client of Anthropic's API that did not ask for a mode.
 
     Many of these clients take the first block of an answer for its text, so no other block may
     precede the text unless the client has asked for such blocks.
@@ -61,7 +61,7 @@ def default_mode_for_messages(
 
 
 def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> StepsMode:
-    """Return the mode for a client of OpenAI's Responses API that asked for none.
+    """Return the mode for a client of OpenAI's Responses API that did not ask for a mode.
 
     Only clients that asked for a built-in tool that has items get items. Other clients would take
     an item for a call of their own tools.
@@ -86,7 +86,8 @@ def contains_steps(reasoning: str) -> bool:
 
 
 def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:
-    """Return the usage scope for a client that asked for none. `headers` are in lower case.
+    """Return the usage scope for a client that did not ask for a scope. The names of `headers` are
+    in lower case.
 
     Coding agents compact a conversation according to the usage, so a sum over several calls would
     make them compact too early.

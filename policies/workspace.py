@@ -294,10 +294,10 @@ def _printable(text: str) -> str:
     return line[:_MAX_ERROR_CHARS].replace("[", "(").replace("]", ")")
 
 
-# The files of a container, and those of a zip archive
+# Names of the files of a container and of a zip archive
 
 MAX_NAME_BYTES = 200
-"""Less than the 255 bytes of file systems, so that a number can be added to the name."""
+"""Maximum length of a name. File systems allow 255 bytes, so a number can still be added."""
 
 
 def input_path(filename: str, taken: Collection[str]) -> str:

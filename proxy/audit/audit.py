@@ -267,7 +267,7 @@ def _result_line(result: Result) -> Fields:
     return {
         "kind": "result",
         LAST: True,
-        "choices": [_choice_result(each) for each in (result, *result.others)],
+        "choices": [_choice_result(choice) for choice in (result, *result.others)],
     }
 
 

@@ -271,10 +271,10 @@ class Finding:
 
     state: State
     name: str
-    words: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.state:<10}  {self.name}  {self.words}"
+        return f"{self.state:<10}  {self.name}  {self.detail}"
 
 
 def verify(
@@ -393,4 +393,4 @@ def _gap(after: Fields | None, before: dict[str, list[str]], oldest: str) -> str
 def _ending(last: Fields) -> str:
     if last.get("kind") == "failure":
         return f"failed: {last.get('error')}"
-    return ", ".join(str(each.get("stop_reason")) for each in last.get("choices", ()))
+    return ", ".join(str(choice.get("stop_reason")) for choice in last.get("choices", ()))

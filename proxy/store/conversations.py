@@ -108,12 +108,12 @@ class ConversationRepository:
             "expires_at": self._settings.expiry(now),
         }
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
             size = append_to_conversation(connection, owner, conversation.id, items)
             self._quota.charge(connection, owner, EMPTY_CONVERSATION_BYTES + size, conversation.id)
 
-        await self._database.write(work)
+        await self._database.write(transaction)
         return conversation
 
     async def get(self, owner: str, conversation_id: str) -> StoredConversation | None:
@@ -138,12 +138,12 @@ class ConversationRepository:
         """Delete a conversation and its items. Return False if there is no such conversation."""
         query = select(CONVERSATIONS.c.id).where(self._is_conversation(owner, conversation_id))
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
             delete_with_items(connection, CONVERSATIONS, found)
             return bool(found)
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def all_items(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
         """Return all items of a conversation and the `seq` of the last item, or None if there is no
@@ -153,13 +153,13 @@ class ConversationRepository:
             ITEMS.c.holder == conversation_id
         )
 
-        def work(connection: Connection) -> tuple[list[Item], int] | None:
+        def transaction(connection: Connection) -> tuple[list[Item], int] | None:
             if connection.execute(query).one_or_none() is None:
                 return None
             last = int(connection.execute(last_seq).scalar_one())
             return list_items(connection, conversation_id), last
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> bool:
         """Append items to the owner's conversation and postpone its expiry. Return False if there
@@ -167,14 +167,14 @@ class ConversationRepository:
         change = update(CONVERSATIONS).where(self._is_conversation(owner, conversation_id))
         change = change.values(expires_at=self._settings.expiry(int(self._now())))
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             if not connection.execute(change).rowcount:
                 return False
             size = append_to_conversation(connection, owner, conversation_id, new)
             self._quota.charge(connection, owner, size, conversation_id)
             return True
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def page(self, owner: str, conversation_id: str, request: PageRequest) -> Page[Item]:
         """Return a page of a conversation's items. Raises BadRequestError."""
@@ -197,12 +197,12 @@ class ConversationRepository:
             .returning(ITEMS.c.bytes)
         )
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             size = connection.execute(change).scalar_one_or_none()
             _add_bytes(connection, conversation_id, -(size or 0))
             return size is not None
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired conversations, and the rows of items that were deleted before

@@ -1,5 +1,5 @@
-"""The SQLite database, which runs each transaction in one thread, and the queries that several
-tables share: pages of a list, quotas, and the rows that a sweep removes."""
+"""The SQLite database, whose transactions run in one thread, and the queries that several tables
+share: pages of a list, quotas, and the rows that a sweep removes."""
 
 import asyncio
 import os
@@ -63,18 +63,18 @@ class Database:
         # One thread, because SQLite has one writer. An asyncio driver is three times as slow.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which only reads, in a transaction in the store's thread."""
-        return await self._run(self._engine, work)
+    async def read(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that only reads, in a transaction in the store's thread."""
+        return await self._run(self._engine, transaction)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which may write, in a transaction in the store's thread."""
-        return await self._run(self._write_engine, work)
+    async def write(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that may write, in a transaction in the store's thread."""
+        return await self._run(self._write_engine, transaction)
 
-    async def read_concurrently(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, which only reads but takes long, in a thread of its own, so that other
-        transactions are not delayed."""
-        return await asyncio.to_thread(_in_transaction, self._engine, work)
+    async def read_concurrently(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that only reads but takes long, in a transaction in another thread, so
+        that other transactions are not delayed."""
+        return await asyncio.to_thread(_in_transaction, self._engine, transaction)
 
     async def read_one(
         self, query: Executable, convert: Callable[[RowMapping], T | None]
@@ -103,7 +103,7 @@ class Database:
         The row may be invisible: a client can continue after a deleted row.
         """
 
-        def work(connection: Connection) -> Page[T]:
+        def transaction(connection: Connection) -> Page[T]:
             query = select(table).where(scope, visible).limit(request.limit + 1)
             order = table.c.seq.desc() if request.newest_first else table.c.seq.asc()
             if request.after is not None:
@@ -117,11 +117,11 @@ class Database:
             rows = connection.execute(query.order_by(order)).mappings().all()
             return Page(tuple(map(convert, rows[: request.limit])), len(rows) > request.limit)
 
-        return await self.read(work)
+        return await self.read(transaction)
 
-    async def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+    async def _run(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, _in_transaction, engine, work
+            self._thread, _in_transaction, engine, transaction
         )
 
     def close(self) -> None:
@@ -148,9 +148,9 @@ def _fetch_one(
     return convert(row) if row else None
 
 
-def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
+def _in_transaction(engine: Engine, transaction: Callable[[Connection], T]) -> T:
     with engine.begin() as connection:
-        return work(connection)
+        return transaction(connection)
 
 
 def _engine(path: Path) -> Engine:

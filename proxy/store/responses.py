@@ -76,7 +76,7 @@ class ResponseRepository:
         if response.conversation_id:
             used.append((CONVERSATIONS, [response.conversation_id]))
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             size = len(record) + add_items(connection, owner, response.id, inputs)
             connection.execute(insert(RESPONSES), {**row, "bytes": size})
             for table, ids in used:
@@ -85,7 +85,7 @@ class ResponseRepository:
                 connection.execute(change.values(expires_at=until))
             self._quota.charge(connection, owner, size, response.id)
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def end(
         self, owner: str, response_id: str, record: Mapping[str, Any], frames: str | None = None
@@ -100,7 +100,7 @@ class ResponseRepository:
         query = select(RESPONSES.c.conversation_id).where(this)
         change = update(RESPONSES).where(this).values(record=written, worker=None)
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             row = connection.execute(query).one_or_none()
             if row is None:
                 return
@@ -115,17 +115,17 @@ class ResponseRepository:
                 size += append_to_conversation(connection, owner, row.conversation_id, items)
             self._quota.charge(connection, owner, size, response_id)
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return the owner's response, or None."""
         query = select(RESPONSES).where(self._is_live(owner), RESPONSES.c.id == response_id)
 
-        def work(connection: Connection) -> StoredResponse | None:
+        def transaction(connection: Connection) -> StoredResponse | None:
             row = connection.execute(query).mappings().one_or_none()
             return _response(connection, row) if row else None
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def frames(self, owner: str, response_id: str) -> str | None:
         """Return the stream that `end` stored with a response, or None."""
@@ -145,7 +145,7 @@ class ResponseRepository:
         query = select(RESPONSES).join(chain, chain.c.id == RESPONSES.c.id)
         query = query.order_by(chain.c.depth)
 
-        def work(connection: Connection) -> ResponseChain | None:
+        def transaction(connection: Connection) -> ResponseChain | None:
             rows = connection.execute(query).mappings().all()
             if not rows:
                 return None
@@ -161,7 +161,7 @@ class ResponseRepository:
             states = (row["state"] for row in rows if row["session"] == latest.session)
             return ResponseChain(latest, ids, tuple(states), tuple(inputs))
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, Item]:
         """Return the owner's items with these ids."""
@@ -171,12 +171,12 @@ class ResponseRepository:
         """Delete a response and its items. Return False if there is no such response."""
         query = select(RESPONSES.c.id).where(self._is_live(owner), RESPONSES.c.id == response_id)
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
             delete_with_items(connection, RESPONSES, found)
             return bool(found)
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def add_backend_response(self, owner: str, response_id: str) -> None:
         """Record the owner of a response that the backend stores."""
@@ -185,11 +185,11 @@ class ResponseRepository:
         last = select(table.c.seq).where(table.c.owner == owner).order_by(table.c.seq.desc())
         beyond = last.limit(1).offset(MAX_BACKEND_RESPONSES).scalar_subquery()
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             connection.execute(insert(table).prefix_with("OR REPLACE"), row)
             connection.execute(delete(table).where(table.c.owner == owner, table.c.seq <= beyond))
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def is_backend_response(self, owner: str, response_id: str) -> bool:
         """Return True if the owner has a response with that id in the backend."""

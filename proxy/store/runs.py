@@ -54,13 +54,13 @@ class RunRepository:
         """Store a run that begins and return None. If a stored run with the same Idempotency-Key
         can be joined, return the stored run instead."""
 
-        def work(connection: Connection) -> StoredRun | None:
+        def transaction(connection: Connection) -> StoredRun | None:
             if run.key and (found := self._joinable(connection, run.owner, run.key)):
                 return found
             connection.execute(insert(RUNS), self._row(run))
             return None
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
         """Store the result of a run for `keep_s` seconds.
@@ -123,7 +123,7 @@ class RunRepository:
         """Store the summaries that `runs` returns, each in place of an earlier summary of the same
         run. `runs` is called in the store's thread."""
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             rows = [self._summary(run) for run in runs()]
             connection.execute(insert(RUN_SUMMARIES).prefix_with("OR REPLACE"), rows)
             for owner in {run["owner"] for run in rows}:
@@ -131,7 +131,7 @@ class RunRepository:
                 too_many = RUN_SUMMARIES.c.seq <= _newest_beyond(of_owner, MAX_SUMMARIES)
                 connection.execute(delete(RUN_SUMMARIES).where(of_owner, too_many))
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def summary(self, owner: str, run_id: str) -> StoredRun | None:
         """Return the summary of the owner's run with that id, or None."""

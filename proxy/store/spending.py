@@ -66,7 +66,7 @@ class SpendingRepository:
     """The spending of all keys, one row per key and day.
 
     The check of a budget and the expense are one transaction, so that concurrent requests, even in
-    several processes, cannot exceed a budget together.
+    several processes, cannot use the same rest of a budget.
     """
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
@@ -85,7 +85,7 @@ class SpendingRepository:
         """Count an expected expense and return its reservation. If the budget is exhausted, count
         nothing; the reservation then names the exhausted kind."""
 
-        def work(connection: Connection) -> Reservation:
+        def transaction(connection: Connection) -> Reservation:
             day = day_number(self._now())
             spent = _spent(connection, owner, day)
             if kind := exhausted(budget, spent, expected):
@@ -93,7 +93,7 @@ class SpendingRepository:
             _add(connection, owner, day, expected)
             return Reservation(day, expected, spent + expected)
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def add(self, owner: str, day: int, more: Expense) -> None:
         """Add an expense, usually the difference between the actual and the expected expense, to a

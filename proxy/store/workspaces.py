@@ -103,7 +103,7 @@ class WorkspaceRepository:
             "expires_at": now + int(self._settings.retention_hours * 3600),
         }
 
-        def work(connection: Connection) -> list[str]:
+        def transaction(connection: Connection) -> list[str]:
             same = delete(WORKSPACES).where(
                 _in_session(state.session), WORKSPACES.c.state == state.name
             )
@@ -112,7 +112,7 @@ class WorkspaceRepository:
             return replaced + self._evict(connection, state.session)
 
         async with self._blobs.removed_on_error(blob):
-            unused = await self._database.write(work)
+            unused = await self._database.write(transaction)
         await self._blobs.remove(unused)
 
     def _evict(self, connection: Connection, session: Session) -> list[str]:
