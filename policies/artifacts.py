@@ -35,8 +35,8 @@ class ArtifactLimits:
     deny_types: tuple[str, ...] = ()
     """Files that may not be returned, even if `allow_types` contains them."""
     list_files: ListFiles = "auto"
-    """always: the answer ends with a list of links to the files that it does not mention. never: it
-    does not. auto: always for chat UIs that are known to show only the text of a message."""
+    """always: the answer ends with a list of links to the files that it does not mention. never: no
+    list. auto: always for chat UIs that are known to show only the text of a message."""
 
     def __post_init__(self) -> None:
         check_type_patterns((*(self.allow_types or ()), *self.deny_types))

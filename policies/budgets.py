@@ -147,11 +147,11 @@ def seconds_until_midnight(now: float) -> float:
 
 # Hints for the model
 
-_LITTLE, _VERY_LITTLE = 0.2, 0.05
+_LITTLE_SHARE, _VERY_LITTLE_SHARE = 0.2, 0.05
 """Shares of a budget below which the model gets a hint: at most one hint for each share."""
 _LAST_TURNS, _LAST_S = 3, 60.0
 """Remaining turns and seconds that count as very little, whatever their share of the limit; but at
-most `_LITTLE` of the wall time."""
+most `_LITTLE_SHARE` of the wall time."""
 _MIB = 1 << 20
 
 
@@ -166,7 +166,7 @@ class LowBudgetHint:
 
 def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
     """Return a hint for each of a run's own budgets of which little is left, by kind."""
-    last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE)
+    last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE_SHARE)
     rows = (
         ("turns", limits.max_turns, spent.turns, _LAST_TURNS),
         ("wall_time_s", limits.max_run_seconds, spent.wall_time_s, last_s),
@@ -210,10 +210,10 @@ def _hint(kind: str, limit: float | None, used: float, last: float) -> LowBudget
     if not limit:
         return None
     left = max(0.0, limit - used)
-    if left > max(last, limit * _LITTLE):
+    if left > max(last, limit * _LITTLE_SHARE):
         return None
     return LowBudgetHint(
-        _remaining_text(kind, left), 2 if left <= max(last, limit * _VERY_LITTLE) else 1
+        _remaining_text(kind, left), 2 if left <= max(last, limit * _VERY_LITTLE_SHARE) else 1
     )
 
 

@@ -19,7 +19,7 @@ class _Span:
     end: int
     title: str
     is_open_ended: bool = False
-    """True if no mark ends the document, so that the text after it may be part of it."""
+    """True if no mark ends the document. The text after the document may be part of it."""
     merged_count: int = 1
     """Number of documents that were merged into this one."""
 
@@ -433,7 +433,8 @@ def _kept_chars(segment: Segment) -> int:
 
 
 def _offload(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
-    """Write a segment to a file if it is long. Return its text for the prompt."""
+    """Write a long segment to a file. Return the text for the prompt that stands for the
+    segment."""
     text = segment.text
     if _is_short(segment):
         return text

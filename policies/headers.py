@@ -48,7 +48,7 @@ class RequestHeader(_Header):
     OFFLOAD_DOCUMENTS = "x-sandbox-offload-documents", _MODEL
     """`on` or `off`. Sets `sandbox.offload_documents` if the body does not."""
     DEADLINE = "x-sandbox-deadline", _MODEL
-    """Sets `sandbox.deadline_s`. If the body sets it, too, the smaller value applies."""
+    """Sets `sandbox.deadline_s`. If the body sets the field, too, the smaller value applies."""
     ON_DISCONNECT = "x-sandbox-on-disconnect", _MODEL
     """Sets `sandbox.on_disconnect` if the body does not."""
     SESSION = "x-sandbox-session", _MODEL

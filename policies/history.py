@@ -35,7 +35,7 @@ def strip_steps(messages: Sequence[Message]) -> list[Message]:
     groups: list[list[Message]] = []
     follows_steps = False
     for message in map(_without_files, messages):
-        stripped = _strip_message(message)
+        stripped = _without_steps(message)
         if stripped is not None and follows_steps:
             _append_after_steps(groups, stripped)
         elif stripped is not None:
@@ -45,14 +45,14 @@ def strip_steps(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_files(message: Message) -> Message:
-    """Return the message without the fields that list its files: models do not read them, and some
-    backends refuse them."""
+    """Return the message without the fields that list its files. Models do not read these fields,
+    and some backends refuse them."""
     if message.get("role") != "assistant" or not (_FILE_FIELDS & message.keys()):
         return message
     return {key: value for key, value in message.items() if key not in _FILE_FIELDS}
 
 
-def _strip_message(message: Message) -> Message | None:
+def _without_steps(message: Message) -> Message | None:
     """Return the message without steps, or None if nothing is left of it."""
     role = message.get("role")
     if role == "tool":

@@ -158,21 +158,21 @@ def _is_full(spent: float, expected: float, limit: float | None) -> bool:
 
 # The plan for a run's time
 
-_MARGIN, _MAX_MARGIN_S = 0.05, 10.0
+_MARGIN_SHARE, _MAX_MARGIN_S = 0.05, 10.0
 """The share of a deadline that is reserved for collecting artifacts and sending the answer."""
 _WALL_TIME_MARGIN_S = 30.0
 """Time for collecting artifacts of a run without a deadline, after its wall time."""
 _MAX_COLLECTION_S = 120.0
 """Maximum time for collecting artifacts."""
-_FINAL_CALL, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
+_FINAL_CALL_SHARE, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
 """The share of a deadline that is reserved for asking the model for its final answer. This reserve
 is at most half of the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """The deadlines of one run, in seconds from its start, so that it answers before its client
-    closes the connection."""
+    """The deadlines of one run, in seconds from its start. They let the run answer before its
+    client closes the connection."""
 
     work_s: float
     """The end of model calls with tools."""
@@ -197,8 +197,8 @@ def time_plan(wall_time_s: float, deadline_s: float | None = None) -> TimePlan:
     a timeout of `deadline_s`, the whole run takes no longer."""
     if deadline_s is None:
         return TimePlan(wall_time_s, math.inf, wall_time_s, StopReason.WALL_TIME)
-    answer_s = deadline_s - min(deadline_s * _MARGIN, _MAX_MARGIN_S)
-    final_call_s = min(max(deadline_s * _FINAL_CALL, _MIN_FINAL_CALL_S), _MAX_FINAL_CALL_S)
+    answer_s = deadline_s - min(deadline_s * _MARGIN_SHARE, _MAX_MARGIN_S)
+    final_call_s = min(max(deadline_s * _FINAL_CALL_SHARE, _MIN_FINAL_CALL_S), _MAX_FINAL_CALL_S)
     work_s = answer_s - min(final_call_s, deadline_s / 2)
     if wall_time_s <= work_s:
         return TimePlan(wall_time_s, answer_s, deadline_s, StopReason.WALL_TIME)

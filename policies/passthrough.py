@@ -61,7 +61,9 @@ _CLOSED_NAMES = frozenset(
 /model_info contain the same words."""
 _COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
-_ON_MODELS = _CLOSED_WORDS | {*("apply", "download", "install", "load", "new", "unload", "update")}
+_CLOSED_MODEL_WORDS = _CLOSED_WORDS | {
+    *("apply", "download", "install", "load", "new", "unload", "update")
+}
 """A path under /models is closed if one of its last two segments contains one of these words: LM
 Studio, llama.cpp, Triton, LocalAI."""
 
@@ -150,14 +152,14 @@ def path_kind(path: str) -> PathKind:
     if segments[-2:] == _COMPLETIONS:  # LiteLLM has this route under /engines/… and others too
         return "plain only"
     rest = segments[len(prefixes) + 1 :]
-    return "closed" if _administers(head, rest) else "backend"
+    return "closed" if _is_administrative(head, rest) else "backend"
 
 
-def _administers(head: str, rest: Sequence[str]) -> bool:
+def _is_administrative(head: str, rest: Sequence[str]) -> bool:
     if head in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_words(head)):
         return True
     return head == _MODELS and any(
-        not _ON_MODELS.isdisjoint(_words(segment)) for segment in rest[-2:]
+        not _CLOSED_MODEL_WORDS.isdisjoint(_words(segment)) for segment in rest[-2:]
     )
 
 

@@ -88,10 +88,10 @@ def cost_usd(tariff: Tariff | None, tokens: TokenUsage) -> float | None:
     visible = tokens.completion - tokens.reasoning
     micro_usd = (
         uncached * price.input_per_mtok
-        + tokens.cached * _or(price.cached_per_mtok, price.input_per_mtok)
-        + tokens.cache_written * _or(price.cache_write_per_mtok, price.input_per_mtok)
+        + tokens.cached * _or_default(price.cached_per_mtok, price.input_per_mtok)
+        + tokens.cache_written * _or_default(price.cache_write_per_mtok, price.input_per_mtok)
         + visible * price.output_per_mtok
-        + tokens.reasoning * _or(price.reasoning_per_mtok, price.output_per_mtok)
+        + tokens.reasoning * _or_default(price.reasoning_per_mtok, price.output_per_mtok)
     )
     return micro_usd / _MILLION
 
@@ -104,7 +104,7 @@ def _price_for(tariff: Tariff, prompt_tokens: int) -> Price:
     return applicable
 
 
-def _or(price: float | None, default: float) -> float:
+def _or_default(price: float | None, default: float) -> float:
     return default if price is None else price
 
 

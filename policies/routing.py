@@ -55,8 +55,8 @@ class Route:
     """The route of a request, with the reason."""
 
     kind: Literal["sandbox", "plain", "refused"]
-    """sandbox: the request gets a sandbox. plain: it goes straight to the backend. refused: the
-    profile demands a sandbox, which the request or its model cannot use."""
+    """sandbox: the request gets a sandbox. plain: the request goes straight to the backend.
+    refused: the profile demands a sandbox, which the request or its model cannot use."""
     model: str
     """The backend's name for the model."""
     reason: RouteReason

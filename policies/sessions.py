@@ -75,7 +75,8 @@ class NamedSession:
 
     name: str
     by_messages: bool
-    """True if the messages determine the state to resume from; otherwise it is the newest state."""
+    """True if the messages determine the state to resume from. False: resume from the newest
+    state."""
 
 
 def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:

@@ -349,7 +349,7 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bo
     return any(
         template.fits(text)
         for role, text in _candidates(messages)
-        if _openings().match(text)  # excludes most texts at once
+        if _opening_pattern().match(text)  # excludes most texts at once
         for template in TEMPLATES
         if template.role == role
         and (template.follows_chat or not has_begun)
@@ -358,7 +358,7 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bo
 
 
 @cache
-def _openings() -> re.Pattern[str]:
+def _opening_pattern() -> re.Pattern[str]:
     """Return a pattern that matches the opening of any template, compiled at the first use."""
     return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 
