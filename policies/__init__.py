@@ -1,1 +1,1 @@
-"""DECIDE. Frozen values and pure functions; nothing here reads the world."""
+"""Decisions about requests and runs: frozen values and pure functions without I/O."""

@@ -50,7 +50,8 @@ ANY_JSON = AnswerForm(True)
 def requested_form(
     response_format: Any, structured_outputs: Any, json_schema: Any = None
 ) -> AnswerForm | None:
-    """Return the form that a request asks for, or None if the proxy can check none.
+    """Return the form that a request asks for, or None if the request asks for no form that the
+    proxy can check.
 
     The parameters are request fields of OpenAI, vLLM and llama.cpp, in this order.
     """
@@ -80,8 +81,8 @@ def _form_of_structured_outputs(structured_outputs: dict[str, Any]) -> AnswerFor
 
 
 def schema_error(schema: Any) -> str | None:
-    """Return the error of an invalid JSON Schema, or None. References to other documents are
-    invalid."""
+    """Return the error of an invalid JSON Schema, or None if the schema is valid. A reference to
+    another document makes a schema invalid."""
     import jsonschema_rs
 
     try:

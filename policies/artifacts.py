@@ -35,8 +35,8 @@ class ArtifactLimits:
     deny_types: tuple[str, ...] = ()
     """Files that may not be returned, even if `allow_types` contains them."""
     list_files: ListFiles = "auto"
-    """When the answer ends with a list of links to the files that it does not mention. auto: for
-    chat UIs that are known to show only the text of a message."""
+    """always: the answer ends with a list of links to the files that it does not mention. never: no
+    list. auto: always for chat UIs that are known to show only the text of a message."""
 
     def __post_init__(self) -> None:
         check_type_patterns((*(self.allow_types or ()), *self.deny_types))
@@ -70,8 +70,8 @@ class ProducedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedFile:
-    """Size and hash of a file's earlier or present content, as far as they are known."""
+class FileVersion:
+    """Size and hash of one version of a file's content, as far as they are known."""
 
     bytes: int | None
     """None if unknown."""
@@ -86,7 +86,7 @@ class SkippedFile:
     path: str
     """The absolute path in the sandbox."""
     bytes: int
-    """The size."""
+    """Size of the file, in bytes."""
     why: SkipReason
     """type_not_allowed, too_large, too_many: a limit of `artifacts`. no_room: the files together
     are too large. changed: the file was written to during the download. rule: a rule of the policy
@@ -96,14 +96,15 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Produced files, divided into those that are returned and those that are not."""
+    """Produced files, divided into files for the client and files that are not returned."""
 
     chosen: tuple[ProducedFile, ...]
     skipped: tuple[SkippedFile, ...]
 
 
 def select_files(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
-    """Choose files in the given order while the limits allow. Answer files are left out."""
+    """Choose files in the given order while the limits allow. Answer files are neither chosen nor
+    skipped."""
     chosen: list[ProducedFile] = []
     skipped: list[SkippedFile] = []
     bytes_left = limits.max_total_mib << 20
@@ -131,7 +132,7 @@ def _skip_reason(
     return "no_room" if file.bytes > bytes_left else None
 
 
-def is_changed(before: SavedFile | None, now: SavedFile) -> bool | None:
+def is_changed(before: FileVersion | None, now: FileVersion) -> bool | None:
     """Return True if a file is new or its content has changed, None if that is unknown."""
     if before is None:
         return True
@@ -147,9 +148,8 @@ def output_path(relative: str) -> str:
     return f"{OUTPUT_DIR}/{relative}"
 
 
-# Signed links. A signed link opens a file without an API key for a day, so no link that a client
-# sends back reaches the model or its backend: they get the file's path, or the link without its
-# signature.
+# Signed links. Until it expires, a signed link opens a file without an API key. If a client sends a
+# link back, the model and its backend get the path of the file, or the link without its signature.
 
 _LINK_MARK = "/v1/containers/"
 """A part of every link; searching for it is faster than matching the pattern."""

@@ -16,8 +16,8 @@ STOP_REASONS = {
     "egress_bytes": StopReason.DAILY_EGRESS_BUDGET,
     "tool_output_chars": StopReason.DAILY_TOOL_OUTPUT_BUDGET,
 }
-"""The stop reason of a run whose key has exhausted a daily budget. An exhausted budget of `runs`
-stops no run; it refuses the next one."""
+"""The stop reason of a run whose key has exhausted a daily budget, by kind of expense. An exhausted
+budget of `runs` does not stop runs; the key's next request is refused."""
 BUDGET_LABELS = {
     "runs": "requests",
     "tokens": "tokens",
@@ -37,11 +37,11 @@ class DailyBudget:
     runs: int | None = None
     """Maximum number of runs. Each further choice (`n`) of a request is a run of its own."""
     tokens: int | None = None
-    """Maximum number of prompt and completion tokens, including those of requests without a
+    """Maximum number of prompt and completion tokens, including tokens of requests without a
     sandbox."""
     cost_usd: float | None = None
-    """Maximum cost of model calls, in US dollars, including those of requests without a sandbox. If
-    set, models without a known price are refused."""
+    """Maximum cost of model calls, in US dollars, including calls without a sandbox. If set, models
+    without a known price are refused."""
     commands: int | None = None
     """Maximum number of calls of sandbox tools, not counting submit."""
     cpu_s: float | None = None
@@ -54,7 +54,7 @@ class DailyBudget:
     @property
     def is_set(self) -> bool:
         """True if any budget is limited, so that expenses must be counted."""
-        return self != _NOTHING
+        return self != _UNLIMITED
 
     @property
     def for_model_calls(self) -> "DailyBudget":
@@ -64,7 +64,7 @@ class DailyBudget:
         return DailyBudget(tokens=self.tokens, cost_usd=self.cost_usd)
 
 
-_NOTHING = DailyBudget()
+_UNLIMITED = DailyBudget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,11 @@ class Reservation:
 
 
 def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
-    """Return the first kind whose budget leaves no room for another expense, or None."""
+    """Return the first kind of expense whose budget is exhausted, or None.
+
+    The budget of `runs` must have room for the wanted runs. Any other budget is exhausted only once
+    its limit is reached, so the last expense may exceed it.
+    """
     if wanted.runs and budget.runs is not None and spent.runs + wanted.runs > budget.runs:
         return "runs"
     for kind, most in limits_by_kind(budget).items():
@@ -121,7 +125,7 @@ def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | Non
 
 
 def limits_by_kind(budget: DailyBudget) -> dict[str, float | None]:
-    """Return the limit of each kind of expense; None means no limit."""
+    """Return the limit of each kind of expense, for egress in bytes; None means no limit."""
     mib = budget.egress_mib
     egress = None if mib is None else mib_to_bytes(mib)
     amounts = (
@@ -143,10 +147,11 @@ def seconds_until_midnight(now: float) -> float:
 
 # Hints for the model
 
-_LITTLE, _VERY_LITTLE = 0.2, 0.05
-"""Shares of a budget below which the model gets a hint, once for each share."""
-_LAST_STEPS, _LAST_S = 3, 60.0
-"""So few steps or seconds count as very little; for seconds at most `_LITTLE` of the wall time."""
+_LITTLE_SHARE, _VERY_LITTLE_SHARE = 0.2, 0.05
+"""Shares of a budget below which the model gets a hint: at most one hint for each share."""
+_LAST_TURNS, _LAST_S = 3, 60.0
+"""Remaining turns and seconds that count as very little, whatever their share of the limit; but at
+most `_LITTLE_SHARE` of the wall time."""
 _MIB = 1 << 20
 
 
@@ -161,9 +166,9 @@ class LowBudgetHint:
 
 def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
     """Return a hint for each of a run's own budgets of which little is left, by kind."""
-    last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE)
+    last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE_SHARE)
     rows = (
-        ("turns", limits.max_turns, spent.turns, _LAST_STEPS),
+        ("turns", limits.max_turns, spent.turns, _LAST_TURNS),
         ("wall_time_s", limits.max_run_seconds, spent.wall_time_s, last_s),
         ("tokens", limits.max_total_tokens, spent.tokens, 0),
         ("cost_usd", limits.max_cost_usd, spent.cost_usd, 0),
@@ -177,7 +182,8 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
 
 
 def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
-    """Return a hint for each daily budget of a key of which little is left, by kind."""
+    """Return a hint for each daily budget of which little is left, by kind. The kind is prefixed
+    with `today's`."""
     hints: dict[str, LowBudgetHint] = {}
     for kind, limit in limits_by_kind(budget).items():
         hint = None if kind == "runs" else _hint(kind, limit, getattr(spent, kind), 0)
@@ -204,10 +210,10 @@ def _hint(kind: str, limit: float | None, used: float, last: float) -> LowBudget
     if not limit:
         return None
     left = max(0.0, limit - used)
-    if left > max(last, limit * _LITTLE):
+    if left > max(last, limit * _LITTLE_SHARE):
         return None
     return LowBudgetHint(
-        _remaining_text(kind, left), 2 if left <= max(last, limit * _VERY_LITTLE) else 1
+        _remaining_text(kind, left), 2 if left <= max(last, limit * _VERY_LITTLE_SHARE) else 1
     )
 
 

@@ -3,19 +3,20 @@
 from dataclasses import dataclass, field
 
 _MAX_ANSWER_TOKENS = 8192
-_MAX_ANSWER_PART = 4
-"""Without a `max_tokens`, a call reserves at most one part in so many of the window."""
-EASED_SHARE = 2 / 3
+_MAX_ANSWER_DIVISOR = 4
+"""Without a `max_tokens`, a call reserves at most 1 / `_MAX_ANSWER_DIVISOR` of the window."""
+COMPACTED_SHARE = 2 / 3
 """Maximum share of the window that is used after compaction. Each compaction loses the backend's
-prefix cache, so that it must free enough for several turns."""
+prefix cache, so it must free enough room for several turns."""
 SUMMARY_SHARE = 1 / 2
 """Maximum share of the window that is used after a compaction by summary."""
 TOKENS_PER_BYTE = 1 / 3
 """Assumed for text that no backend has counted yet. English has fewer, digits have more."""
 _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5
-"""The plausible range. A backend that reports a count outside it has counted something else."""
-PICTURE_BYTES = 4500
-"""Assumed size of an image or an audio clip, whose base64 data are not tokenized as text."""
+"""The plausible range. A backend that reports a count outside this range has counted something
+else."""
+MEDIA_BYTES = 4500
+"""Assumed size of an image or an audio clip. Its base64 data are not tokenized as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class ContextSizes:
 
     @property
     def is_overflow(self) -> bool:
-        """True if the prompt did not fit by these sizes. Otherwise the sizes cannot be trusted."""
+        """True if a prompt of these sizes does not fit into the window. Otherwise the sizes cannot
+        be trusted."""
         if self.window is None:
             return False
         return self.prompt is None or self.prompt + (self.answer or 0) > self.window
@@ -42,12 +44,12 @@ class ContextSizes:
 def reserved_tokens(window: int, max_tokens: int | None) -> int:
     """Return the tokens that a model call reserves for its answer.
 
-    A call with `max_tokens` reserves those, but at most half of the window: otherwise a client's
-    large `max_tokens` would leave no room for the observations.
+    A call with `max_tokens` reserves this number, but at most half of the window: a client's large
+    `max_tokens` would otherwise leave no room for the observations.
     """
     if max_tokens is not None:
         return min(max_tokens, window // 2)
-    return min(_MAX_ANSWER_TOKENS, window // _MAX_ANSWER_PART)
+    return min(_MAX_ANSWER_TOKENS, window // _MAX_ANSWER_DIVISOR)
 
 
 def offload_threshold(limit: int | None, window: int | None) -> int | None:
@@ -66,10 +68,11 @@ def tokens_per_byte(prompt_tokens: int, prompt_bytes: int) -> float:
     return min(_MAX_TOKENS_PER_BYTE, max(_MIN_TOKENS_PER_BYTE, prompt_tokens / prompt_bytes))
 
 
-# Estimates. The weights were fitted to cl100k, o200k and Claude 2's tokenizer. Compared with those,
-# estimates of prose in Latin letters, code, logs and tables are off by at most a third (languages
-# with many accents: at most 40 % too low). Other scripts are within a factor of three, too high for
-# tokenizers with large vocabularies for them. Base64 is estimated at a third of its tokens.
+# Estimates. The weights were fitted to cl100k, o200k and Claude 2's tokenizer. Compared with these
+# tokenizers, estimates of prose in Latin letters, code, logs and tables are off by at most a third
+# (languages with many accents: at most 40 % too low). Estimates of other scripts are within a
+# factor of three; they are too high for tokenizers with many tokens of the script. Base64 is
+# estimated at a third of its tokens.
 
 _NEAR_FACTOR = 2.0
 """Within this factor of a threshold an estimate is too inexact to decide."""

@@ -19,24 +19,37 @@ class _Span:
     end: int
     title: str
     is_open_ended: bool = False
-    """True if no mark ends the document, so that the text after it may be part of it."""
+    """True if no mark ends the document. The text after the document may be part of it."""
     merged_count: int = 1
     """Number of documents that were merged into this one."""
 
 
 _FindDocuments = Callable[[str], Sequence[_Span]]
 
-_WORDS = "document|doc|file|article|attachment|passage|page|chapter|email|item|search_result"
-_WRAPPERS = (
+_DOCUMENT_TAG_NAMES = (
+    "document|doc|file|article|attachment|passage|page|chapter|email|item|search_result"
+)
+_WRAPPER_TAG_NAMES = (
     "documents|context|transcript|text|contents?|data|paper|log|logs|report|book|code|input"
     "|reference|source|sources|notes|contract|instructions_data|files|excerpt|story|conversation"
 )
 _ATTRIBUTE = re.compile(
     r"(?<![\w:-])([\w:-]{1,40})\s{0,5}=\s{0,5}(?:\"([^\"]{1,300})\"|'([^']{1,300})')"
 )
-_NAMING = ("path", "filename", "file", "name", "title", "source", "src", "url", "href", "id")
-_CHILD = re.compile(r"\s{0,50}<(\w{1,30})>([^<]{0,300})</\1>")
-_CHILDREN = 8
+_TITLE_ATTRIBUTES = (
+    "path",
+    "filename",
+    "file",
+    "name",
+    "title",
+    "source",
+    "src",
+    "url",
+    "href",
+    "id",
+)
+_METADATA_TAG = re.compile(r"\s{0,50}<(\w{1,30})>([^<]{0,300})</\1>")
+_MAX_METADATA_TAGS = 8
 _BODY = re.compile(r"\s{0,50}<((?:document_|page_)?(?:contents?|text|body))>[ \t]{0,50}\n?")
 _NUMBER = r"(?:\d{1,5}|[A-Z]|[IVXLC]{1,7})"
 _CHINESE = r"(?:文档|文件|文章|资料|資料|文書|第)[ \t]{0,3}\d{1,5}章?"
@@ -75,7 +88,9 @@ _PAGE = re.compile(
 _MAX_MARKS = 50_000
 """Maximum number of marks; further marks are ignored."""
 LARGE_CHARS = 4000
-"""Minimum length of a part without a title that becomes a file of its own."""
+"""Minimum length of a code fence without a file name that counts as a document, and of Markdown
+sections and pages (shorter ones are merged). Text between documents stays in the prompt up to this
+length."""
 
 
 def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
@@ -106,8 +121,8 @@ def _tag_content(text: str, opening: re.Match[str], end: int) -> _Span:
     """Return the content of a tag without its leading metadata tags, such as `<title>`."""
     metadata = _attributes(opening[3][:1000])
     at = opening.end()
-    for _ in range(_CHILDREN):
-        if not (child := _CHILD.match(text, at, end)):
+    for _ in range(_MAX_METADATA_TAGS):
+        if not (child := _METADATA_TAG.match(text, at, end)):
             break
         metadata.setdefault(child[1].lower(), child[2].strip())
         at = child.end()
@@ -124,7 +139,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _title(metadata: Mapping[str, str]) -> str:
-    return next((metadata[key] for key in _NAMING if metadata.get(key)), "")
+    return next((metadata[key] for key in _TITLE_ATTRIBUTES if metadata.get(key)), "")
 
 
 def _next_line(text: str, at: int, end: int) -> int:
@@ -140,7 +155,7 @@ class _Mark:
     title: str | None
 
 
-def _between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
+def _spans_between(text: str, marks: Iterable[_Mark]) -> list[_Span]:
     """Return the text between each mark and the next as a document, except after an end mark. A
     document that no mark ends runs to the end of the text and is open-ended."""
     found: list[_Span] = []
@@ -160,7 +175,7 @@ def _line_end(text: str, mark: re.Match[str]) -> int:
 
 def _find_ruled(text: str) -> list[_Span]:
     """Find `=== a.txt ===`, `--- FILE: a.txt ---`, `==> a <==`, `BEGIN DOCUMENT a`."""
-    return _between(text, _ruled_marks(text))
+    return _spans_between(text, _ruled_marks(text))
 
 
 def _ruled_marks(text: str) -> Iterator[_Mark]:
@@ -179,7 +194,7 @@ def _ruled_marks(text: str) -> Iterator[_Mark]:
 def _find_bannered(text: str) -> list[_Span]:
     """Find titles between two rules, such as lines of `=`."""
     marks = (_Mark(mark.start(), mark.end(), mark[2].strip()) for mark in _find_all(_BANNER, text))
-    return _between(text, marks)
+    return _spans_between(text, marks)
 
 
 def _find_numbered(text: str) -> list[_Span]:
@@ -190,7 +205,7 @@ def _find_numbered(text: str) -> list[_Span]:
             title = (mark[2] or "").strip(" \t*]") or mark[1] or mark[3].strip(" \t*]")
             yield _Mark(mark.start(), _line_end(text, mark), title)
 
-    return _between(text, marks())
+    return _spans_between(text, marks())
 
 
 def _find_fenced(text: str) -> list[_Span]:
@@ -228,7 +243,7 @@ def _fence_title(text: str, opening: re.Match[str]) -> str:
 
 
 def _find_headed(text: str) -> list[_Span]:
-    """Find the sections of Markdown, by the highest level of headings that occurs repeatedly."""
+    """Find Markdown sections, divided at the highest heading level that occurs at least twice."""
     levels: dict[int, list[_Mark]] = {}
     fences = (span for _, span in _fences(text))
     fence = next(fences, None)
@@ -240,7 +255,7 @@ def _find_headed(text: str) -> list[_Span]:
         found = _Mark(mark.start(), mark.start(), mark[2].strip(" #\t\r"))
         levels.setdefault(len(mark[1]), []).append(found)
     several = [marks for _, marks in sorted(levels.items()) if len(marks) > 1]
-    return _between(text, several[0]) if several else []
+    return _spans_between(text, several[0]) if several else []
 
 
 def _find_paged(text: str) -> list[_Span]:
@@ -248,27 +263,27 @@ def _find_paged(text: str) -> list[_Span]:
     marks = [_Mark(0, 0, "page 1")]
     for number, mark in enumerate(_find_all(_PAGE, text), 2):
         marks.append(_Mark(mark.start(), _line_end(text, mark), f"page {mark[1] or number}"))
-    return _between(text, marks) if len(marks) > 1 else []
+    return _spans_between(text, marks) if len(marks) > 1 else []
 
 
-def _find_word_tags(text: str) -> list[_Span]:
-    return _find_tagged(_WORD_TAGS, text)
+def _find_document_tags(text: str) -> list[_Span]:
+    return _find_tagged(_DOCUMENT_TAGS, text)
 
 
 def _find_wrapper_tags(text: str) -> list[_Span]:
     return _find_tagged(_WRAPPER_TAGS, text)
 
 
-_WORD_TAGS, _WRAPPER_TAGS = _tags(_WORDS), _tags(_WRAPPERS)
+_DOCUMENT_TAGS, _WRAPPER_TAGS = _tags(_DOCUMENT_TAG_NAMES), _tags(_WRAPPER_TAG_NAMES)
 _DOCUMENT_FINDERS: Sequence[_FindDocuments] = (
-    _find_word_tags,
+    _find_document_tags,
     _find_bannered,
     _find_ruled,
     _find_numbered,
     _find_fenced,
     _find_wrapper_tags,
 )
-"""Functions that find several documents, the least ambiguous first."""
+"""Functions that find documents, the least ambiguous first."""
 _SECTION_FINDERS: Sequence[_FindDocuments] = (_find_headed, _find_paged)
 """Functions that find the sections of a single document."""
 
@@ -297,8 +312,8 @@ class Segment:
 
 
 def split_documents(text: str) -> list[Segment]:
-    """Split a text into segments, whose texts joined are the text. A text without documents is one
-    segment."""
+    """Split a text into segments. Joined together, the segments' texts are the original text. A
+    text without documents is one segment."""
     segments: list[Segment] = []
     at = 0
     for span in _find_documents(text):
@@ -313,20 +328,21 @@ def split_documents(text: str) -> list[Segment]:
 
 
 def _find_documents(text: str) -> list[_Span]:
-    """Return the result of the first finder whose documents make up at least half of the text."""
+    """Return the documents of the first finder whose documents make up at least half of the text,
+    or else its sections. Short documents are merged if there are too many."""
     if len(text) > _MAX_CHARS:
         return []
     max_documents = min(MAX_DOCUMENTS, max(1, len(text) // _MIN_CHARS))
     for find in _DOCUMENT_FINDERS:
-        if found := _find_most(text, find):
+        if found := _find_if_majority(text, find):
             return _merge_short(found) if len(found) > max_documents else found
     for find in _SECTION_FINDERS:
-        if len(found := _find_most(text, find)) > 1:
+        if len(found := _find_if_majority(text, find)) > 1:
             return _merge_short(found, LARGE_CHARS)
     return []
 
 
-def _find_most(text: str, find: _FindDocuments) -> list[_Span]:
+def _find_if_majority(text: str, find: _FindDocuments) -> list[_Span]:
     """Return the documents if they make up at least half of the text, else none."""
     found = [span for span in find(text) if span.start < span.end]
     return found if 2 * sum(span.end - span.start for span in found) >= len(text) else []
@@ -355,28 +371,31 @@ def _merge(first: _Span, second: _Span) -> _Span:
 
 KEPT_CHARS = 1000
 """Length of the start and of the end of an offloaded text that stay in the prompt, because users
-write instructions there."""
+write instructions there, in characters."""
 _SHORT_CHARS = 400
-"""Maximum length of a document that stays in the prompt: a note would hardly be shorter."""
+"""Maximum length of a document that stays in the prompt: a note on a file would hardly be
+shorter."""
 _HEAD_CHARS = 160
 """Maximum length of a document's beginning in its note."""
 _HEADS_CHARS = 6000
 """Maximum length of the beginnings of all documents together."""
-_KEPT_PART = 4
-"""If more than one part in so many of a text would stay in the prompt, it becomes one file."""
+_KEPT_DIVISOR = 4
+"""A text becomes one file if more than 1 / `_KEPT_DIVISOR` of it would stay in the prompt."""
 
 SaveFile = Callable[[str, str], str]
-"""Writes a text to a file and returns its path. The second argument is the title, or empty."""
+"""Writes a text to a file and returns the path. The second argument is the title, or empty."""
 
 
 def offload_documents(text: str, save_file: SaveFile) -> str:
-    """Write the documents of a text to files, or the text to one file if it contains none.
+    """Write the documents of a text to files. Return the text for the prompt, in which a note
+    replaces each document.
 
-    Return the text for the prompt: notes instead of the documents, and the text between them.
+    The whole text becomes one file if it contains no documents, or if too much of it would stay in
+    the prompt.
     """
     segments = split_documents(text)
     kept = sum(map(_kept_chars, segments))
-    if len(segments) == 1 or kept * _KEPT_PART > len(text):
+    if len(segments) == 1 or kept * _KEPT_DIVISOR > len(text):
         return offload_as_one_file(text, save_file)
     offloaded = [len(segment.text) for segment in segments if not _is_short(segment)]
     head_chars = min(_HEAD_CHARS, _HEADS_CHARS // len(offloaded))
@@ -414,7 +433,8 @@ def _kept_chars(segment: Segment) -> int:
 
 
 def _offload(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
-    """Write a segment to a file if it is long. Return its text for the prompt."""
+    """Write a long segment to a file. Return the text for the prompt that stands for the
+    segment."""
     text = segment.text
     if _is_short(segment):
         return text

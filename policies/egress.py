@@ -25,7 +25,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "huggingface": ("huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"),
     "github": ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com"),
 }
-"""Names in `Egress.allow` that stand for several hosts."""
+"""Names in `Egress.allowed_hosts` that stand for several hosts."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
 _RESERVED_HEADERS = frozenset(
     {"connection", "content-length", "host", "te", "transfer-encoding", "upgrade"}
@@ -58,7 +58,7 @@ class Egress:
     mode: Literal["none", "allowlist", "open"] = "none"
     """none: no network. allowlist: the hosts in `allowed_hosts`. open: every public host, on every
     port. In any mode port 80 carries only HTTP and port 443 only TLS, so that the proxy sees the
-    traffic's destination."""
+    destination of the traffic."""
     allowed_hosts: tuple[str, ...] = ()
     """Allowed hosts in mode allowlist: host names (`pypi.org`), subdomains (`*.pypi.org`), IP
     addresses, all with an optional port (default: 80 and 443), and presets (pypi, npm, debian,
@@ -179,7 +179,7 @@ def is_subset(requested: Egress, allowed: Egress) -> bool:
 
 
 def _covered(requested: Egress, allowed: Egress) -> list[str]:
-    """Return the rules of `requested` of which `allowed` permits every target."""
+    """Return the host rules of `requested` that `allowed` covers completely."""
     bounds = [_parse_rule(host) for host in expanded_hosts(allowed)]
     return [
         host
@@ -189,7 +189,7 @@ def _covered(requested: Egress, allowed: Egress) -> list[str]:
 
 
 def intersection(one: Egress, other: Egress) -> Egress:
-    """Return the rules for the connections that both permit."""
+    """Return rules that permit the connections that both arguments permit."""
     modes = {one.mode, other.mode}
     if "none" in modes:
         return Egress()
@@ -200,14 +200,14 @@ def intersection(one: Egress, other: Egress) -> Egress:
     both = Egress(
         mode="allowlist" if "allowlist" in modes else "open",
         allowed_hosts=tuple(allow),
-        allowed_cidrs=tuple(each for each in one.allowed_cidrs if each in other.allowed_cidrs),
+        allowed_cidrs=tuple(cidr for cidr in one.allowed_cidrs if cidr in other.allowed_cidrs),
         max_connections=min(one.max_connections, other.max_connections),
         max_mib_per_s=min(one.max_mib_per_s, other.max_mib_per_s),
     )
     rules = EgressRules(both)
-    headers = [each for each in one.headers if each in other.headers]
-    targets = {each: parse_authority(each.host, HTTP_PORT) for each in headers}
-    kept = tuple(each for each in headers if rules.refusal(targets[each]) is None)
+    headers = [header for header in one.headers if header in other.headers]
+    targets = {header: parse_authority(header.host, HTTP_PORT) for header in headers}
+    kept = tuple(header for header in headers if rules.refusal(targets[header]) is None)
     return replace(both, headers=kept)
 
 

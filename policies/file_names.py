@@ -9,7 +9,7 @@ UNKNOWN_TYPE = "application/octet-stream"
 _MAX_NAME_BYTES = 120
 _SAFE_SIGNS = frozenset("._-+,=@")
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
-"""Hidden characters that some scripts need."""
+"""Hidden characters that some writing systems need."""
 _HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,7}")
 _STRIPPED = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
@@ -94,13 +94,13 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 
 def guess_mime_type(filename: str) -> str:
     """Return the media type of a file by its extension."""
-    _, extension = _split(strip_lost_ending(filename))
+    _, extension = _split(strip_trailing_dots_and_spaces(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
 
 
-def strip_lost_ending(filename: str) -> str:
-    """Return a name without the spaces and dots at its end, which are lost when a user saves the
-    file."""
+def strip_trailing_dots_and_spaces(filename: str) -> str:
+    """Return a name without the spaces and dots at its end, which many programs remove when a user
+    saves the file."""
     return filename.rstrip(_STRIPPED)
 
 
@@ -111,8 +111,11 @@ def normalize_mime_type(mime_type: str) -> str:
 
 
 def safe_name(wanted: str, mime_type: str) -> str:
-    """Return a file's name without directories, control characters and characters with a meaning in
-    a shell; empty if nothing is left."""
+    """Return a file's name without directories, at most 120 bytes long; empty if nothing is left.
+
+    Characters that may have a meaning in a shell become `_`. A name without an extension gets the
+    extension of its media type.
+    """
     bare = unicodedata.normalize("NFC", wanted).replace("\\", "/").rpartition("/")[2]
     clean = re.sub("_{2,}", "_", "".join(map(_safe, bare.strip(". "))))
     stem, extension = _split(clean)
@@ -124,8 +127,11 @@ def safe_name(wanted: str, mime_type: str) -> str:
 
 
 def display_name(path: str) -> str:
-    """Return the last part of a path, with `_` for hidden characters, which could disguise the
-    name, and for `\\`, which Windows takes for a separator."""
+    """Return the last part of a path, or `file` if it consists of dots and spaces.
+
+    `_` replaces hidden characters, which could disguise the name, and `\\`, which Windows takes for
+    a separator.
+    """
     name = "".join(map(_shown, path.rpartition("/")[2]))
     return name if name.strip(". ") else "file"
 
@@ -136,10 +142,11 @@ class UniqueDisplayNames:
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
-        """The last number that was added to each name."""
+        """The last number that was appended, by name."""
 
     def assign(self, path: str) -> str:
-        """Return the file's base name, with a number if another file has it, ignoring case."""
+        """Return the file's base name, with a number if another file has that name, ignoring
+        case."""
         name = first = self.base_name(path)
         stem, extension = _split(first)
         number = self._numbers.get(first.casefold(), 1)
@@ -151,7 +158,7 @@ class UniqueDisplayNames:
         return name
 
     def base_name(self, path: str) -> str:
-        """Return the name that a file gets if no other file has it."""
+        """Return the name of a file without the number that makes it unique."""
         return display_name(path)
 
 
@@ -163,7 +170,7 @@ class UniqueNames:
         self._unnamed: dict[str, int] = {}
         """The number of files without a name, by kind."""
         self._numbers: dict[str, int] = {}
-        """The last number that was added to each name."""
+        """The last number that was appended, by name."""
 
     def assign(self, wanted: str, *, kind: str, mime_type: str) -> str:
         """Return a safe and unique form of a name, or `kind-1` and so on for an empty name."""
@@ -219,7 +226,7 @@ def check_type_patterns(patterns: Collection[str]) -> None:
 
 def matches_type(path: str, patterns: Collection[str]) -> bool:
     """Return True if one of the type patterns matches the file at `path`."""
-    name, mime_type = strip_lost_ending(path).lower(), guess_mime_type(path)
+    name, mime_type = strip_trailing_dots_and_spaces(path).lower(), guess_mime_type(path)
     return any(
         name.endswith(pattern) if pattern.startswith(".") else _covers(pattern, mime_type)
         for pattern in patterns
@@ -227,7 +234,8 @@ def matches_type(path: str, patterns: Collection[str]) -> bool:
 
 
 def covered_patterns(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    """Return the type patterns of which one of `others` matches every file."""
+    """Return the patterns that are covered by one pattern of `others`, which matches at least the
+    same files."""
     return tuple(
         pattern for pattern in patterns if any(_covers(other, pattern) for other in others)
     )

@@ -1,5 +1,5 @@
 """The HTTP headers that the proxy reads and sets itself. A relayed request or response has further
-headers, of the client or the backend: see `proxy.models.relay`."""
+headers of the client or the backend: see `proxy.models.relay`."""
 
 from enum import StrEnum
 
@@ -33,28 +33,28 @@ class RequestHeader(_Header):
     REQUEST_ID = "x-request-id", _EVERY
     """The client's id of the request. The response repeats the id if it is printable."""
     IDEMPOTENCY_KEY = "idempotency-key", _MODEL
-    """A name for the request. A request with the same name and body gets the same run; one with
-    another body is refused with status 422."""
+    """A name for the request. A request with the same name and body gets the same run; a request
+    with the same name and another body is refused with status 422."""
     PROFILE = "x-sandbox-profile", _MODEL
-    """Sets `sandbox.profile`, which takes precedence."""
+    """Sets `sandbox.profile` if the body does not."""
     ENABLED = "x-sandbox-enabled", _MODEL
-    """Sets `sandbox.enabled`, which takes precedence."""
+    """Sets `sandbox.enabled` if the body does not."""
     PROMPT = "x-sandbox-prompt", _MODEL
-    """Sets `sandbox.prompt`, which takes precedence."""
+    """Sets `sandbox.prompt` if the body does not."""
     STEPS = "x-sandbox-steps", _MODEL
-    """Sets `sandbox.steps`, which takes precedence."""
+    """Sets `sandbox.steps` if the body does not."""
     USAGE = "x-sandbox-usage", _MODEL
-    """Sets `sandbox.usage`, which takes precedence."""
+    """Sets `sandbox.usage` if the body does not."""
     OFFLOAD_DOCUMENTS = "x-sandbox-offload-documents", _MODEL
-    """`on` or `off`: sets `sandbox.offload_documents`, which takes precedence."""
+    """`on` or `off`. Sets `sandbox.offload_documents` if the body does not."""
     DEADLINE = "x-sandbox-deadline", _MODEL
-    """Sets `sandbox.deadline_s`. The smaller of both applies."""
+    """Sets `sandbox.deadline_s`. If the body sets the field, too, the smaller value applies."""
     ON_DISCONNECT = "x-sandbox-on-disconnect", _MODEL
-    """Sets `sandbox.on_disconnect`, which takes precedence."""
+    """Sets `sandbox.on_disconnect` if the body does not."""
     SESSION = "x-sandbox-session", _MODEL
-    """Sets `sandbox.session`, which takes precedence."""
+    """Sets `sandbox.session` if the body does not."""
     OPEN_WEBUI_CHAT_ID = "x-openwebui-chat-id", _MODEL
-    """Open WebUI's id of the chat. It names the session if the request names none itself."""
+    """Open WebUI's id of the chat. It names the session if no field or header of the proxy does."""
     CHAT_UI_CHAT_ID = "chatui-conversation-id", _MODEL
     """The id of the chat in Hugging Face's chat-ui, used like Open WebUI's. Answers to chat-ui list
     the produced files (`artifacts.list_files`)."""
@@ -98,11 +98,11 @@ class ResponseHeader(_Header):
     CONTAINER = "X-Sandbox-Container", _MODEL
     """The id of the run's container."""
     ROUTE = "x-sandbox-route", _MODEL
-    """The reason why the request had no run. Absent if it had one."""
+    """The reason why the request had no run. Absent if the request had a run."""
     ROUTE_DETAIL = "x-sandbox-route-detail", _MODEL
     """The change that would give the request a run, if the reason is the model's tool support."""
     REQUEST_ID = "x-request-id", _EVERY
-    """The id of the request: the client's, or one made from the id of the run."""
+    """The id of the request: the client's id, or an id made from the id of the run."""
     MESSAGES_REQUEST_ID = "request-id", "messages"
     """The id of the request, as Anthropic's clients read it."""
     RETRY_AFTER = "Retry-After", _EVERY

@@ -14,7 +14,7 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinki
 _FILE_FIELDS = frozenset({"annotations", "images"})
 _OPEN, _CLOSE = "<think>", "</think>"
 UNANSWERED = "(I was stopped before I had an answer.)"
-"""Replaces an answer that consisted of steps, so that no user message follows another."""
+"""Replaces an answer that consisted only of steps, so that no user message follows another."""
 
 Message = dict[str, Any]
 
@@ -25,18 +25,19 @@ def step_id(run_id: str, step: int) -> str:
 
 
 def strip_steps(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages without steps, and otherwise unchanged.
+    """Return the messages without steps.
 
     Tool calls that were steps and their results are removed, even if a client dropped one of the
     two. Reasoning that contains steps is removed entirely: backends drop the reasoning of earlier
-    turns anyway.
+    turns anyway. The fields of assistant messages that list files are removed, too. Messages that
+    the removal leaves side by side are merged or separated, so that roles still alternate.
     """
     groups: list[list[Message]] = []
     follows_steps = False
     for message in map(_without_files, messages):
-        stripped = _strip_message(message)
+        stripped = _without_steps(message)
         if stripped is not None and follows_steps:
-            _append(groups, stripped)
+            _append_after_steps(groups, stripped)
         elif stripped is not None:
             groups.append([stripped])
         follows_steps = stripped is not message
@@ -44,15 +45,15 @@ def strip_steps(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_files(message: Message) -> Message:
-    """Return the message without the fields that list its files: models do not read them, and some
-    backends refuse them."""
+    """Return the message without the fields that list its files. Models do not read these fields,
+    and some backends refuse them."""
     if message.get("role") != "assistant" or not (_FILE_FIELDS & message.keys()):
         return message
     return {key: value for key, value in message.items() if key not in _FILE_FIELDS}
 
 
-def _strip_message(message: Message) -> Message | None:
-    """Return the message without steps, or None if it contains nothing else."""
+def _without_steps(message: Message) -> Message | None:
+    """Return the message without steps, or None if nothing is left of it."""
     role = message.get("role")
     if role == "tool":
         return None if is_step_id(message.get("tool_call_id")) else message
@@ -92,7 +93,8 @@ def _has_steps(reasoning: Any) -> bool:
 
 
 def _strip_parts(parts: list[Any]) -> list[Any] | str:
-    """Return the parts without reasoning that contains steps; the same object if there is none."""
+    """Return the parts without reasoning that contains steps; `parts` itself if there is no such
+    reasoning."""
     kept: list[Any] = []
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text":
@@ -105,8 +107,8 @@ def _strip_parts(parts: list[Any]) -> list[Any] | str:
 
 
 def _strip_think_blocks(content: Any) -> Any:
-    """Return content without `<think>` blocks that contain steps; the same object if there are
-    none."""
+    """Return content without `<think>` blocks that contain steps; `content` itself if there are no
+    such blocks."""
     if not isinstance(content, str) or _OPEN not in content:
         return content
     *blocks, rest = content.split(_CLOSE)  # a regular expression would take quadratic time
@@ -125,8 +127,8 @@ def is_step_id(call_id: object) -> bool:
     return isinstance(call_id, str) and _STEP_ID.fullmatch(call_id) is not None
 
 
-def _append(groups: list[list[Message]], message: Message) -> None:
-    """Append a message that follows removed steps, so that roles still alternate."""
+def _append_after_steps(groups: list[list[Message]], message: Message) -> None:
+    """Append a message that follows removed steps, to the previous group if both must be merged."""
     before = groups[-1][-1] if groups else {}
     roles = (before.get("role"), message.get("role"))
     if roles == ("assistant", "assistant") and not before.get("tool_calls"):
@@ -138,7 +140,7 @@ def _append(groups: list[list[Message]], message: Message) -> None:
 
 
 def _merge_messages(messages: Sequence[Message]) -> Message:
-    """Merge consecutive messages, all at once: merging pairs would take quadratic time."""
+    """Return the messages merged into one, all at once: merging pairs would take quadratic time."""
     if len(messages) == 1:
         return messages[0]
     merged: Message = {}

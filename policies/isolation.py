@@ -20,8 +20,8 @@ disk bandwidth a killed sandbox takes long to end."""
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0, which
-    container engines take for no limit.
+    """The isolation and the resources of one sandbox. Raises ValueError for a limit of 0 or less,
+    which container engines take for no limit.
 
     A sandbox never has a network interface. Its connections go through an egress proxy on the host.
     """
@@ -40,7 +40,7 @@ class Isolation:
     """Maximum disk space, in MiB. On bubblewrap it is the size of a tmpfs, at most 3/4 of
     memory_mib. On Docker it is measured, and a sandbox above the limit is stopped."""
     disk_mib_per_s: int | None = 256
-    """Maximum disk bandwidth, in MiB a second, for reading and for writing each. null: no limit.
+    """Maximum disk bandwidth, in MiB a second, separately for reading and writing. null: no limit.
     Only on Docker, and only if the engine's disk is a disk of this host."""
     open_files: int = 1024
     """Maximum number of open files of one process."""

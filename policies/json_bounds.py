@@ -29,15 +29,16 @@ _MARK_BYTES = 4
 """Number of bytes that determine the encoding."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""A string, possibly cut off at the end of the text. Without the second case the search would start
-again at each escaped quote, in time quadratic in the string's length."""
+"""A string, possibly cut off at the end of the text. Without the match at the end of the text, the
+search would start again at each escaped quote, in time quadratic in the string's length."""
 _SENTINEL = b"]"
 """Appended to a text; it remains after strings are removed unless the text ends inside a string."""
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _PASSES = 4
-"""Number of times that empty pairs of brackets are removed before the rest is counted singly."""
-_STEPS = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+"""Number of times that empty pairs of brackets are removed before the remaining brackets are
+counted."""
+_DEPTH_CHANGES = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 
 
 class TooMuchJSONError(ValueError):
@@ -45,7 +46,7 @@ class TooMuchJSONError(ValueError):
 
 
 def is_small(text: bytes | bytearray) -> bool:
-    """Return True if a text is too short to exceed any bound; a quick check."""
+    """Return True if a text certainly exceeds no bound: it is short and has few brackets."""
     return len(text) <= SMALL_BYTES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH
 
 
@@ -84,7 +85,7 @@ class JSONBounds:
             return  # the middle of a long string; the search below takes twenty times as long
         self._count(self._outside_strings(self._escape + piece))
 
-    def has_room_for(self, piece: bytes) -> bool:
+    def accept(self, piece: bytes) -> bool:
         """Check the next bytes; return False if a bound is exceeded."""
         try:
             self.check(piece)
@@ -129,15 +130,15 @@ class JSONBounds:
         if self._depth + _height(brackets) <= MAX_DEPTH:
             self._depth += 2 * opened - len(brackets)
             return
-        depths = list(accumulate(map(_STEPS.__getitem__, brackets), initial=self._depth))
+        depths = list(accumulate(map(_DEPTH_CHANGES.__getitem__, brackets), initial=self._depth))
         self._depth = depths[-1]
         if max(depths) > MAX_DEPTH:
             raise TooMuchJSONError(f"{MAX_DEPTH} levels")
 
 
 def _height(brackets: bytes) -> int:
-    """Return an upper bound of the nesting depth, for flat brackets a hundred times as fast as
-    counting them singly."""
+    """Return an upper bound of the nesting depth. For flat JSON this is a hundred times as fast as
+    following the depth bracket by bracket."""
     passes = 0
     while passes < _PASSES:
         reduced = brackets.replace(b"{}", b"").replace(b"[]", b"")

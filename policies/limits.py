@@ -19,7 +19,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     WALL_TIME = "wall_time"
     DEADLINE = "deadline"
-    """The time was up after which the client closes the connection."""
+    """The run had to end before the client's announced timeout."""
     TOKEN_BUDGET = "token_budget"
     COST_BUDGET = "cost_budget"
     COMMAND_BUDGET = "command_budget"
@@ -27,7 +27,7 @@ class StopReason(StrEnum):
     EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     DAILY_TOKEN_BUDGET = "daily_token_budget"
-    """A daily budget of the key is exhausted, as with the reasons below."""
+    """A daily budget of the key is exhausted, as for each reason that begins with `daily_`."""
     DAILY_COST_BUDGET = "daily_cost_budget"
     DAILY_COMMAND_BUDGET = "daily_command_budget"
     DAILY_CPU_BUDGET = "daily_cpu_budget"
@@ -41,7 +41,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run. A run that reaches a limit ends with the best answer that it has."""
+    """Limits of one run. A run that reaches a limit ends with its best answer so far."""
 
     max_turns: int = 100
     """Maximum number of model calls with tools (the paper: 100)."""
@@ -75,8 +75,8 @@ class Limits:
     continue."""
     max_trajectory_tokens: int | None = None
     """Maximum number of tokens of the trajectory: the request, the model's turns and the
-    observations, each counted once, as counted by the backend, with an estimate for those that are
-    not counted yet. A run above the limit ends before its next turn (the reference: 65,536, and
+    observations, each counted once. The backend counts them; messages that it has not counted yet
+    are estimated. A run above the limit ends before its next turn (the reference: 65,536, and
     131,072 for long context). null: no limit."""
     max_choices: int = 16
     """Maximum number of answers to one request (`n`). Each is a run with these limits and a sandbox
@@ -158,21 +158,21 @@ def _is_full(spent: float, expected: float, limit: float | None) -> bool:
 
 # The plan for a run's time
 
-_MARGIN, _MAX_MARGIN_S = 0.05, 10.0
+_MARGIN_SHARE, _MAX_MARGIN_S = 0.05, 10.0
 """The share of a deadline that is reserved for collecting artifacts and sending the answer."""
 _WALL_TIME_MARGIN_S = 30.0
 """Time for collecting artifacts of a run without a deadline, after its wall time."""
 _MAX_COLLECTION_S = 120.0
 """Maximum time for collecting artifacts."""
-_FINAL_CALL, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
-"""The share of a deadline that is reserved for asking the model for its final answer. It is at most
-half of the deadline."""
+_FINAL_CALL_SHARE, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
+"""The share of a deadline that is reserved for asking the model for its final answer. This reserve
+is at most half of the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """The deadlines of one run, in seconds from its start, so that it answers before its client
-    closes the connection."""
+    """The deadlines of one run, in seconds from its start. They let the run answer before its
+    client closes the connection."""
 
     work_s: float
     """The end of model calls with tools."""
@@ -185,7 +185,7 @@ class TimePlan:
 
     def collection_time_s(self, spent_s: float) -> float:
         """Return the seconds for collecting artifacts after a run of `spent_s` seconds: the rest of
-        its time, but at least the reserved time."""
+        the time until `end_s`, but at least the reserved time and at most 120 s."""
         reserved_s = self.end_s - self.answer_s
         if math.isinf(self.answer_s):
             reserved_s = _WALL_TIME_MARGIN_S
@@ -197,8 +197,8 @@ def time_plan(wall_time_s: float, deadline_s: float | None = None) -> TimePlan:
     a timeout of `deadline_s`, the whole run takes no longer."""
     if deadline_s is None:
         return TimePlan(wall_time_s, math.inf, wall_time_s, StopReason.WALL_TIME)
-    answer_s = deadline_s - min(deadline_s * _MARGIN, _MAX_MARGIN_S)
-    final_call_s = min(max(deadline_s * _FINAL_CALL, _MIN_FINAL_CALL_S), _MAX_FINAL_CALL_S)
+    answer_s = deadline_s - min(deadline_s * _MARGIN_SHARE, _MAX_MARGIN_S)
+    final_call_s = min(max(deadline_s * _FINAL_CALL_SHARE, _MIN_FINAL_CALL_S), _MAX_FINAL_CALL_S)
     work_s = answer_s - min(final_call_s, deadline_s / 2)
     if wall_time_s <= work_s:
         return TimePlan(wall_time_s, answer_s, deadline_s, StopReason.WALL_TIME)

@@ -9,8 +9,9 @@ from urllib.parse import unquote
 
 PathKind = Literal["backend", "plain only", "ours", "closed", "unreadable"]
 """backend: forwarded. plain only: forwarded only for a model with the suffix `:plain`, because any
-other request belongs to the sandbox loop. ours: a path of the proxy, never forwarded. closed: for
-administrators of the backend. unreadable: servers could disagree on the meaning of the path."""
+other request belongs to the sandbox loop. ours: a path of the proxy, never forwarded. closed: never
+forwarded, because it is for administrators of the backend. unreadable: servers could disagree on
+the meaning of the path."""
 
 PassthroughSetting = Literal["stateless", "all"]
 """The backend's paths that are forwarded. stateless: a fixed list of paths with which the backend
@@ -26,7 +27,7 @@ OUR_PREFIXES = frozenset({"v1", "openai"})
 
 _READABLE = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)
 _PREFIX = re.compile(r"v[0-9]\w*|api|inference|openai")
-"""Segments before the segment that names the resource of a path."""
+"""Matches a segment before the segment that names the resource of a path."""
 _CLOSED_WORDS = frozenset(
     {
         # the engine's weights, caches and peers: vLLM, SGLang
@@ -45,8 +46,8 @@ _CLOSED_WORDS = frozenset(
         *("user", "users"),
     }
 )
-"""Words of segments that close a path. Words and not names, because every version of a server adds
-such routes."""
+"""A path is closed if the segment that names its resource contains one of these words. Words are
+compared instead of segments, because every version of a server adds such routes."""
 _CLOSED_NAMES = frozenset(
     {
         # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log,
@@ -56,12 +57,15 @@ _CLOSED_NAMES = frozenset(
         *("cudasharedmemory", "logging", "systemsharedmemory"),
     }
 )
-"""Segments that close a path only as a whole, because harmless routes such as /model_info contain
-their words."""
+"""A path is closed if the segment that names its resource is one of these. Harmless routes such as
+/model_info contain the same words."""
 _COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
-_ON_MODELS = _CLOSED_WORDS | {*("apply", "download", "install", "load", "new", "unload", "update")}
-"""Segments after /models that administer models: LM Studio, llama.cpp, Triton, LocalAI."""
+_CLOSED_MODEL_WORDS = _CLOSED_WORDS | {
+    *("apply", "download", "install", "load", "new", "unload", "update")
+}
+"""A path under /models is closed if one of its last two segments contains one of these words: LM
+Studio, llama.cpp, Triton, LocalAI."""
 
 
 def _patterns(lines: str) -> dict[str, list[list[str]]]:
@@ -83,8 +87,8 @@ _STATELESS_CALLS = _patterns(
     /messages/count_tokens /responses/compact /responses/input_tokens
     """
 )
-"""For POST; by GET, OpenAI lists stored completions. `/responses` is missing because the backend
-stores responses."""
+"""For POST and OPTIONS; by GET, OpenAI lists stored completions. `/responses` is missing because
+the backend stores responses."""
 _STATELESS = _patterns(
     """
     / /apply-template /audio/speech /audio/transcriptions /audio/translations /beta/completions
@@ -106,8 +110,8 @@ SGLang, llama.cpp, TGI and TEI, Ollama, LM Studio, Triton, Azure, DeepSeek and M
 
 
 def is_stateless(method: str, path: str) -> bool:
-    """Return True if the backend stores nothing of such a request that another client could read,
-    list or delete."""
+    """Return True if the backend stores nothing of a request with this method and path that another
+    client could read, list or delete."""
     segments = _segments(path)
     if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
         return False
@@ -148,14 +152,14 @@ def path_kind(path: str) -> PathKind:
     if segments[-2:] == _COMPLETIONS:  # LiteLLM has this route under /engines/… and others too
         return "plain only"
     rest = segments[len(prefixes) + 1 :]
-    return "closed" if _administers(head, rest) else "backend"
+    return "closed" if _is_administrative(head, rest) else "backend"
 
 
-def _administers(head: str, rest: Sequence[str]) -> bool:
+def _is_administrative(head: str, rest: Sequence[str]) -> bool:
     if head in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_words(head)):
         return True
     return head == _MODELS and any(
-        not _ON_MODELS.isdisjoint(_words(segment)) for segment in rest[-2:]
+        not _CLOSED_MODEL_WORDS.isdisjoint(_words(segment)) for segment in rest[-2:]
     )
 
 
@@ -188,7 +192,7 @@ URL_FIELDS = frozenset(
 )
 """Fields with the URL of a file that the backend fetches. Some backends, such as SGLang, also open
 local paths in them."""
-_WITHOUT_PARTS = frozenset(
+_UNSEARCHED_FIELDS = frozenset(
     {
         *("action", "annotations", "arguments", "citations", "functions", "headers", "metadata"),
         *("format", "guided_json", "input_schema", "json", "json_schema", "parameters"),
@@ -196,8 +200,8 @@ _WITHOUT_PARTS = frozenset(
     }
 )
 """Fields whose content, at any depth, is not searched for URLs."""
-_REPORTS = ("web_search", "web_fetch")
-"""Prefixes of the types of items that report which pages a model has seen."""
+_REPORT_TYPES = ("web_search", "web_fetch")
+"""Prefixes of the types of items that report the pages that a model has seen."""
 _IGNORED = r"[\t\r\n]*"
 """Characters that URL parsers ignore at any position."""
 _SCHEMES = "|".join(_IGNORED.join(scheme) for scheme in ("http", "https", "file"))
@@ -231,11 +235,12 @@ def remote_urls(body: Any) -> Iterator[str]:
 
 
 def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that may contain URLs of a part that is the value of the field `name`."""
+    """Yield the name and value of each field of `part` that may contain URLs. The part is the value
+    of the field `name`."""
     kind = part.get("type")
     kind = kind if isinstance(kind, str) else ""
     for field, item in part.items():
-        if field in _WITHOUT_PARTS or not isinstance(item, dict | list | str):
+        if field in _UNSEARCHED_FIELDS or not isinstance(item, dict | list | str):
             continue
         if field == "url" and not _is_fetched(name, kind):
             continue
@@ -249,11 +254,11 @@ def _searched_fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _is_fetched(name: str, kind: str) -> bool:
     """Return True if the backend fetches the `url` of a part of type `kind` in the field `name`.
 
-    The `url` of a document only tells the source of its text.
+    In other fields, the `url` of a part without a type is only the source of a document's text.
     """
     if not name or name in URL_FIELDS or name == "source":
         return True
-    return bool(kind) and not kind.startswith(_REPORTS)
+    return bool(kind) and not kind.startswith(_REPORT_TYPES)
 
 
 def _urls_in_field(name: str, value: str) -> Iterator[str]:

@@ -36,8 +36,8 @@ class PoolSettings:
     ttl_s: float = 3600.0
     """Age in seconds at which a ready sandbox is replaced."""
     on_miss: OnMiss = "create"
-    """Behaviour if no sandbox is ready. create: start a sandbox, or wait at the limits above. wait:
-    wait for a sandbox that the pool starts in the background. fail: refuse the request."""
+    """Behaviour if no sandbox is ready. create: start a sandbox; at the limits above, wait for one.
+    wait: wait for a sandbox that the pool starts in the background. fail: refuse the request."""
     queue_size: int = 256
     """Maximum number of requests that wait for a sandbox; further requests are refused."""
     queue_timeout_s: float = 120.0
@@ -104,7 +104,7 @@ def _without(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
 
 
 def fits(settings: PoolSettings, load: Load) -> bool:
-    """Return True if the settings permit such a load."""
+    """Return True if the settings permit the load."""
     budget = settings.memory_budget_mib
     fits_memory = budget is None or load.memory_mib <= budget
     return fits_memory and load.sandboxes <= settings.max_sandboxes
@@ -148,7 +148,8 @@ def max_parallel_starts(settings: PoolSettings, cores: int) -> int:
 
 
 def start_backoff_s(failures: int) -> float:
-    """Return the pause before the next background start after so many consecutive failures."""
+    """Return the pause before the next background start, in seconds, after `failures` failed starts
+    in succession."""
     return min(_MAX_START_BACKOFF_S, _MIN_START_BACKOFF_S * 2.0 ** min(failures - 1, 10))
 
 
@@ -160,10 +161,11 @@ def moving_mean(mean: float, newest: float) -> float:
 def retry_after_s(
     *, has_room: bool, ahead: int, leased: int, start_s: float, lease_s: float
 ) -> float:
-    """Return the seconds after which a refused request may succeed: one start if there is room for
-    a sandbox, else the leases of the `ahead` waiting requests.
+    """Return an estimate of the seconds after which a refused request may succeed, from 1 to 300.
 
-    `start_s` and `lease_s` are mean durations, `leased` is the number of leased sandboxes.
+    If there is room for a sandbox, the estimate is the time of one start. Otherwise the estimate is
+    the time until enough leases end for the `ahead` waiting requests and this one. `start_s` and
+    `lease_s` are mean durations, `leased` is the number of leased sandboxes.
     """
     estimate_s = start_s if has_room else lease_s * (ahead + 1) / max(1, leased)
     return min(max(estimate_s, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 CHARS_PER_TOKEN = 4
-"""For estimates: right for English, too few tokens for code and most other languages."""
+"""Assumed by estimates: right for English, but too few tokens for code and most other languages."""
 _MILLION = 1_000_000
 _MAX_COUNT = 1e15
-"""Larger numbers, including infinity, are not counts."""
+"""Larger numbers, including infinity, are neither counts nor costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TokenUsage:
     """The token counts of a usage report."""
 
     prompt: int = 0
-    """All prompt tokens, including those that are read from or written to a cache."""
+    """All prompt tokens, including tokens that are read from or written to a cache."""
     completion: int = 0
     cached: int = 0
     cache_written: int = 0
@@ -54,16 +54,16 @@ def parse_usage(usage: Mapping[str, Any]) -> TokenUsage:
     """Parse the `usage` of Chat Completions, Responses or Anthropic's API."""
     prompt_details = _details(usage, "prompt_tokens_details", "input_tokens_details")
     completion_details = _details(usage, "completion_tokens_details", "output_tokens_details")
-    cached = _first(prompt_details, "cached_tokens") or _first(
+    cached = _first_count(prompt_details, "cached_tokens") or _first_count(
         usage, "cache_read_input_tokens", "prompt_cache_hit_tokens"
     )
-    written = _first(prompt_details, "cache_creation_tokens") or _first(
+    written = _first_count(prompt_details, "cache_creation_tokens") or _first_count(
         usage, "cache_creation_input_tokens"
     )
-    prompt = _first(usage, "prompt_tokens", "input_tokens")
+    prompt = _first_count(usage, "prompt_tokens", "input_tokens")
     if "prompt_tokens" not in usage and not prompt_details:  # Anthropic leaves cached tokens out
         prompt += cached + written
-    completion = _first(usage, "completion_tokens", "output_tokens")
+    completion = _first_count(usage, "completion_tokens", "output_tokens")
     cached = min(cached, prompt)
     cost = usage.get("cost")
     return TokenUsage(
@@ -71,7 +71,7 @@ def parse_usage(usage: Mapping[str, Any]) -> TokenUsage:
         completion=completion,
         cached=cached,
         cache_written=min(written, prompt - cached),
-        reasoning=min(_first(completion_details, "reasoning_tokens"), completion),
+        reasoning=min(_first_count(completion_details, "reasoning_tokens"), completion),
         reported_usd=float(cost) if _is_amount(cost) else None,
     )
 
@@ -83,20 +83,20 @@ def cost_usd(tariff: Tariff | None, tokens: TokenUsage) -> float | None:
         return tokens.reported_usd
     if not tariff:
         return None
-    price = _price(tariff, tokens.prompt)
+    price = _price_for(tariff, tokens.prompt)
     uncached = tokens.prompt - tokens.cached - tokens.cache_written
     visible = tokens.completion - tokens.reasoning
     micro_usd = (
         uncached * price.input_per_mtok
-        + tokens.cached * _or(price.cached_per_mtok, price.input_per_mtok)
-        + tokens.cache_written * _or(price.cache_write_per_mtok, price.input_per_mtok)
+        + tokens.cached * _or_default(price.cached_per_mtok, price.input_per_mtok)
+        + tokens.cache_written * _or_default(price.cache_write_per_mtok, price.input_per_mtok)
         + visible * price.output_per_mtok
-        + tokens.reasoning * _or(price.reasoning_per_mtok, price.output_per_mtok)
+        + tokens.reasoning * _or_default(price.reasoning_per_mtok, price.output_per_mtok)
     )
     return micro_usd / _MILLION
 
 
-def _price(tariff: Tariff, prompt_tokens: int) -> Price:
+def _price_for(tariff: Tariff, prompt_tokens: int) -> Price:
     applicable = tariff[0][1]
     for min_tokens, price in tariff:
         if prompt_tokens > min_tokens:
@@ -104,7 +104,7 @@ def _price(tariff: Tariff, prompt_tokens: int) -> Price:
     return applicable
 
 
-def _or(price: float | None, default: float) -> float:
+def _or_default(price: float | None, default: float) -> float:
     return default if price is None else price
 
 
@@ -115,7 +115,7 @@ def _details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return {}
 
 
-def _first(usage: Mapping[str, Any], *names: str) -> int:
+def _first_count(usage: Mapping[str, Any], *names: str) -> int:
     for name in names:
         if _is_amount(count := usage.get(name)):
             return int(count)

@@ -1,8 +1,9 @@
 """The profile, which contains every policy of a run, and the rules for overriding its settings.
 
-A model overrides settings of a profile, a key those of a model, and a request those of a key. Each
-of them can only make a setting stricter. A model's or key's value that is less strict has no
-effect; a request with such a value is refused.
+A model overrides settings of a profile, a key settings of a model, and a request settings of a key.
+Each override can only make a setting stricter, except for the few settings that have no stricter
+value. A less strict value of a model or key has no effect; a request with a less strict value is
+refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +41,7 @@ class AgentSettings:
     """default: the proxy's own style. reference: the style of the paper's reference implementation,
     with its observations byte for byte."""
     prompts: ReferencePrompts = ReferencePrompts()
-    """The prompts of the paper's style."""
+    """The prompts of the reference style."""
 
 
 Enabled = Literal["always", "auto", "never"]
@@ -80,16 +81,16 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class SettingOrder:
-    """The order of a setting's values by strictness. Its functions take the allowed and the
+    """The order of a setting's values by strictness. Both functions take the allowed and the
     requested value."""
 
     description: str
-    """The stricter values, in words for the documentation."""
+    """The stricter values, in words, for the documentation."""
     is_stricter: Callable[[Any, Any], bool]
-    """Returns True if the requested value, other than the allowed one, is stricter."""
+    """Returns True if the requested value is stricter. The values are not equal."""
     combine: Callable[[Any, Any], Any] | None = None
-    """Returns the loosest value that is at least as strict as both. If None, this is the allowed
-    value."""
+    """Returns the loosest value that is at least as strict as both. None: the allowed value is
+    used."""
 
 
 def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
@@ -139,18 +140,22 @@ def _intersection(allowed: tuple[str, ...], requested: tuple[str, ...]) -> tuple
 _BY_TYPE = SettingOrder("less", _is_stricter_by_type)
 _FREE = SettingOrder("anything", lambda _, __: True)
 _APPENDED = SettingOrder(
-    "more, behind those there are",
+    "further entries after the present ones",
     lambda allowed, requested: bool(requested[: len(allowed)] == allowed),
     _union,
 )
 SETTING_ORDERS = {
-    "enabled": SettingOrder("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
+    "enabled": SettingOrder(
+        "`always` or `never` instead of `auto`", lambda allowed, _: bool(allowed == "auto")
+    ),
     "prompt": _FREE,
     "inputs.offload_text_over_tokens": _FREE,
     "artifacts.list_files": _FREE,
     "isolation.level": _only_value("strict", "`strict`"),
     "isolation.network": SettingOrder(
-        "what reaches less", lambda allowed, requested: is_subset(requested, allowed), intersection
+        "rules that permit less",
+        lambda allowed, requested: is_subset(requested, allowed),
+        intersection,
     ),
     "artifacts.allow_types": SettingOrder(
         "fewer",
@@ -177,7 +182,7 @@ SETTING_ORDERS = {
 FIXED_FIELDS = frozenset({"name", "about", "skip_models", "agent"})
 """Fields of a profile that keys and requests cannot override."""
 _COMPARED_WHOLE = ("isolation.network",)
-"""Settings of several fields that are compared as one value."""
+"""Settings with several fields that are compared as one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +214,8 @@ class EffectivePolicy:
     """The model or key that made a setting stricter, by the setting's path."""
 
     def restricted(self, overrides: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
-        """Return a copy whose settings at `paths` are at least as strict as those of `overrides`.
-        `by` names the model or key for refusals."""
+        """Return a copy whose settings at `paths` are at least as strict as in `overrides`. `by`
+        names the model or key for refusals."""
         profile, bounds = self.profile, dict(self.bounds)
         for path in paths:
             before = get_setting(profile, path)

@@ -85,7 +85,7 @@ class ReferencePrompts:
     output_dir: str = OUTPUT_DIR
     """The directory for results in the prompts."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """The tools' descriptions for the model. Empty: those of this project."""
+    """The tools' descriptions for the model. Empty: the descriptions of this project."""
 
     def system_prompt(self) -> str:
         """Return the system prompt. Raises KeyError, IndexError or ValueError for an unknown
@@ -93,7 +93,8 @@ class ReferencePrompts:
         return self._with_paths(self.system).format(command_docs="", demo="")
 
     def problem(self, text: str) -> str:
-        """Return the first user message for a problem. Raises the same errors."""
+        """Return the first user message for a problem. Raises KeyError, IndexError or ValueError
+        for an unknown placeholder."""
         return self._with_paths(self.instance).format(problem_statement=text)
 
     def _with_paths(self, template: str) -> str:
@@ -189,7 +190,7 @@ class EditResult:
 
 
 def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
-    """Return the observation of a view of a file: its lines, or those of the range, with
+    """Return the observation of a view of a file: its lines, or the lines of the range, with
     numbers."""
     if not content:
         return f"(empty file: {path})"

@@ -9,15 +9,16 @@ from typing import Any
 
 # Quotations of the proxy's own texts
 
-_RUN_WORDS = 10
-"""Number of consecutive words of a proxy text that count as a quotation."""
+_QUOTED_WORDS = 10
+"""Number of consecutive words of a proxy text that are a quotation."""
 _MIN_SENTENCE_WORDS = 5
 """Minimum length of a complete sentence of an instruction that counts as a quotation."""
-_HELD_WORDS = 3
-"""A text is suspect while so many of its last words occur in a proxy text."""
+_SUSPECT_WORDS = 3
+"""A text is suspect while its last `_SUSPECT_WORDS` words also follow each other in a proxy
+text."""
 _MAX_WORD_CHARS = 64
 _MAX_CLIENT_CHARS = 400_000
-"""Maximum length of the client's text that is searched for a quotation, half of it at each end.
+"""Maximum length of the client's text that is searched for a quotation: one half at each end.
 Searching a megabyte takes a third of a second."""
 _IN_WORDS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
@@ -35,26 +36,30 @@ class ProxyTexts:
         (such as the request for a summary) a complete sentence is enough."""
         instructions = list(instructions)
         texts = [_words_of(text) for text in (*prompts, *instructions)]
-        self._runs = {run for words in texts for run in _runs(words, _RUN_WORDS)}
-        self._beginnings = {run for words in texts for run in _runs(words, _HELD_WORDS)}
+        self._word_sequences = {
+            run for words in texts for run in _word_sequences(words, _QUOTED_WORDS)
+        }
+        self._beginnings = {
+            run for words in texts for run in _word_sequences(words, _SUSPECT_WORDS)
+        }
         sentences = (_words_of(part) for text in instructions for part in _SENTENCE.split(text))
         self._sentences = {words for words in sentences if len(words) >= _MIN_SENTENCE_WORDS}
-        self._lengths = sorted({_RUN_WORDS, *map(len, self._sentences)})
+        self._lengths = sorted({_QUOTED_WORDS, *map(len, self._sentences)})
 
-    def run_at_end(self, words: Sequence[str]) -> Words | None:
+    def quotation_at_end(self, words: Sequence[str]) -> Words | None:
         """Return the last ten of `words` if they are a quotation, or None."""
-        run = tuple(words[-_RUN_WORDS:])
-        return run if run in self._runs else None
+        run = tuple(words[-_QUOTED_WORDS:])
+        return run if run in self._word_sequences else None
 
     def sentence_at_end(self, words: Sequence[str]) -> Words | None:
-        """Return the sentence of an instruction that `words`, at the end of a sentence, end with,
-        or None."""
+        """Return the sentence of an instruction with which `words` end, or None. Call this at the
+        end of a sentence."""
         ends = (tuple(words[-length:]) for length in self._lengths if length <= len(words))
         return next((end for end in ends if end in self._sentences), None)
 
     def may_be_quoted(self, words: Sequence[str]) -> bool:
-        """Return True if the last of `words` may be the beginning of a quotation."""
-        return tuple(words[-_HELD_WORDS:]) in self._beginnings
+        """Return True if `words` may end with the beginning of a quotation."""
+        return tuple(words[-_SUSPECT_WORDS:]) in self._beginnings
 
 
 class EchoCheck:
@@ -70,7 +75,7 @@ class EchoCheck:
         self.is_suspect = False
         """True while the end of the text may be the beginning of a quotation."""
 
-    def is_echo(self, piece: str, *, at_end: bool = False) -> bool:
+    def add_and_check(self, piece: str, *, at_end: bool = False) -> bool:
         """Add a piece of the text; return True if the text quotes the proxy. `at_end` is True for
         the last piece."""
         self._unfinished += piece
@@ -89,7 +94,7 @@ class EchoCheck:
                 quotation = self._proxy_texts.sentence_at_end(tuple(self._words))
             else:
                 self._words.append(_plain(match["word"]))
-                quotation = self._proxy_texts.run_at_end(tuple(self._words))
+                quotation = self._proxy_texts.quotation_at_end(tuple(self._words))
             if quotation:
                 yield quotation
 
@@ -111,7 +116,7 @@ def _plain(word: str) -> str:
     return word.replace("\u2019", "'").lower()
 
 
-def _runs(words: Words, length: int) -> Iterable[Words]:
+def _word_sequences(words: Words, length: int) -> Iterable[Words]:
     return (words[n : n + length] for n in range(len(words) - length + 1))
 
 
@@ -160,7 +165,7 @@ class RepetitionCheck:
         self._chars = 0
         self._next_check = _MIN_CHARS
 
-    def is_runaway(self, piece: str) -> bool:
+    def add_and_check(self, piece: str) -> bool:
         """Add a piece of the text; return True if the text ends in runaway repetition."""
         self._pieces.append(piece)
         self._chars += len(piece)

@@ -22,28 +22,28 @@ RouteReason = Literal[
     "utility",
     "skip_models",
 ]
-"""Why a request gets a sandbox or none. These words are part of the API."""
+"""Why a request gets a sandbox or no sandbox. These words are part of the API."""
 ROUTE_REASONS: tuple[RouteReason, ...] = get_args(RouteReason)
 REASON_SENTENCES: Mapping[RouteReason, str] = {
     "auto": "enabled: auto",
     "always": "enabled: always",
     "never": "enabled: never",
     "plain_suffix": "the model's name ends in :plain",
-    "not_text": "the answer is not text alone",
-    "continued_message": "it continues a message that is begun",
-    "backend_state": "it belongs to one call of one server",
+    "not_text": "the request asks for output other than text",
+    "continued_message": "the request continues an unfinished message",
+    "backend_state": "the request refers to state of the backend",
     "tool_choice_none": "tool_choice forbids tools",
-    "utility": "a chat UI asks for itself",
+    "utility": "a chat client sent the request for its own use",
     "skip_models": "the model is among skip_models",
     "no_tool_support": "backend.tool_support: never",
     "tools_ignored": "the model's chat template leaves tools out of the prompt",
     "tools_refused": "the backend refuses tools for the model",
-    "tools_failed": "the model failed at tools in a run of this key in the last hour",
+    "tools_failed": "tool calls of the model failed in a run of this key in the last hour",
 }
 """Explanations of the reasons, for error messages and headers."""
 
 PLAIN_SUFFIX = ":plain"
-ONE_CALL_FIELDS = (
+BACKEND_STATE_FIELDS = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
@@ -55,6 +55,8 @@ class Route:
     """The route of a request, with the reason."""
 
     kind: Literal["sandbox", "plain", "refused"]
+    """sandbox: the request gets a sandbox. plain: the request goes straight to the backend.
+    refused: the profile demands a sandbox, which the request or its model cannot use."""
     model: str
     """The backend's name for the model."""
     reason: RouteReason
@@ -78,13 +80,15 @@ def choose_route(
 ) -> Route:
     """Return the route of a request under a profile.
 
-    `<model>:plain` never gets a sandbox. `no_tools` is the reason why the model gets no tools, if
-    any. In mode always, tool calls that failed in earlier runs of the key are no reason. `headers`
-    are in lower case.
+    `<model>:plain` never gets a sandbox. `no_tools` is the reason why the model gets no tools, or
+    None; with `enabled: always`, the reason tools_failed is ignored. The names of `headers` are in
+    lower case.
     """
     requested_model = str(body.get("model", ""))
     model = backend_model_name(requested_model)
-    plain: RouteReason | None = "plain_suffix" if requested_model != model else _one_call(body)
+    plain: RouteReason | None = (
+        "plain_suffix" if requested_model != model else _one_call_reason(body)
+    )
     if profile.enabled == "never":
         return Route("plain", model, "never")
     if profile.enabled == "always":
@@ -106,13 +110,13 @@ def forbids_tools(body: Mapping[str, Any]) -> bool:
     return body.get("tool_choice") == "none" or body.get("function_call") == "none"
 
 
-def _one_call(body: Mapping[str, Any]) -> RouteReason | None:
+def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
     """Return why only a single model call can answer a request, or None if a run can."""
     modalities = body.get("modalities")
     if isinstance(modalities, list) and any(modality != "text" for modality in modalities):
         return "not_text"
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
         return "continued_message"
-    if any(body.get(name) is not None for name in ONE_CALL_FIELDS):
+    if any(body.get(name) is not None for name in BACKEND_STATE_FIELDS):
         return "backend_state"
     return None

@@ -38,8 +38,8 @@ class Pattern:
         return self._compiled.search(_encodable(text)) is not None
 
     def spans(self, text: str) -> list[tuple[Span, Span]]:
-        """Return the span of each match and of its first group; without a group the match's span
-        twice."""
+        """Return a pair of spans for each match: of the match, and of its first group. Without a
+        group, both are the span of the match."""
         matches = self._compiled.finditer(_encodable(text))
         return [(match.span(), _group_span(match)) for match in matches]
 
@@ -56,7 +56,7 @@ def _group_span(match: Any) -> Span:
 
 
 def _encodable(text: str) -> str:
-    """Return the text with `?` for lone surrogates, so that it has the same length."""
+    """Return the text with `?` for lone surrogates, which RE2 cannot search, in the same length."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -121,7 +121,8 @@ class RuleSet:
 
 
 def rule_subject(tool: str, arguments: Mapping[str, Any]) -> tuple[RuleTarget, str] | None:
-    """Return the target and the subject of rules for a call of a sandbox tool, or None."""
+    """Return the target and the subject of rules for a call of a sandbox tool, or None if no rule
+    can apply to the call."""
     match tool, arguments:
         case "execute_bash", {"command": str(text)}:
             return "command", text

@@ -27,7 +27,7 @@ _HEX_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Limits on the workspaces of sessions that are kept between requests."""
+    """Limits on the sandboxes and files that sessions keep between requests."""
 
     idle_s: float = 120.0
     """Seconds that a sandbox stays leased to its session after a run."""
@@ -38,7 +38,7 @@ class SessionSettings:
     """Hours that the files of a session are stored after its sandbox has ended."""
     quota_mib: int = 4096
     """Maximum size of the stored files of all sessions of one key, in MiB. Above it, the oldest
-    files are deleted."""
+    snapshots are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,15 @@ class NamedSession:
 
     name: str
     by_messages: bool
-    """True if the messages determine the state to resume from; otherwise it is the newest state."""
+    """True if the messages determine the state to resume from. False: resume from the newest
+    state."""
 
 
 def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:
-    """Return the session that a request names, or None. This project's own fields and header take
-    precedence over those of clients.
+    """Return the session that a request names, or None. The proxy's own fields and header take
+    precedence over the chat ids that clients send.
 
-    `headers` are in lower case.
+    The names of `headers` are in lower case.
     """
     own = body.get("sandbox")
     own = own if isinstance(own, dict) else {}
@@ -174,7 +175,7 @@ class FileLimits:
     """Maximum size of all files of one key, in MiB; above it, uploads are refused. Artifacts do not
     count."""
     retention_hours: float = 720.0
-    """Hours until an upload expires, unless its client has asked for less."""
+    """Hours until an upload expires, unless the client has requested a shorter time."""
 
     def expiry(self, created_at: int, requested_s: int | None) -> int:
         """Return when an upload expires, in seconds since 1970."""

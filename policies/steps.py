@@ -1,4 +1,4 @@
-"""The modes in which a client sees the steps and the usage of a run, and the format of steps in
+"""The modes in which a client gets the steps and the usage of a run, and the format of steps in
 reasoning."""
 
 import re
@@ -11,7 +11,7 @@ StepsMode = Literal["off", "reasoning", "items", "events"]
 """off: steps are not shown. reasoning: as text in the model's reasoning. items: as tool cards of
 Open WebUI. events: as separate server-sent events."""
 StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
-"""The server's setting. auto: depends on the client."""
+"""The server's setting for clients that ask for no mode. auto: the mode depends on the client."""
 NarrationSetting = Literal["content", "reasoning"]
 """The field of a stream for text that precedes a tool call. content: the text is streamed as
 content, followed by an empty line. reasoning: the text is streamed as reasoning, so that content is
@@ -36,7 +36,7 @@ def is_shown(tool: str) -> bool:
 
 
 def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
-    """Return the mode for a client that asked for none, by the names of its headers."""
+    """Return the mode for a client that did not ask for a mode, by the names of its headers."""
     if setting != "auto":
         return setting
     is_open_webui = any(
@@ -48,10 +48,10 @@ def default_mode(setting: StepsSetting, headers: Iterable[str]) -> StepsMode:
 def default_mode_for_messages(
     setting: StepsSetting, *, code_execution: bool, thinking: bool
 ) -> StepsMode:
-    """Return the mode for a client of Anthropic's API that asked for none.
+    """Return the mode for a client of Anthropic's API that did not ask for a mode.
 
     Many of these clients take the first block of an answer for its text, so no other block may
-    precede it unless the client has asked for such blocks.
+    precede the text unless the client has asked for such blocks.
     """
     if setting != "auto":
         return setting
@@ -61,10 +61,10 @@ def default_mode_for_messages(
 
 
 def default_mode_for_responses(setting: StepsSetting, *, shows_items: bool) -> StepsMode:
-    """Return the mode for a client of OpenAI's Responses API that asked for none.
+    """Return the mode for a client of OpenAI's Responses API that did not ask for a mode.
 
-    Only clients that asked for a tool with items of its own get items. Other clients would take
-    such an item for a call of their own tools.
+    Only clients that asked for a built-in tool that has items get items. Other clients would take
+    an item for a call of their own tools.
     """
     if setting in ("off", "reasoning", "events"):
         return setting
@@ -86,7 +86,8 @@ def contains_steps(reasoning: str) -> bool:
 
 
 def default_usage_scope(headers: Mapping[str, str]) -> UsageScope:
-    """Return the usage scope for a client that asked for none. `headers` are in lower case.
+    """Return the usage scope for a client that did not ask for a scope. The names of `headers` are
+    in lower case.
 
     Coding agents compact a conversation according to the usage, so a sum over several calls would
     make them compact too early.

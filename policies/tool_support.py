@@ -82,8 +82,8 @@ class KnownVerdict:
     """Time of the verdict, in seconds since 1970."""
 
     def is_outdated(self, version: str | None, now: float) -> bool:
-        """Return True if the engine's version has changed, or if it is unknown and the verdict is a
-        day old."""
+        """Return True if the engine's version has changed, or if the version is unknown and the
+        verdict is a day old."""
         if version is None or self.version is None:
             return version != self.version or now - self.found_at >= HOLDS_WITHOUT_VERSION_S
         return version != self.version
@@ -107,7 +107,8 @@ def refused_verdict(model: str, error: str) -> ToolVerdict:
 
 
 def failed_verdict(model: str, trouble: Collection[str]) -> ToolVerdict:
-    """Return the verdict on a model with such trouble in its tool calls."""
+    """Return the verdict on a model whose tool calls failed. `trouble` names the kinds of
+    failures."""
     signs = ", ".join(sorted(trouble)).replace("_", " ")
     return ToolVerdict("tools_failed", _FAILED.format(model=model, trouble=signs))
 
@@ -120,8 +121,8 @@ def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Return True if the address of a server shows that the operator runs it. Only then the prompt
-    tokens that the server counts are known to be those that the model gets."""
+    """Return True if the address of a server shows that the operator runs it. Only from such a
+    server, reported prompt tokens are known to be the tokens of the model's prompt."""
     host = urlsplit(url).hostname or ""
     try:
         return not is_public(ip_address(host))

@@ -1,9 +1,9 @@
 """Recognizes utility requests, which chat clients send for their own use: titles, tags,
 suggestions, probes.
 
-A utility request has a header of its client, or its text is made from a template of its client. A
-template is recognized by the beginning of the text and by passages further down or at the end, so
-that a user's question about titles, or a quotation of a template, does not match.
+A utility request has a header that its client sets, or a prompt that its client makes from a
+template. A template is recognized by the beginning of the prompt and by passages further down or at
+the end, so that a user's question about titles, or a quotation of a template, does not match.
 """
 
 import re
@@ -29,10 +29,12 @@ class Template:
     """Further passages of the text."""
     end: str = ""
     """The end of the text."""
-    ends_a_chat: bool = False
-    """True if the request contains the chat; otherwise it contains no message of the model."""
-    beside_tools: bool = False
-    """True if the client sends its tools too."""
+    follows_chat: bool = False
+    """True if the client sends the prompt after the messages of the chat. A template that does not
+    follow a chat matches only in requests without assistant and tool messages."""
+    allows_tools: bool = False
+    """True if the client offers its tools in the request as well. Other templates match only in
+    requests without tools."""
 
     def fits(self, text: str) -> bool:
         """Return True if a text is made from the template."""
@@ -56,9 +58,9 @@ _MESSAGE_TITLE = (
 
 
 def _template(
-    client: str, role: Literal["system", "last"], opening: str, *holds: str, **ends: Any
+    client: str, role: Literal["system", "last"], opening: str, *contains: str, **conditions: Any
 ) -> Template:
-    return Template(client, role, opening, holds, **ends)
+    return Template(client, role, opening, contains, **conditions)
 
 
 TEMPLATES = (
@@ -211,8 +213,8 @@ TEMPLATES = (
         "</description>",
         end="Please generate a title and branch name for this session.",
     ),
-    # opencode: packages/opencode/src/agent/prompt/title.txt; what it and others had before: Crush,
-    # Vercel's chatbot, nanobot.
+    # opencode: packages/opencode/src/agent/prompt/title.txt. The second template is its
+    # earlier prompt, which Crush, Vercel's chatbot and nanobot use, too.
     _template(
         "opencode",
         "system",
@@ -221,7 +223,7 @@ TEMPLATES = (
         "<examples>",
     ),
     _template("opencode", "system", _MESSAGE_TITLE, "the title should be a summary"),
-    # Codex's app, which asks in a thread of its own.
+    # Codex's app, which requests the title in a separate thread.
     _template(
         "Codex",
         "last",
@@ -229,7 +231,7 @@ TEMPLATES = (
         r"to provide a short title for a task\b",
         "Generate a concise UI title",
         "User prompt:\n",
-        beside_tools=True,
+        allows_tools=True,
     ),
     # GitHub Copilot Chat (prompts/node/panel/title.tsx), CodeCompanion.
     _template(
@@ -292,7 +294,7 @@ TEMPLATES = (
         "last",
         r"Generate a concise 3-7 word title for this conversation, omitting punctuation\.\s+"
         r"Go straight to the title, without any preamble and prefix like [^\n]{1,400}\Z",
-        ends_a_chat=True,
+        follows_chat=True,
     ),
     # NextChat: app/locales/en.ts, Store.Prompt.
     _template(
@@ -301,14 +303,14 @@ TEMPLATES = (
         r"Please generate a four to five word title summarizing our conversation without any "
         r"lead-in,",
         end="Remove enclosing quotation marks.",
-        ends_a_chat=True,
+        follows_chat=True,
     ),
     _template(
         "NextChat",
         "last",
         r"Summarize (?:the|our) discussion briefly in \d+ (?:words|characters) or less to use as a "
         r"prompt for future context\.\s*\Z",
-        ends_a_chat=True,
+        follows_chat=True,
     ),
 )
 _PROBES = frozenset({"quota", "test"})
@@ -316,17 +318,19 @@ _PROBES = frozenset({"quota", "test"})
 
 
 def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Return True for a utility request. `headers` are in lower case."""
+    """Return True for a utility request. The names of `headers` are in lower case."""
     task = headers.get(RequestHeader.OPEN_WEBUI_TASK, "").strip()
     if task and not task.startswith("{{"):  # some versions send the placeholder itself
         return True
     messages = [message for message in body.get("messages") or [] if isinstance(message, Mapping)]
-    return _is_probe(body, messages) or _is_from_template(messages, tools=_offers_tools(body))
+    return _is_probe(body, messages) or _is_from_template(
+        messages, offers_tools=_offers_tools(body)
+    )
 
 
 def _offers_tools(body: Mapping[str, Any]) -> bool:
-    """Return True if the model may choose among tools. LibreChat forces a single tool to get a
-    title in a certain form (LangChain's `withStructuredOutput`)."""
+    """Return True if a request offers tools. A single tool that the model must call does not count:
+    LibreChat uses one to get a title in a certain form (LangChain's `withStructuredOutput`)."""
     tools = body.get("tools")
     forced = isinstance(body.get("tool_choice"), Mapping)
     return bool(tools) and not (forced and isinstance(tools, list) and len(tools) == 1)
@@ -338,23 +342,23 @@ def _is_probe(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) ->
     return _text(messages[0].get("content")) in _PROBES
 
 
-def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> bool:
+def _is_from_template(messages: Sequence[Mapping[str, Any]], *, offers_tools: bool) -> bool:
     if not messages:
         return False
     has_begun = any(message.get("role") in ("assistant", "tool") for message in messages)
     return any(
         template.fits(text)
         for role, text in _candidates(messages)
-        if _openings().match(text)  # excludes most texts at once
+        if _opening_pattern().match(text)  # excludes most texts at once
         for template in TEMPLATES
         if template.role == role
-        and (template.ends_a_chat or not has_begun)
-        and (template.beside_tools or not tools)
+        and (template.follows_chat or not has_begun)
+        and (template.allows_tools or not offers_tools)
     )
 
 
 @cache
-def _openings() -> re.Pattern[str]:
+def _opening_pattern() -> re.Pattern[str]:
     """Return a pattern that matches the opening of any template, compiled at the first use."""
     return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 

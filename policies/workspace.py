@@ -67,7 +67,7 @@ class ReceivedFile:
     """The message part that shows the file itself to the model, in addition to the note with its
     path."""
     error: str = ""
-    """Why the file's content is missing; empty if it is not."""
+    """Why the file's content is missing; empty if the content was received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Workspace:
     tokens_saved: int = 0
     """An estimate of the tokens by which offloading texts made the prompt shorter."""
     notes: tuple[str, ...] = ()
-    """The notes on the files of the message `without_notes` (see `plan_workspace`)."""
+    """The notes that are not in the messages: see `without_notes` of `plan_workspace`."""
 
 
 def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
-    """Return the user's texts whose estimated size is too near the limit to decide. A caller with a
-    tokenizer counts them and passes the counts to `plan_workspace`."""
+    """Return the user's texts whose estimated size is too near the limit for a decision. A caller
+    with a tokenizer counts the tokens of these texts and passes the counts to `plan_workspace`."""
     if over_tokens is None:
         return []
     texts = _user_texts(messages)
@@ -111,7 +111,9 @@ def is_slow_to_plan(messages: Sequence[Message]) -> bool:
 
 
 def _user_texts(messages: Sequence[Message]) -> Iterator[str]:
-    return (_text_of_content(message.get("content")) for message in messages if _is_users(message))
+    return (
+        _text_of_content(message.get("content")) for message in messages if _is_from_user(message)
+    )
 
 
 def plan_workspace(
@@ -127,7 +129,7 @@ def plan_workspace(
     A note depends only on the messages before it, so that a growing conversation keeps its prefix
     in the backend's cache. `counted` are the tokens of texts from `texts_to_count`; the tokens of
     other texts are estimated. The notes on the files of the message with the index `without_notes`
-    are in `Workspace.notes` instead.
+    are put into `Workspace.notes` instead of the message.
     """
     planner = _Planner(received, over_tokens, counted, without_notes)
     planned = [planner.message(index, message) for index, message in enumerate(messages)]
@@ -143,7 +145,7 @@ def plan_workspace(
 
 def last_user_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the last user message, or None."""
-    return next((n for n in reversed(range(len(messages))) if _is_users(messages[n])), None)
+    return next((n for n in reversed(range(len(messages))) if _is_from_user(messages[n])), None)
 
 
 class _Planner:
@@ -206,7 +208,7 @@ class _Planner:
         return merged
 
     def _is_long(self, message: Message) -> bool:
-        if self._over_tokens is None or not _is_users(message):
+        if self._over_tokens is None or not _is_from_user(message):
             return False
         text = _text_of_content(message.get("content"))
         tokens = self._counted.get(text)
@@ -223,6 +225,8 @@ class _Planner:
         return [*parts, {"type": "text", "text": self._note(number, is_above=is_above)}]
 
     def _note(self, number: int, *, is_above: bool = False) -> str:
+        """Return the note on a received file. The first note on a file also adds the file to
+        `files`."""
         file = self._received[number]
         is_known = (file.identity, file.filename) in self._paths
         path = self._path(file.identity, file.filename, file.kind, file.mime_type)
@@ -241,7 +245,7 @@ class _Planner:
         return self._paths[key]
 
     def _offload(self, text: str) -> str:
-        """Return the text for the prompt that replaces an offloaded text."""
+        """Write a long text to files. Return the text that replaces it in the prompt."""
         if len(text) <= LARGE_CHARS:
             return text
         offload = offload_as_one_file if len(self.files) >= _MAX_FILES else offload_documents
@@ -264,7 +268,7 @@ def _append_note(message: Message, note: str) -> Message:
     return {**message, "content": f"{content}\n\n{note}" if content else note}
 
 
-def _is_users(message: Message) -> bool:
+def _is_from_user(message: Message) -> bool:
     return message.get("role") == "user"
 
 
@@ -290,10 +294,10 @@ def _printable(text: str) -> str:
     return line[:_MAX_ERROR_CHARS].replace("[", "(").replace("]", ")")
 
 
-# The files of a container, and those of a zip archive
+# Names of the files of a container and of a zip archive
 
 MAX_NAME_BYTES = 200
-"""Less than the 255 bytes of file systems, so that a number can be added to the name."""
+"""Maximum length of a name. File systems allow 255 bytes, so a number can still be added."""
 
 
 def input_path(filename: str, taken: Collection[str]) -> str:

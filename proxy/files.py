@@ -198,7 +198,7 @@ class RunArtifactStore:
         path = os.fsencode(file.path).decode(errors="replace")
         mime_type = guess_mime_type(path)
         await self._open()
-        await store.container_files.produce(
+        await store.container_files.add_artifact(
             self._owner,
             self.container_id,
             blob,

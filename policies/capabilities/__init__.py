@@ -1,9 +1,9 @@
 """Classifies tool calls by the paper's three meta-capabilities.
 
 As in the paper, a call is classified by its arguments, not by its result. Code counts in the call
-that contains it, whether the call runs it, pipes it to an interpreter or writes it to a file with
-the extension of a script. Running a script that exists already counts as computation. Comments,
-printed texts and paths do not count as uses of what they mention.
+that contains the code, whether the call runs it, pipes it to an interpreter or writes it to a file
+with the extension of a script. Running a script that exists already counts as computation. A
+program or library that only a comment, a printed text or a path mentions does not count.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ def _capabilities_of_command(arguments: Mapping[str, object]) -> frozenset[Capab
     command = arguments.get("command")
     if not isinstance(command, str) or arguments.get("job_id") is not None:
         return frozenset()  # input for a running job is not code
-    return _read_code((CodeFragment("shell", command[:MAX_CHARS]),))
+    return _capabilities_of_code((CodeFragment("shell", command[:MAX_CHARS]),))
 
 
 def _capabilities_of_edit(arguments: Mapping[str, object]) -> frozenset[Capability]:
@@ -53,15 +53,17 @@ def _capabilities_of_edit(arguments: Mapping[str, object]) -> frozenset[Capabili
         return frozenset()
     texts = (arguments.get("file_text"), arguments.get("new_str"))
     written = "\n".join(text[:MAX_CHARS] for text in texts if isinstance(text, str))
-    return _read_code(code_of_file(path, written[:MAX_CHARS])) | {Capability.FILE_MANAGEMENT}
+    return _capabilities_of_code(code_of_file(path, written[:MAX_CHARS])) | {
+        Capability.FILE_MANAGEMENT
+    }
 
 
-def _read_code(code: tuple[CodeFragment, ...]) -> frozenset[Capability]:
+def _capabilities_of_code(code: tuple[CodeFragment, ...]) -> frozenset[Capability]:
     found = frozenset[Capability]()
     depth = 0
     while code and depth < _MAX_DEPTH:
         depth += 1
-        use = merge_uses([_READERS[each.language](each.text) for each in code])
+        use = merge_uses([_USE_OF_LANGUAGE[fragment.language](fragment.text) for fragment in code])
         found |= use.capabilities
         code = use.nested_code
     return found
@@ -71,7 +73,7 @@ def _use_of_shell(text: str) -> CapabilityUse:
     return merge_uses([use_of_command(command) for command in dict.fromkeys(parse_commands(text))])
 
 
-_READERS: Mapping[str, Callable[[str], CapabilityUse]] = {
+_USE_OF_LANGUAGE: Mapping[str, Callable[[str], CapabilityUse]] = {
     "shell": _use_of_shell,
     "python": use_of_python,
 }

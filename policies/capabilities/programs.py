@@ -70,7 +70,7 @@ def name_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_FETCHERS = name_set("""
+_FETCHING_PROGRAMS = name_set("""
     curl wget aria2c http https xh ftp sftp scp ssh telnet nc ncat netcat ping dig nslookup host
     whois traceroute yt-dlp youtube-dl gdown lynx w3m links npx pnpx uvx gh hf huggingface-cli
     aws gsutil gcloud kaggle s3cmd rclone
@@ -85,7 +85,7 @@ _FILE_PROGRAMS = name_set("""
     ffmpeg ffprobe sox fluidsynth timidity lame sqlite3 in2csv csvcut csvgrep csvlook csvstat
     csvsql vi vim nano ed pdflatex xelatex latex dot
 """)
-_COMPUTERS = name_set("""
+_COMPUTING_PROGRAMS = name_set("""
     bc dc factor expr let octave maxima gp sage julia R Rscript matlab qalc units gnuplot
     gcc g++ cc c++ clang clang++ tcc gfortran rustc ghc javac java nasm ld make cmake ninja
     node deno bun ruby perl lua php ghci runghc ocaml swipl sbcl
@@ -93,7 +93,7 @@ _COMPUTERS = name_set("""
     obabel xtb psi4 mopac gmx blastn blastp blastx makeblastdb clustalo muscle mafft samtools
     bedtools
 """)
-_FETCHING_PARTS: Mapping[str, frozenset[str]] = {
+_FETCHING_SUBCOMMANDS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         ("pip", "conda", "mamba", "micromamba", "uv", "pipx", "poetry", "pipenv", "pdm"),
         name_set("install download wheel create update upgrade add sync search"),
@@ -110,13 +110,13 @@ _FETCHING_PARTS: Mapping[str, frozenset[str]] = {
     "docker": name_set("pull push"),
     "svn": name_set("checkout co update"),
 }
-_COMPUTING_PARTS = {
+_COMPUTING_SUBCOMMANDS = {
     **dict.fromkeys(("go", "cargo"), name_set("run build test bench")),
     **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), name_set("run test start")),
 }
-_GROUPS = name_set("pip tool env global")
+_SUBCOMMAND_GROUPS = name_set("pip tool env global")
 """Words between a program and its subcommand, such as `pip` in `uv pip install`."""
-_VALUED = {
+_OPTIONS_WITH_VALUE = {
     "git": name_set("-C -c"),
     "curl": name_set("-o -H -d -X -A -u"),
     "wget": name_set("-O -o -P"),
@@ -128,19 +128,19 @@ _LOCAL = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::
 class _Filter:
     """A program that reads the files in its arguments, or its standard input if there are none."""
 
-    leading: int = 0
+    leading_operands: int = 0
     """Number of operands before the files, such as a pattern or a script."""
-    valued: frozenset[str] = frozenset()
-    """Options that are followed by a value."""
-    script: frozenset[str] = frozenset()
+    options_with_value: frozenset[str] = frozenset()
+    """Options whose value is the next argument."""
+    script_options: frozenset[str] = frozenset()
     """Options whose value replaces the leading operand."""
     searches_tree: bool = False
     """True if an option makes the program search directories."""
 
 
 _RECURSIVE = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
-_OF_GREP = name_set("-A -B -C -m -e -f -g -t -d --include --exclude")
-_GREP = _Filter(1, _OF_GREP, name_set("-e -f"), searches_tree=True)
+_GREP_OPTIONS_WITH_VALUE = name_set("-A -B -C -m -e -f -g -t -d --include --exclude")
+_GREP = _Filter(1, _GREP_OPTIONS_WITH_VALUE, name_set("-e -f"), searches_tree=True)
 _TREE_SEARCHERS = frozenset({"rg", "ag", "ack"})
 _FILTERS = {
     **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep", *_TREE_SEARCHERS), _GREP),
@@ -168,8 +168,8 @@ _FILTERS = {
 _AWK_SUM = re.compile(r"[-+*/%^]=|\+\+|[\w)\]] ?[*/^%] ?[\w(\[$]|\b(?:sqrt|exp|log|sin|cos|int)\(")
 _VERSIONED = re.compile(r"(?:python|pypy|ipython|pip|pytest)[\d.]*")
 _SHELLS = name_set("bash sh zsh dash ksh ash")
-_PROBES = name_set("--version -V --help -version version help -v")
-_OF_THE_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/opt/", "/etc/", "/lib")
+_VERSION_AND_HELP_ARGUMENTS = name_set("--version -V --help -version version help -v")
+_SYSTEM_DIRECTORIES = ("/usr/", "/bin/", "/sbin/", "/opt/", "/etc/", "/lib")
 _RESERVED = name_set("if then else elif fi while until do done ! { } time coproc")
 _WRAPPERS: Mapping[str, frozenset[str]] = {
     "sudo": name_set("-u -g -U -h -p"),
@@ -187,15 +187,15 @@ _WRAPPERS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Programs that run another program, with their options that are followed by a value."""
-_GIVE_WORDS = frozenset({"xargs", "parallel"})
+_WRAPPERS_THAT_ADD_ARGUMENTS = frozenset({"xargs", "parallel"})
 _RUNNERS: Mapping[str, frozenset[str]] = dict.fromkeys(
     name_set("uv poetry pipenv pdm conda mamba micromamba"),
     name_set("-n -p --name --prefix --with"),
 )
 """Programs that run another program by the subcommand `run`, with their options that are followed
 by a value."""
-_SCRIPTED = frozenset({"perl", "ruby"})
-_LINE_BY_LINE = ("-n", "-p", "-i", "-0", "-an", "-lan", "-lne", "-lpe")
+_LINE_FILTER_LANGUAGES = frozenset({"perl", "ruby"})
+_LINE_FILTER_OPTIONS = ("-n", "-p", "-i", "-0", "-an", "-lan", "-lne", "-lpe")
 
 
 # Commands
@@ -206,10 +206,12 @@ _ASSIGNMENT = re.compile(r"\w+\+?=")
 
 def use_of_command(command: Command) -> CapabilityUse:
     """Return the capabilities that a command uses."""
-    uses = [_redirections(command)]
-    words, gets_words = _program(command.words)
+    uses = [_use_of_redirections(command)]
+    words, gets_more_arguments = _skip_wrappers(command.words)
     if words:
-        uses.append(_use(_Invocation(_plain_name(words[0]), words, command, gets_words)))
+        uses.append(
+            _use_of_program(_Invocation(_plain_name(words[0]), words, command, gets_more_arguments))
+        )
     return merge_uses(uses)
 
 
@@ -220,22 +222,22 @@ class _Invocation:
     name: str
     words: Sequence[str]
     command: Command
-    gets_words: bool
+    gets_more_arguments: bool
     """True if a wrapper such as xargs adds arguments."""
 
     @property
     def args(self) -> Sequence[str]:
         return self.words[1:]
 
-    def operands(self, valued: frozenset[str] = frozenset()) -> list[str]:
-        """Return the arguments without options and their values."""
+    def operands(self, options_with_value: frozenset[str] = frozenset()) -> list[str]:
+        """Return the arguments that are neither options nor values of `options_with_value`."""
         found = []
         is_value = False
         for word in self.args:
             if is_value:
                 is_value = False
             elif len(word) > 1 and word.startswith("-"):
-                is_value = word in valued
+                is_value = word in options_with_value
             else:
                 found.append(word)
         return found
@@ -244,9 +246,10 @@ class _Invocation:
 # Before the program
 
 
-def _program(words: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return the words from the program's name on, and True if a wrapper adds arguments to them."""
-    at, gets_words = 0, False
+def _skip_wrappers(words: Sequence[str]) -> tuple[Sequence[str], bool]:
+    """Return the words from the program's name on, without reserved words, assignments and wrappers
+    such as sudo, and True if a wrapper adds arguments to them."""
+    at, gets_more_arguments = 0, False
     while at < len(words):
         word, following = words[at].rpartition("/")[2], words[at + 1 : at + 2]
         if word in _RESERVED or _ASSIGNMENT.match(words[at]):
@@ -254,19 +257,21 @@ def _program(words: Sequence[str]) -> tuple[Sequence[str], bool]:
         elif word == "command" and "-v" in following:
             break  # `command -v` only searches for a program
         elif word in _RUNNERS and "run" in following:
-            at = _past(words, at + 2, _RUNNERS[word], 0)
+            at = _index_after_options(words, at + 2, _RUNNERS[word], 0)
         elif word in _WRAPPERS:
-            gets_words = gets_words or word in _GIVE_WORDS
-            at = _past(words, at + 1, _WRAPPERS[word], word == "timeout")
+            gets_more_arguments = gets_more_arguments or word in _WRAPPERS_THAT_ADD_ARGUMENTS
+            at = _index_after_options(words, at + 1, _WRAPPERS[word], word == "timeout")
         else:
             break
-    return words[at:], gets_words
+    return words[at:], gets_more_arguments
 
 
-def _past(words: Sequence[str], at: int, valued: frozenset[str], operands: int) -> int:
+def _index_after_options(
+    words: Sequence[str], at: int, options_with_value: frozenset[str], operands: int
+) -> int:
     """Return the index of the first word after a wrapper's own options and operands."""
     while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in valued else 1
+        at += 2 if words[at] in options_with_value else 1
     return at + operands
 
 
@@ -280,67 +285,72 @@ def _plain_name(word: str) -> str:
 # The program
 
 
-def _use(run: _Invocation) -> CapabilityUse:
-    if run.args and all(word in _PROBES for word in run.args):
+def _use_of_program(invocation: _Invocation) -> CapabilityUse:
+    if invocation.args and all(word in _VERSION_AND_HELP_ARGUMENTS for word in invocation.args):
         return NOTHING
-    if run.name in _PYTHONS:
-        return _python(run)
-    if run.name in _SHELLS:
-        return _shell(run)
-    if run.name == "eval":
-        return CapabilityUse(nested_code=(CodeFragment("shell", " ".join(run.args)),))
-    if run.name in _FILTERS:
-        return _filter(run, _FILTERS[run.name])
-    if run.name in _SCRIPTED and run.args and run.args[0].startswith(_LINE_BY_LINE):
-        return _filter(run, _Filter(1))
-    return _by_name(run)
+    if invocation.name in _PYTHONS:
+        return _use_of_python_program(invocation)
+    if invocation.name in _SHELLS:
+        return _use_of_shell_program(invocation)
+    if invocation.name == "eval":
+        return CapabilityUse(nested_code=(CodeFragment("shell", " ".join(invocation.args)),))
+    if invocation.name in _FILTERS:
+        return _use_of_filter(invocation, _FILTERS[invocation.name])
+    if (
+        invocation.name in _LINE_FILTER_LANGUAGES
+        and invocation.args
+        and invocation.args[0].startswith(_LINE_FILTER_OPTIONS)
+    ):
+        return _use_of_filter(invocation, _Filter(1))
+    return _use_by_name(invocation)
 
 
-def _by_name(run: _Invocation) -> CapabilityUse:
-    if run.name in _FETCHERS:
-        return _fetcher(run)
-    if part := _part(run):
-        return part
-    if run.name in _FILE_PROGRAMS:
+def _use_by_name(invocation: _Invocation) -> CapabilityUse:
+    if invocation.name in _FETCHING_PROGRAMS:
+        return _use_of_fetching_program(invocation)
+    if use := _use_of_subcommand(invocation):
+        return use
+    if invocation.name in _FILE_PROGRAMS:
         return FILES
-    if run.name in _COMPUTERS or run.words[0] == SUM:
-        is_install = any("install.packages" in word for word in run.args)
+    if invocation.name in _COMPUTING_PROGRAMS or invocation.words[0] == SUM:
+        is_install = any("install.packages" in word for word in invocation.args)
         return merge_uses([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
-    if "/" in run.words[0] and not run.words[0].startswith(_OF_THE_SYSTEM):
+    if "/" in invocation.words[0] and not invocation.words[0].startswith(_SYSTEM_DIRECTORIES):
         return COMPUTATION  # a program that was written or built in the sandbox
     return NOTHING
 
 
-def _part(run: _Invocation) -> CapabilityUse | None:
-    """Return the use of a program's subcommand, such as `install`; None if it uses nothing."""
-    fetching = _FETCHING_PARTS.get(run.name, frozenset())
-    computing = _COMPUTING_PARTS.get(run.name, frozenset())
+def _use_of_subcommand(invocation: _Invocation) -> CapabilityUse | None:
+    """Return the use of a program's subcommand, such as `install`, or None if the subcommand uses
+    no capability."""
+    fetching = _FETCHING_SUBCOMMANDS.get(invocation.name, frozenset())
+    computing = _COMPUTING_SUBCOMMANDS.get(invocation.name, frozenset())
     if not fetching and not computing:
         return None
-    operands = run.operands(_VALUED.get(run.name, frozenset()))
-    subcommand = next((word for word in operands if word not in _GROUPS), "")
-    if subcommand in fetching or not fetching.isdisjoint(run.args[:1]):
+    operands = invocation.operands(_OPTIONS_WITH_VALUE.get(invocation.name, frozenset()))
+    subcommand = next((word for word in operands if word not in _SUBCOMMAND_GROUPS), "")
+    if subcommand in fetching or not fetching.isdisjoint(invocation.args[:1]):
         return EXTERNAL
     return COMPUTATION if subcommand in computing else None
 
 
-def _fetcher(run: _Invocation) -> CapabilityUse:
-    hosts = run.operands(_VALUED.get(run.name, frozenset()))
-    is_remote = run.gets_words or any(not _LOCAL.match(host) for host in hosts)
+def _use_of_fetching_program(invocation: _Invocation) -> CapabilityUse:
+    hosts = invocation.operands(_OPTIONS_WITH_VALUE.get(invocation.name, frozenset()))
+    is_remote = invocation.gets_more_arguments or any(not _LOCAL.match(host) for host in hosts)
     return EXTERNAL if is_remote else NOTHING
 
 
-def _filter(run: _Invocation, program: _Filter) -> CapabilityUse:
-    operands = run.operands(program.valued)
-    has_script = any(word in program.script for word in run.args)
-    leading = 0 if has_script else program.leading
-    has_files = run.gets_words or len(operands) > leading
+def _use_of_filter(invocation: _Invocation, program: _Filter) -> CapabilityUse:
+    operands = invocation.operands(program.options_with_value)
+    has_script = any(word in program.script_options for word in invocation.args)
+    leading_operands = 0 if has_script else program.leading_operands
+    has_files = invocation.gets_more_arguments or len(operands) > leading_operands
     if program.searches_tree:
-        has_files = has_files or any(map(_RECURSIVE.fullmatch, run.args))
-    if run.name in _TREE_SEARCHERS:
-        has_files = has_files or not run.command.is_piped
+        has_files = has_files or any(map(_RECURSIVE.fullmatch, invocation.args))
+    if invocation.name in _TREE_SEARCHERS:
+        has_files = has_files or not invocation.command.is_piped
     used = [FILES] if has_files else []
-    if run.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
+    if invocation.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
         used.append(COMPUTATION)
     return merge_uses(used)
 
@@ -348,8 +358,8 @@ def _filter(run: _Invocation, program: _Filter) -> CapabilityUse:
 # Code in the arguments or the input of an interpreter
 
 
-def _python(run: _Invocation) -> CapabilityUse:
-    args, at = run.args, 0
+def _use_of_python_program(invocation: _Invocation) -> CapabilityUse:
+    args, at = invocation.args, 0
     while at < len(args) and args[at].startswith("-") and args[at] != "-":
         option = args[at]
         if option.startswith("-c") and len(option) > 2:
@@ -359,30 +369,36 @@ def _python(run: _Invocation) -> CapabilityUse:
                 nested_code=(CodeFragment("python", "".join(args[at + 1 : at + 2])),)
             )
         if not option.startswith("--") and option.endswith("m"):
-            return _module(run, args[at + 1 :])
+            return _use_of_python_module(invocation, args[at + 1 :])
         at += 2 if option in ("-W", "-X") else 1
     if at < len(args) and args[at] not in ("-", "/dev/stdin"):
         return COMPUTATION  # a script that exists already
-    return _from_input(run.command, "python")
+    return _use_of_stdin(invocation.command, "python")
 
 
-def _module(run: _Invocation, words: Sequence[str]) -> CapabilityUse:
+def _use_of_python_module(invocation: _Invocation, words: Sequence[str]) -> CapabilityUse:
     name = _plain_name("".join(words[:1]))
-    return NOTHING if name in _PYTHONS else _use(replace(run, name=name, words=words))
+    return (
+        NOTHING
+        if name in _PYTHONS
+        else _use_of_program(replace(invocation, name=name, words=words))
+    )
 
 
-def _shell(run: _Invocation) -> CapabilityUse:
-    for at, word in enumerate(run.args):
+def _use_of_shell_program(invocation: _Invocation) -> CapabilityUse:
+    for at, word in enumerate(invocation.args):
         if not word.startswith("-"):
-            return COMPUTATION if word != "/dev/stdin" else _from_input(run.command, "shell")
+            return (
+                COMPUTATION if word != "/dev/stdin" else _use_of_stdin(invocation.command, "shell")
+            )
         if word.endswith("c") and not word.startswith("--"):
             return CapabilityUse(
-                nested_code=(CodeFragment("shell", "".join(run.args[at + 1 : at + 2])),)
+                nested_code=(CodeFragment("shell", "".join(invocation.args[at + 1 : at + 2])),)
             )
-    return _from_input(run.command, "shell")
+    return _use_of_stdin(invocation.command, "shell")
 
 
-def _from_input(command: Command, language: Language) -> CapabilityUse:
+def _use_of_stdin(command: Command, language: Language) -> CapabilityUse:
     """Return the use of the code that an interpreter reads from its standard input."""
     if command.stdin:
         return CapabilityUse(nested_code=(CodeFragment(language, command.stdin),))
@@ -392,8 +408,9 @@ def _from_input(command: Command, language: Language) -> CapabilityUse:
 # Redirections
 
 
-def _redirections(command: Command) -> CapabilityUse:
-    """Return the use of the files that a command reads and writes, with the code that it writes."""
+def _use_of_redirections(command: Command) -> CapabilityUse:
+    """Return the use of the files that a command's redirections read and write, and the code that
+    they write."""
     paths = [path for path in command.written_files if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         paths += command.words[1:]

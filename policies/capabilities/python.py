@@ -84,7 +84,7 @@ _SHELL_CALLS = name_set("""
     subprocess.check_output subprocess.Popen subprocess.getoutput subprocess.getstatusoutput
 """)
 _INDEX_CALLS = name_set("range slice max min find rfind seek read islice enumerate join")
-"""Arithmetic inside their brackets is most often an index into a text."""
+"""Calls in whose brackets arithmetic is most often an index into a text."""
 
 
 # Scripts
@@ -110,7 +110,7 @@ _KEYWORDS = frozenset(kwlist)
 _STRONG_SIGNS = frozenset({"*", "/", "%", "//", "**"})
 """Signs that are arithmetic; plus and minus join texts and lists just as often."""
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
-_MAX_ARGUMENTS = 64
+_MAX_CALL_TOKENS = 64
 """Maximum number of a call's tokens that are searched for the command that the call runs."""
 _MAX_PARTS = 4
 """Maximum number of a dotted name's parts that are looked up."""
@@ -122,14 +122,14 @@ class _Token(NamedTuple):
 
     @property
     def begins_value(self) -> bool:
-        """True if the operand of an arithmetic expression may begin here; strings are none."""
+        """True if an arithmetic operand may begin with this token. A string is not an operand."""
         if self.kind == "name":
             return self.text not in _KEYWORDS
         return self.kind == "number" or self.text == "("
 
     @property
     def ends_value(self) -> bool:
-        """True if the operand of an arithmetic expression may end here."""
+        """True if an arithmetic operand may end with this token."""
         return self.text in (")", "]") or (self.text != "(" and self.begins_value)
 
 
@@ -244,7 +244,7 @@ class _Script:
     def _commands(self) -> Iterator[CodeFragment]:
         for at, token in enumerate(self._body):
             if token.kind == "name" and self._imports.full_name(token.text) in _SHELL_CALLS:
-                words = _first_argument(self._body[at + 1 : at + _MAX_ARGUMENTS])
+                words = _first_argument(self._body[at + 1 : at + _MAX_CALL_TOKENS])
                 text = words[0] if len(words) == 1 else shlex.join(words)
                 yield CodeFragment("shell", text)
 
@@ -255,7 +255,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _prefixes(name: str) -> frozenset[str]:
-    """Return `a`, `a.b` and so on of `a.b.c.d`."""
+    """Return `a`, `a.b` and so on for the name `a.b.c.d`."""
     parts = name.split(".", _MAX_PARTS)[:_MAX_PARTS]
     return frozenset(".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
@@ -278,10 +278,7 @@ def _signs(body: Sequence[_Token]) -> Iterator[tuple[_Token, _Token, _Token]]:
 
 
 def _first_argument(tokens: Sequence[_Token]) -> list[str]:
-    """Return the words of the command in a call's first argument, a string or a list of strings.
-
-    A command in one string is one word.
-    """
+    """Return the strings in a call's first argument, which is a command or a list of its words."""
     words: list[str] = []
     depth = 0
     for token in tokens:

@@ -41,11 +41,11 @@ _QUOTED = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MAX_FRAMES = 64
-"""Maximum depth of nested brackets; parsing ends there. No real script nests so deep."""
+"""Maximum depth of nested brackets, above which parsing ends. No real script nests so deep."""
 _INNER_WORD = "$()"
 """Replaces a command substitution inside a word."""
 SUM = "$(("
-"""The program of a command that stands for an arithmetic expansion."""
+"""The program name of the command that represents an arithmetic expansion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Command:
     stdin: str = ""
     """The standard input, if the script contains it in a here-document or a piped echo."""
     stdout: str = ""
-    """The standard output, if the script contains it: that of echo, printf and cat."""
+    """The standard output, if the script contains it: the output of echo, printf and cat."""
     reads_file: bool = False
     """True if the standard input is a file."""
     written_files: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class _Frame:
 
     kind: str = ""
     """The opening bracket; empty for the script."""
-    is_silent: bool = False
+    has_no_commands: bool = False
     """True for brackets without commands: an arithmetic expansion or an array."""
     in_word: bool = False
     """True if the bracket is inside a word."""
@@ -203,7 +203,7 @@ class _Parser:
 
     def _heredoc(self, value: str) -> None:
         self._blank("")
-        if not self._frames[-1].is_silent:
+        if not self._frames[-1].has_no_commands:
             end = value.removeprefix("<<").removeprefix("-").strip(" \t")
             self._heredocs.append((self._frames[-1].draft, end.strip("'\"").replace("\\", "")))
 
@@ -231,7 +231,7 @@ class _Parser:
         self._blank("")
         frame = self._frames[-1]
         ended, frame.draft, frame.redirection = frame.draft, _Draft(), ""
-        if not frame.is_silent and (ended.words or ended.reads_file or ended.written_files):
+        if not frame.has_no_commands and (ended.words or ended.reads_file or ended.written_files):
             self._drafts.append(ended)
         return ended
 
@@ -248,7 +248,7 @@ class _Parser:
         if value.startswith("$"):
             self._add(_INNER_WORD)
             self._drafts.append(_Draft([SUM]))
-        self._frames += [_Frame("(", is_silent=True, in_word=True) for _ in range(2)]
+        self._frames += [_Frame("(", has_no_commands=True, in_word=True) for _ in range(2)]
 
     def _inner(self, _: str) -> None:
         self._add(_INNER_WORD)
@@ -267,7 +267,9 @@ class _Parser:
         is_array = frame.pieces is not None
         if not is_array:
             self._end_command()
-        self._frames.append(_Frame("(", is_silent=is_array or frame.is_silent, in_word=is_array))
+        self._frames.append(
+            _Frame("(", has_no_commands=is_array or frame.has_no_commands, in_word=is_array)
+        )
 
     def _close(self, _: str) -> None:
         self._end_command()

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from policies.artifacts import (
+    FileVersion,
     ProducedFile,
-    SavedFile,
     SkippedFile,
     is_changed,
     output_path,
@@ -65,7 +65,7 @@ class ArtifactCollector:
 
     def __init__(self, inputs: Sequence[InputFile], max_file_bytes: int) -> None:
         initial = {
-            file.path: SavedFile(None, file.identity)
+            file.path: FileVersion(None, file.identity)
             for file in inputs
             if file.path.startswith(_OUTPUTS)
         }
@@ -228,5 +228,5 @@ async def _listing(sandbox: Sandbox, hashes: HashLimits | None, seconds: float) 
         return Listing((), truncated=False)
 
 
-def _contents(entry: DirectoryEntry) -> SavedFile:
-    return SavedFile(entry.bytes, entry.sha256)
+def _contents(entry: DirectoryEntry) -> FileVersion:
+    return FileVersion(entry.bytes, entry.sha256)

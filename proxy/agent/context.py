@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from policies.context import (
-    EASED_SHARE,
-    PICTURE_BYTES,
+    COMPACTED_SHARE,
+    MEDIA_BYTES,
     SUMMARY_SHARE,
     TOKENS_PER_BYTE,
     ContextSizes,
@@ -212,7 +212,9 @@ class _Compactor:
         """Compact the history. Return False if there is nothing left to compact."""
         after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
-        lasts = after <= overflow.limit * (1 + EASED_SHARE) / 2 or any(self._long_observations())
+        lasts = after <= overflow.limit * (1 + COMPACTED_SHARE) / 2 or any(
+            self._long_observations()
+        )
         if after <= overflow.limit and lasts:
             return is_smaller
         # With stubs alone the next turn would overflow again.
@@ -227,7 +229,7 @@ class _Compactor:
         said = [n for n, entry in enumerate(self._history.entries) if entry.kind == "said"]
         unread_from = max(said, default=0)
         for n, entry in self._long_observations():
-            if tokens <= overflow.limit * (1 if n > unread_from else EASED_SHARE):
+            if tokens <= overflow.limit * (1 if n > unread_from else COMPACTED_SHARE):
                 break
             text = text_of(entry.message)
             stubs[n] = stub(text, await self._files.save(text))
@@ -410,7 +412,7 @@ def _bytes_of(message: Message) -> int:
 def _bytes_of_part(part: Any) -> int:
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
-        return PICTURE_BYTES
+        return MEDIA_BYTES
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 

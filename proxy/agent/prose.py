@@ -127,17 +127,17 @@ class Prose:
             raise CompletionStopped("no_call")
 
     def _check(self, piece: str) -> None:
-        self.is_echo = self.is_echo or self._echo.is_echo(piece)
+        self.is_echo = self.is_echo or self._echo.add_and_check(piece)
         if self.is_echo and self._ends_at_echo:
             raise CompletionStopped("echo")
-        if self._repetition.is_runaway(piece):
+        if self._repetition.add_and_check(piece):
             raise CompletionStopped("runaway")
 
     def is_echo_at_end(self) -> bool:
         """Return True if the complete prose repeats one of the proxy's own texts. Call at the end
         of the reply."""
         if self._chars and self.rules.ends_replies:
-            self.is_echo = self.is_echo or self._echo.is_echo("", at_end=True)
+            self.is_echo = self.is_echo or self._echo.add_and_check("", at_end=True)
         return self.is_echo
 
     @property

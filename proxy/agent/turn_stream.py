@@ -118,8 +118,8 @@ class StreamHandler:
                     if self._streams:
                         self._has_emitted_reasoning = True
                         await self._emit(delta)
-                    is_runaway = self.prose.rules.ends_replies and self._reasoning_check.is_runaway(
-                        text
+                    is_runaway = (
+                        self.prose.rules.ends_replies and self._reasoning_check.add_and_check(text)
                     )
                     if is_runaway and not self.has_begun_client_call:
                         raise CompletionStopped("runaway")

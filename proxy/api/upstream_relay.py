@@ -279,7 +279,7 @@ class RequestBodyStream:
             if size > SMALL_BYTES:
                 body_reservation(self._request).take(size - counted)
                 counted = size
-            if size > limit or not bounds.has_room_for(piece):
+            if size > limit or not bounds.accept(piece):
                 return None
         if counted:
             body_reservation(self._request).take(size)  # for the decoded copy

@@ -1,1 +1,1 @@
-"""Audit logs of runs, in which any later change shows."""
+"""Tamper-evident audit logs of runs."""

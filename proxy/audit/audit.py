@@ -1,7 +1,8 @@
-"""Writes what runs do to audit logs, each act before it is done.
+"""The audit logs of runs. A tool call is logged before it is run.
 
-`AuditLogs` keeps the logs of a state directory, `RunAuditLog` follows one run, and the functions
-below make the lines. A line has no long text, no key, and nothing that the client is not told.
+`AuditLogs` contains the logs of a data directory, `RunAuditLog` observes one run, and the functions
+below make the lines. A line has no long text except commands, no API key, and nothing that the
+client does not get.
 """
 
 import asyncio
@@ -35,11 +36,11 @@ from proxy.errors import AuditError, ProxyError
 
 log = logging.getLogger(__name__)
 THREADS = 4
-"""The logs' own threads: a disk that hangs delays nothing else."""
-MAX_WAITING = 64
-"""The most lines that wait for the disk; then the run waits."""
-NEXT_ACTS = TurnStarted | ToolCallStarted
-"""Events that must be in the file, with all before them, before the run goes on."""
+"""Number of threads that write audit logs, and nothing else: a disk that hangs delays only logs."""
+MAX_QUEUED_JOBS = 64
+"""Maximum number of a run's writes that wait for the disk. Above it, the run waits."""
+FLUSH_EVENTS = TurnStarted | ToolCallStarted
+"""At these events the run waits until its log is written, before it calls the model or a tool."""
 LOGGED_EVENTS = frozenset(
     {
         ChoiceEvent,
@@ -52,11 +53,12 @@ LOGGED_EVENTS = frozenset(
     }
 )
 MAX_CHARS = 2_000
-"""A longer argument is written as its hash; a command is always written whole."""
+"""Maximum length of a tool argument in a line. A longer argument is replaced by its hash and
+length; a `command` is always written in full."""
 
 
 class RunAuditLog:
-    """The audit log of one run, as an observer of the run. Threads write it, in order."""
+    """The audit log of one run, as an observer of the run. Threads write its lines, in order."""
 
     event_types = LOGGED_EVENTS
 
@@ -83,23 +85,23 @@ class RunAuditLog:
         self._fault: OSError | None = None
 
     async def begin(self) -> None:
-        """Write the request. Raises AuditError."""
+        """Create the log and write the line for the request. Raises AuditError."""
         loop = asyncio.get_running_loop()
         # In a thread: hashing the pictures of a request takes long.
         request = await loop.run_in_executor(self._threads, self._read_request)
-        self._do(self._writer.begin)
+        self._enqueue(self._writer.begin)
         self._append(request)
         await self._flush()
 
     async def on_event(self, event: Event) -> None:
-        """Write an event. Before the run's next act, wait until the file has it. Raises
-        AuditError."""
+        """Queue the line for an event. At the events of `FLUSH_EVENTS`, wait until all lines are
+        written. Raises AuditError."""
         if line := _event_line(event):
             self._append(line)
         bare = event.event if isinstance(event, ChoiceEvent) else event
-        if isinstance(bare, NEXT_ACTS):
+        if isinstance(bare, FLUSH_EVENTS):
             await self._flush()
-        elif len(self._jobs) > MAX_WAITING:
+        elif len(self._jobs) > MAX_QUEUED_JOBS:
             await self._wait_for_jobs()
 
     async def on_result(self, result: Result) -> None:
@@ -117,8 +119,8 @@ class RunAuditLog:
 
     async def _close(self, last: Fields) -> None:
         self._append(last)
-        self._do(self._writer.finish)
-        self._do(self._writer.close)
+        self._enqueue(self._writer.finish)
+        self._enqueue(self._writer.close)
         await self._wait_for_jobs()
 
     def _check(self) -> None:
@@ -128,12 +130,12 @@ class RunAuditLog:
     def _append(self, fields: Fields) -> None:
         if self._fault is None:
             line = self._writer.next_line(fields)
-            self._do(lambda: self._writer.append(line))
+            self._enqueue(lambda: self._writer.append(line))
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _enqueue(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._do_jobs())
+            self._writing = asyncio.create_task(self._run_jobs())
             self._tasks.add(self._writing)
             self._writing.add_done_callback(self._tasks.discard)
 
@@ -141,7 +143,7 @@ class RunAuditLog:
         if self._writing:
             await asyncio.wait({self._writing})
 
-    async def _do_jobs(self) -> None:
+    async def _run_jobs(self) -> None:
         loop = asyncio.get_running_loop()
         while self._jobs:
             job = self._jobs.popleft()
@@ -166,7 +168,7 @@ class AuditLogs:
         key: bytes | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """With a `key`, nobody without it can forge a log."""
+        """With a `key`, the lines have HMACs, so that a log can be forged only with the key."""
         self._root = root
         self._keep_days = keep_days
         self._key = key
@@ -175,7 +177,7 @@ class AuditLogs:
         self._tasks = set[asyncio.Task[None]]()
         self._swept_on = ""
         self.failures = 0
-        """The number of logs that broke off because the disk refused them."""
+        """Number of failed writes to audit logs."""
 
     def of_run(self, task: AgentTask, owner: str, fingerprint: str) -> RunAuditLog:
         """Return the log of a run that is about to start."""
@@ -193,7 +195,7 @@ class AuditLogs:
     def _read_request(
         self, is_first_of_day: bool, task: AgentTask, owner: str, fingerprint: str
     ) -> Fields:
-        """Return the line for the request. The first request of a day sweeps."""
+        """Return the line for the request. At the first request of a day, sweep the logs."""
         if is_first_of_day:
             self._sweep()
         return _request_line(task, owner, fingerprint)
@@ -208,12 +210,15 @@ class AuditLogs:
         self.failures += 1
 
     def _sweep(self) -> None:
-        """Remove the days that are older than `keep_days`."""
+        """Remove the logs of days that are older than `keep_days`."""
         oldest = oldest_kept(self._now(), self._keep_days)
         for day in days(self._root):
             if day.name < oldest:
                 shutil.rmtree(day, ignore_errors=True)
-                log.info("the audit logs of %s are kept no more", day.name)
+                log.info(
+                    "deleted the audit logs of %s: they are older than audit.retention_days",
+                    day.name,
+                )
 
 
 def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
@@ -224,20 +229,20 @@ def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
         "owner": owner,
         "model": task.model,
         "profile": task.profile.name,
-        "policies": _hash_of(asdict(task.profile)),
+        "policies": _hash_json(asdict(task.profile)),
         "container": task.artifact_store.container_id,
         "choices": 1 + len(task.others),
         "client_tools": [
             str(tool.get("function", {}).get("name")) for tool in task.request.client_tools
         ],
         "body": fingerprint,
-        "messages": [_hash_of(message) for message in task.input.messages],
+        "messages": [_hash_json(message) for message in task.input.messages],
         "files": {file.path: file.identity for file in task.input.files},
     }
 
 
 def _event_line(event: Event) -> Fields | None:
-    """Return the line for an event, or None."""
+    """Return the line for an event, or None if the event is not logged."""
     match event:
         case ChoiceEvent(index, of):
             line = _event_line(of)
@@ -258,11 +263,11 @@ def _event_line(event: Event) -> Fields | None:
 
 
 def _result_line(result: Result) -> Fields:
-    """Return the last line of a run with a result, which lists all its files."""
+    """Return the last line of a run with a result: the result and the files of each choice."""
     return {
         "kind": "result",
         LAST: True,
-        "choices": [_choice_result(each) for each in (result, *result.others)],
+        "choices": [_choice_result(choice) for choice in (result, *result.others)],
     }
 
 
@@ -317,5 +322,5 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _hash_of(value: Mapping[str, Any]) -> str:
+def _hash_json(value: Mapping[str, Any]) -> str:
     return _hash(json.dumps(value, sort_keys=True, default=str))

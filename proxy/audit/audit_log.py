@@ -1,7 +1,8 @@
-"""Audit logs on the disk: lines chained by their hashes, a file for each run, and an index for each
-day, which chains the files of the day.
+"""Audit logs on the disk: a log file for each run, whose lines are a hash chain, and an index for
+each day, which contains the last hash of each log.
 
-Whatever touches a file blocks, and raises OSError. `verify` does the work of `audit verify`.
+Functions that read or write files block, and raise OSError. `verify` implements the command `audit
+verify`.
 """
 
 import errno
@@ -20,26 +21,28 @@ from typing import Any, Literal
 
 VERSION = "llm-sandbox-proxy audit 1"
 LAST = "last"
-"""The field that only the last line has."""
+"""The field that marks the last line of a log."""
 Fields = Mapping[str, Any]
 INDEX = "index"
 TAIL_BYTES = 65_536
-"""More than the length of an index's last line."""
+"""Number of bytes that are read from the end of an index: more than the length of a line."""
 UNREADABLE = "the last line of the day's index cannot be read"
 State = Literal["ok", "unfinished", "WRONG"]
 
 
 class HashChain:
-    """Makes the lines of one log: each has the hash of the line before, and its own."""
+    """Makes the lines of one log. Each line contains the hash of the line before and its own
+    hash."""
 
     def __init__(self, seed: str, key: bytes | None, *, at: Fields | None = None) -> None:
-        """`seed` names the log. With `at`, its last line, the chain continues after that."""
+        """`seed` is the name of the log. `at` is the line after which the chain continues, if
+        any."""
         self._key = key
         self.head: str = at["hash"] if at else _digest(f"{VERSION}\n{seed}".encode(), key)
         self.lines: int = at["seq"] + 1 if at else 0
 
     def next_line(self, time: str, fields: Fields) -> bytes:
-        """Return the next line."""
+        """Return the next line and advance the chain."""
         entry = {**fields, "seq": self.lines, "time": time, "prev": self.head}
         self.head = _digest(_canonical(entry), self._key)
         self.lines += 1
@@ -47,42 +50,42 @@ class HashChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The entries of a log, and its first fault."""
+class CheckedLog:
+    """The parsed entries of a log, and the first fault that was found in it."""
 
     entries: tuple[Fields, ...]
     """The entries before the fault."""
     fault: str = ""
-    """The fault, or an empty text."""
+    """The fault; empty if there is none."""
 
     @property
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the log has its last line."""
         return bool(self.entries) and LAST in self.entries[-1]
 
 
-def read_chain(data: bytes, seed: str, key: bytes | None) -> Reading:
-    """Check a log against its own hashes. A log that breaks off within a line has no fault, if
-    that can be the beginning of a line."""
+def read_chain(data: bytes, seed: str, key: bytes | None) -> CheckedLog:
+    """Parse a log and check its hash chain. An incomplete last line is no fault if a killed process
+    can have left it."""
     *lines, torn = data.split(b"\n")
     chain = HashChain(seed, key)
     entries: list[Fields] = []
     for number, line in enumerate(lines, 1):
         entry = _parsed(line)
         if entries and LAST in entries[-1]:
-            return Reading(tuple(entries), f"line {number} comes after the last")
+            return CheckedLog(tuple(entries), f"line {number} follows the last line of the log")
         if fault := _fault(entry, line, chain):
-            return Reading(tuple(entries), f"line {number} {fault}")
+            return CheckedLog(tuple(entries), f"line {number} {fault}")
         assert entry is not None
         chain = HashChain(seed, key, at=entry)
         entries.append(entry)
     if torn and not _is_torn(torn):
-        return Reading(tuple(entries), f"line {len(lines) + 1} is not as it was written")
-    return Reading(tuple(entries))
+        return CheckedLog(tuple(entries), f"line {len(lines) + 1} is not the beginning of a line")
+    return CheckedLog(tuple(entries))
 
 
 def _is_torn(tail: bytes) -> bool:
-    """Return True if a killed process can have left this beginning of a line."""
+    """Return True if a killed process can have left this text, the beginning of a line."""
     try:
         json.JSONDecoder().raw_decode(tail.decode(errors="replace"))
     except (ValueError, RecursionError):
@@ -91,12 +94,12 @@ def _is_torn(tail: bytes) -> bool:
 
 
 def _canonical(value: Fields) -> bytes:
-    """Return the only JSON that a line of these fields may have."""
+    """Return the canonical JSON of these fields, the only one that a line may have."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _digest(data: bytes, key: bytes | None) -> str:
-    """Return the hash, or with a key the HMAC."""
+    """Return the SHA-256 hash of the data, or with a key the HMAC."""
     if key is None:
         return hashlib.sha256(data).hexdigest()
     return hmac.new(key, data, hashlib.sha256).hexdigest()
@@ -104,14 +107,14 @@ def _digest(data: bytes, key: bytes | None) -> str:
 
 def _fault(entry: Fields | None, line: bytes, chain: HashChain) -> str:
     if entry is None or _canonical(entry) != line:
-        return "is not as it was written"
+        return "was changed after it was written"
     if entry.get("seq") != chain.lines:
-        return f"has the number {entry.get('seq')}, and {chain.lines} was due"
+        return f"has the number {entry.get('seq')} (expected: {chain.lines})"
     if entry.get("prev") != chain.head:
-        return "does not go on from what is before it"
+        return "does not continue the line before it"
     written = {name: value for name, value in entry.items() if name not in ("hash", "time")}
     if chain.next_line(entry.get("time", ""), written) != line + b"\n":
-        return "is not what its hash was made of (with this key)"
+        return "does not match its hash (with this key)"
     return ""
 
 
@@ -134,7 +137,7 @@ def time_of(seconds: float) -> str:
 
 
 def oldest_kept(now: float, keep_days: float) -> str:
-    """Return the first day that is kept."""
+    """Return the first day whose logs are not older than `keep_days`."""
     return day_of(max(0.0, now - keep_days * 86_400))
 
 
@@ -149,14 +152,15 @@ def days(root: Path) -> list[Path]:
 
 
 class Index:
-    """The index of a day: which logs were begun, and how they ended. Several processes write it."""
+    """The index of a day, with an entry for the begin and the end of each log. Several processes
+    may append to one index."""
 
     def __init__(self, directory: Path, key: bytes | None) -> None:
         self._directory = directory
         self._key = key
 
     def append(self, time: str, fields: Fields) -> None:
-        """Append a line that outlives a power cut."""
+        """Append a line, and sync the index to the disk."""
         with self._locked() as file:
             last = _last_line(file)
             chain = HashChain(self._directory.name, self._key, at=last)
@@ -165,7 +169,7 @@ class Index:
             os.fsync(file)
 
     def _before(self) -> Fields | None:
-        """Return the day before, and the last hash of its index."""
+        """Return the previous day with logs and the last hash of its index, or None."""
         earlier = [day for day in days(self._directory.parent) if day < self._directory]
         if not earlier:
             return None
@@ -186,20 +190,21 @@ class Index:
 
 
 def _last_line(file: int) -> Fields | None:
-    """Return the last whole line. The rest of one, left by a killed process, is removed."""
+    """Return the number and the hash of the last complete line, or None. Remove an incomplete line
+    after it, which a killed process has left."""
     size = os.fstat(file).st_size
     tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
     whole = tail[: tail.rfind(b"\n") + 1]
     torn = tail[len(whole) :]
-    if torn and not _is_torn(torn):  # to remove it would hide that somebody changed it
+    if torn and not _is_torn(torn):  # removing the text would hide a change
         raise OSError(errno.EIO, UNREADABLE)
-    last = _place(whole) if whole else None
+    last = _chain_position(whole) if whole else None
     if torn:
         os.ftruncate(file, size - len(torn))
     return last
 
 
-def _place(whole: bytes) -> Fields:
+def _chain_position(whole: bytes) -> Fields:
     try:
         entry = json.loads(whole.splitlines()[-1])
         return {"seq": int(entry["seq"]), "hash": str(entry["hash"])}
@@ -208,7 +213,6 @@ def _place(whole: bytes) -> Fields:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    """Write all the data."""
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
@@ -228,24 +232,23 @@ class AuditLogWriter:
         self._file: int | None = None
 
     def next_line(self, fields: Fields) -> bytes:
-        """Return `fields` as the log's next line and advance the hash chain: the caller must append
-        the line."""
+        """Return `fields` as the log's next line, and advance the hash chain. The caller must
+        append the line."""
         return self._chain.next_line(time_of(self._now()), fields)
 
     def begin(self) -> None:
-        """Create the file, and note in the day's index that it was begun."""
+        """Create the file, and append the begin of the log to the day's index."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = log_path(self._directory, self.run_id)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._index.append(time_of(self._now()), {"kind": "begun", "run": self.run_id})
 
     def append(self, line: bytes) -> None:
-        """Append a line."""
         assert self._file is not None
         _write_all(self._file, line)
 
     def finish(self) -> None:
-        """Note the log's last hash in the index. Both outlive a power cut then."""
+        """Sync the log to the disk, and append its end and last hash to the index."""
         assert self._file is not None
         os.fsync(self._file)
         directory = os.open(self._directory, os.O_RDONLY)
@@ -257,88 +260,89 @@ class AuditLogWriter:
         self._index.append(time_of(self._now()), {"kind": "ended", **summary})
 
     def close(self) -> None:
-        """Close the file, if there is one."""
+        """Close the file, if it was created."""
         if self._file is not None:
             os.close(self._file)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The state of one log or index."""
+    """The verified state of one log or index."""
 
     state: State
     name: str
-    words: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.state:<10}  {self.name}  {self.words}"
+        return f"{self.state:<10}  {self.name}  {self.detail}"
 
 
 def verify(
     root: Path, key: bytes | None, names: Sequence[str], keep_days: float
 ) -> Iterator[Finding]:
-    """Check all logs, or those of the named runs or files. Days older than `keep_days` may be
-    missing."""
+    """Yield the findings for all logs, or for the logs in `names`, which are run ids or paths of
+    logs. Days older than `keep_days` may be missing."""
     if names:
         for name in names:
-            yield from _named(root, key, name)
+            yield from _verify_named(root, key, name)
         return
     oldest = oldest_kept(time.time(), keep_days)
     before: dict[str, list[str]] = {}
     for directory in days(root):
-        index = _FoundIndex(directory, key)
-        yield index.finding(before, oldest)
-        before[directory.name] = [str(entry["hash"]) for entry in index.reading.entries]
+        index = _DayVerifier(directory, key)
+        yield index.verify_index(before, oldest)
+        before[directory.name] = [str(entry["hash"]) for entry in index.index_log.entries]
         for run_id in index.runs():
-            yield index.log(run_id)
+            yield index.verify_log(run_id)
 
 
-def _named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
+def _verify_named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
     if name.endswith(".jsonl"):
         path = Path(name)
-        yield _FoundIndex(path.parent, key).log(path.stem)
+        yield _DayVerifier(path.parent, key).verify_log(path.stem)
         return
-    found = [day for day in days(root) if name in _FoundIndex(day, key).runs()]
+    found = [day for day in days(root) if name in _DayVerifier(day, key).runs()]
     if not found:
-        yield Finding("WRONG", name, "there is no such log")
+        yield Finding("WRONG", name, "no day has a log of this run")
     for day in found:
-        yield _FoundIndex(day, key).log(name)
+        yield _DayVerifier(day, key).verify_log(name)
 
 
-class _FoundIndex:
-    """The index of a day as it was found, and the checks against it."""
+class _DayVerifier:
+    """Verifies the index and the logs of one day."""
 
     def __init__(self, directory: Path, key: bytes | None) -> None:
         self._directory = directory
         self._key = key
         self._path = log_path(directory, INDEX)
         data = self._path.read_bytes() if self._path.exists() else b""
-        self.reading: Reading = read_chain(data, directory.resolve().name, key)
+        self.index_log: CheckedLog = read_chain(data, directory.resolve().name, key)
         self._begun = set(self._entries_by_run("begun"))
         self._ended = self._entries_by_run("ended")
 
     def _entries_by_run(self, kind: str) -> dict[str, Fields]:
-        entries = self.reading.entries
+        entries = self.index_log.entries
         return {str(entry.get("run")): entry for entry in entries if entry.get("kind") == kind}
 
     def runs(self) -> list[str]:
-        """Return all runs in the index or the directory."""
+        """Return the ids of all runs in the index or the directory."""
         found = {path.stem for path in self._directory.glob("*.jsonl")} - {INDEX}
         return sorted(found | self._begun)
 
-    def finding(self, before: dict[str, list[str]], oldest: str) -> Finding:
-        """Return the state of the index; `before` has the hashes of the days before."""
+    def verify_index(self, before: dict[str, list[str]], oldest: str) -> Finding:
+        """Return the state of the index. `before` contains the hashes in the indexes of earlier
+        days."""
         name = f"{self._directory.name}/{INDEX}"
-        entries = self.reading.entries
-        if self.reading.fault:
-            return Finding("WRONG", name, self.reading.fault)
+        entries = self.index_log.entries
+        if self.index_log.fault:
+            return Finding("WRONG", name, self.index_log.fault)
         if not entries:
             return Finding("WRONG", name, "it is missing, or empty")
         if fault := _gap(entries[0].get("after"), before, oldest):
             return Finding("WRONG", name, fault)
         return Finding("ok", name, f"{len(entries)} lines, head {entries[-1]['hash']}")
 
-    def log(self, run_id: str) -> Finding:
+    def verify_log(self, run_id: str) -> Finding:
         """Return the state of a run's log."""
         name = f"{self._directory.name}/{run_id}"
         path = log_path(self._directory, run_id)
@@ -349,42 +353,44 @@ class _FoundIndex:
         lines = f"{len(log.entries)} lines"
         if fault := log.fault or self._mismatch(run_id, log, data):
             return Finding("WRONG", name, fault)
-        if not log.is_over:
+        if not log.is_complete:
             return Finding("unfinished", name, f"{lines}: the run is at work, or was killed")
         if run_id not in self._ended:
             return Finding("unfinished", name, f"{lines}: its end is not in the index")
         return Finding("ok", name, f"{lines}, {_ending(log.entries[-1])}")
 
-    def _mismatch(self, run_id: str, log: Reading, data: bytes) -> str:
+    def _mismatch(self, run_id: str, log: CheckedLog, data: bytes) -> str:
         if run_id not in self._begun:
             # The file is created first: the process may have been killed before its index entry.
             return "it is not in the index" if data else ""
         ended = self._ended.get(run_id)
         if ended is None:
-            fault = self.reading.fault
-            return f"its end may have been in the index, where {fault}" if fault else ""
+            fault = self.index_log.fault
+            return f"its end may be missing in the index, in which {fault}" if fault else ""
         head = log.entries[-1]["hash"] if log.entries else ""
         if (len(log.entries), head) != (ended.get("lines"), ended.get("head")):
-            return f"it is not as it ended, with {ended.get('lines')} lines"
+            return f"it is not as it was when it ended, with {ended.get('lines')} lines"
         if not data.endswith(b"\n"):
             return "something follows its last line"
         return ""
 
 
 def _gap(after: Fields | None, before: dict[str, list[str]], oldest: str) -> str:
-    """Return what is wrong with the link to the day before, or an empty text."""
+    """Return the fault in an index's link to the previous day; empty if there is none."""
     latest = max(before, default=None)
     if after is None:
-        return "" if latest is None else f"it does not go on from {latest}"
+        return "" if latest is None else f"it does not continue the index of {latest}"
     day, head = str(after.get("day")), after.get("head")
     if day not in before:
         return "" if day < oldest else f"the logs of {day} are missing"
     if latest != day:
-        return f"it does not go on from {latest}"
-    return "" if not head or head in before[day] else f"the index of {day} is another"
+        return f"it does not continue the index of {latest}"
+    if head and head not in before[day]:
+        return f"the index of {day} does not have the hash that this index continues"
+    return ""
 
 
 def _ending(last: Fields) -> str:
     if last.get("kind") == "failure":
         return f"failed: {last.get('error')}"
-    return ", ".join(str(each.get("stop_reason")) for each in last.get("choices", ()))
+    return ", ".join(str(choice.get("stop_reason")) for choice in last.get("choices", ()))

@@ -18,9 +18,9 @@ from sandbox_runtime.errors import FileMissingError
 
 WRITE_BYTES = 1 << 20
 READ_BYTES = 256 << 10
-PART = ".part"
+PART_SUFFIX = ".part"
 GRACE_S = 3600
-"""The seconds that a file without a row stays: its row may still be written."""
+"""Seconds that a blob without a row stays, because the row may still be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class BlobStore:
         return self._directory / name
 
     def is_intact(self, name: str, size: int) -> bool:
-        """Return True if a blob exists and has this size."""
+        """Return True if a blob exists and has this size in bytes."""
         try:
             return self.path(name).stat().st_size == size
         except FileNotFoundError:
@@ -66,10 +66,10 @@ class BlobStore:
 
     @asynccontextmanager
     async def new(self) -> AsyncGenerator["BlobWriter", None]:
-        """Open a new blob for writing. It is removed at the end of the block unless the writer
-        commits it."""
+        """Open a new blob for writing. The blob is removed at the end of the block unless the
+        writer commits it."""
         name = uuid.uuid4().hex
-        writer = BlobWriter(self.path(name + PART), self.path(name))
+        writer = BlobWriter(self.path(name + PART_SUFFIX), self.path(name))
         try:
             yield writer
         finally:
@@ -77,7 +77,8 @@ class BlobStore:
                 await writer.discard()
 
     async def copy(self, blob: Blob) -> Blob:
-        """Link a blob under another name and return the copy. Raises FileNotFoundError."""
+        """Link a blob under another name and return the copy. Raises FileNotFoundError if the blob
+        does not exist."""
         name = uuid.uuid4().hex
         await asyncio.to_thread(self.path(name).hardlink_to, self.path(blob.name))
         return replace(blob, name=name)
@@ -86,7 +87,8 @@ class BlobStore:
     async def removed_on_error(self, blob: Blob) -> AsyncGenerator[None, None]:
         """Remove the blob if the block, which writes the blob's row, raises an exception.
 
-        After a cancellation the blob stays, because its row may exist: the sweep decides.
+        After a cancellation the blob stays, because its row may have been written. A sweep removes
+        the blob if it has no row.
         """
         try:
             yield
@@ -104,10 +106,11 @@ class BlobStore:
             self.path(name).unlink(missing_ok=True)
 
     def sweep(self, known: Mapping[str, int], now: float) -> set[str]:
-        """Remove the files whose name and size are not in `known`. Return the names in `known` that
-        are missing in the directory.
+        """Remove each file whose name and size are not in `known`, unless it is newer than
+        `GRACE_S` or is being written. Return the names in `known` without an intact file.
 
-        `known` must be read from the database before the call: a blob is written before its row.
+        `known` must be read from the database before the call, because a blob is written before its
+        row.
         """
         missing = set(known)
         with os.scandir(self._directory) as entries:
@@ -144,60 +147,59 @@ class BlobWriter:
     def __init__(self, part: Path, path: Path) -> None:
         self._part = part
         self._path = path
-        self._target: IO[bytes] | None = None
+        self._file: IO[bytes] | None = None
         """The file, once the first piece is written to it."""
-        self._working: asyncio.Future[None] | None = None
+        self._thread_call: asyncio.Future[None] | None = None
         self._is_committed = False
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._bytes = 0
 
     async def write(self, piece: bytes) -> None:
-        """Write a piece."""
         self._buffer += piece
         self._bytes += len(piece)
         if len(self._buffer) >= WRITE_BYTES:
-            await self._work(self._append, self._flush_buffer())
+            await self._run_in_thread(self._append, self._flush_buffer())
 
     async def commit(self) -> Blob:
         """Complete the blob and return it."""
-        await self._work(self._finish, self._flush_buffer())
+        await self._run_in_thread(self._finish, self._flush_buffer())
         self._is_committed = True
         return Blob(self._path.name, self._bytes, self._digest.hexdigest())
 
     async def discard(self) -> None:
-        """Remove the blob unless it is committed."""
-        if self._is_committed or self._working is None:
+        """Remove the file unless the blob is committed."""
+        if self._is_committed or self._thread_call is None:
             return
-        await asyncio.wait({self._working})  # a cancelled `write` may have left it running
+        await asyncio.wait({self._thread_call})  # a cancelled `write` leaves its thread running
         await asyncio.to_thread(self._remove)
 
-    async def _work(self, work: Callable[[bytes], None], data: bytes) -> None:
-        self._working = asyncio.ensure_future(asyncio.to_thread(work, data))
-        await asyncio.shield(self._working)
+    async def _run_in_thread(self, work: Callable[[bytes], None], data: bytes) -> None:
+        self._thread_call = asyncio.ensure_future(asyncio.to_thread(work, data))
+        await asyncio.shield(self._thread_call)
 
     def _flush_buffer(self) -> bytes:
         data, self._buffer = bytes(self._buffer), bytearray()
         return data
 
     def _append(self, data: bytes) -> None:
-        if self._target is None:
+        if self._file is None:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            self._target = os.fdopen(os.open(self._part, flags, 0o600), "wb")
+            self._file = os.fdopen(os.open(self._part, flags, 0o600), "wb")
             # The lock, which the file holds while it is open, makes sweeps skip the file.
-            fcntl.flock(self._target, fcntl.LOCK_EX)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
         self._digest.update(data)
-        self._target.write(data)
+        self._file.write(data)
 
     def _finish(self, data: bytes) -> None:
         self._append(data)
-        assert self._target
-        self._target.close()
+        assert self._file
+        self._file.close()
         self._part.rename(self._path)
 
     def _remove(self) -> None:
-        if self._target:
+        if self._file:
             with suppress(OSError):  # the disk may be too full to flush the buffer
-                self._target.close()
+                self._file.close()
         self._part.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Containers, as OpenAI's API has them, and their files, which runs and clients add."""
+"""Containers of OpenAI's API, and their files, which runs and clients add."""
 
 import json
 import uuid
@@ -45,8 +45,8 @@ class ContainerRepository:
     async def create(
         self, owner: str, new: NewContainer, container_id: str | None = None
     ) -> Container:
-        """Create a container and return it. If a live container has that id, return it instead; an
-        expired container with that id is replaced."""
+        """Create a container and return it. If a live container has the same id, return the live
+        container instead; an expired container with the same id is replaced."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
             name=new.name,
@@ -57,7 +57,7 @@ class ContainerRepository:
             last_active_at=int(self._now()),
         )
 
-        def work(connection: Connection) -> Container:
+        def transaction(connection: Connection) -> Container:
             same = CONTAINERS.c.id == container.id
             connection.execute(delete(CONTAINERS).where(same, ~_is_live(self._now())))
             if row := connection.execute(select(CONTAINERS).where(same)).mappings().one_or_none():
@@ -65,7 +65,7 @@ class ContainerRepository:
             connection.execute(insert(CONTAINERS), {"owner": owner, **_values(container)})
             return container
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def use(self, owner: str, container_id: str) -> Container | None:
         """Postpone the expiry of the owner's container and return the container, or None."""
@@ -98,20 +98,21 @@ class ContainerRepository:
             .returning(CONTAINER_FILES.c.blob)
         )
 
-        def work(connection: Connection) -> Collection[str] | None:
+        def transaction(connection: Connection) -> Collection[str] | None:
             found = connection.execute(container.values(deleted_at=now)).rowcount
             return connection.execute(files).scalars().all() if found else None
 
-        blobs = await self._database.write(work)
+        blobs = await self._database.write(transaction)
         await self._blobs.remove(list(blobs or ()))
         return blobs is not None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired containers. See Repository."""
+        """Delete expired containers and their files. See Repository."""
         is_expired = (CONTAINERS.c.expires_at <= now) & CONTAINERS.c.deleted_at.is_(None)
         deleted = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
         orphans = CONTAINER_FILES.c.container_id.in_(deleted) & _FILE_NOT_DELETED
-        # A container's row stays until its files are marked: they are found through it.
+        # The row of a container stays until its files are marked as deleted: the query for orphans
+        # needs the row.
         with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_NOT_DELETED)
         is_empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
         old_files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
@@ -143,22 +144,22 @@ class ContainerFileRepository:
         self._blobs = blobs
         self._now = now
 
-    async def produce(
+    async def add_artifact(
         self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
     ) -> None:
-        """Store a file that a run has produced. It replaces the file with that id."""
+        """Store a file that a run has produced, in place of a file with the same id."""
         same = delete(CONTAINER_FILES).where(
             CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
         )
 
-        def work(connection: Connection) -> list[str]:
+        def transaction(connection: Connection) -> list[str]:
             blobs = connection.execute(same.returning(CONTAINER_FILES.c.blob)).scalars().all()
             fields = {"id": file_id, "container_id": container_id, "path": path}
             self._insert(connection, owner, blob, **fields, mime_type=mime_type, source="assistant")
             return list(blobs)
 
         async with self._blobs.removed_on_error(blob):
-            replaced = await self._database.write(work)
+            replaced = await self._database.write(transaction)
         await self._blobs.remove(replaced)
 
     async def put(
@@ -177,7 +178,7 @@ class ContainerFileRepository:
             CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED
         )
 
-        def work(connection: Connection) -> ContainerFile:
+        def transaction(connection: Connection) -> ContainerFile:
             check_quota(connection, owner, blob.bytes, quota, self._now())
             path = input_path(filename, set(connection.execute(paths).scalars()))
             fields = {"id": file_id, "container_id": container_id, "path": path}
@@ -186,10 +187,10 @@ class ContainerFileRepository:
             )
 
         async with self._blobs.removed_on_error(blob):
-            return await self._database.write(work)
+            return await self._database.write(transaction)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
-        """Return a file, or None. If `owner` is None, files of all owners are found."""
+        """Return a file, or None. If `owner` is None, the file may belong to any owner."""
         query = select(CONTAINER_FILES).where(
             self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
         )
@@ -221,13 +222,13 @@ class ContainerFileRepository:
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         query = select(CONTAINER_FILES).where(self._live(container_id, owner), _below(under))
 
-        def work(connection: Connection) -> list[ContainerFile] | None:
+        def transaction(connection: Connection) -> list[ContainerFile] | None:
             if connection.execute(container).one_or_none() is None:
                 return None
             rows = connection.execute(query.order_by(CONTAINER_FILES.c.path)).mappings()
             return [_container_file(row) for row in rows]
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def delete(self, owner: str, container_id: str, file_id: str) -> bool:
         """Delete a file. Return False if there is no such file."""

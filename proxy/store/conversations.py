@@ -1,6 +1,7 @@
-"""Conversations, the items of conversations and responses, and the quota that both share.
+"""Conversations, the items of conversations and responses, and the quota that conversations and
+responses share.
 
-Each item belongs to a holder, which is a conversation or a response.
+Each item belongs to a parent, which is a conversation or a response.
 """
 
 import json
@@ -27,16 +28,17 @@ from proxy.store.database import Database, oldest, sweep_batch
 from proxy.store.records import Page, PageRequest, StoredConversation
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
-OWN_BYTES = 10_000
-"""The bytes that an empty conversation counts for, whatever its metadata."""
+EMPTY_CONVERSATION_BYTES = 10_000
+"""The bytes that an empty conversation uses of the quota, whatever the size of its metadata."""
 Item = Mapping[str, Any]
 _Source = Literal["input", "output"]
 EXPIRE_BATCH = 50
-"""The most holders that a sweep deletes, with their items, in one transaction."""
+"""Maximum number of parents that a sweep deletes, with their items, in one transaction."""
 _MAX_IDS = 1000
-"""The most ids in one statement: SQLite limits the number of parameters."""
+"""Maximum number of ids in one statement: SQLite limits the number of parameters."""
 _QUOTA_STEPS = 16
-"""An owner's bytes are counted whenever a 16th of the quota was added: counting is slow."""
+"""An owner's bytes are summed once 1 / `_QUOTA_STEPS` of the quota was added, because the sum is
+slow."""
 
 _NOT_DELETED = ITEMS.c.deleted_at.is_(None)
 
@@ -50,8 +52,11 @@ class ResponseQuota:
         """The bytes that each owner has added since the last count."""
 
     def charge(self, connection: Connection, owner: str, size: int, keep: str) -> None:
-        """Count `size` more bytes. If the owner exceeds the quota, delete the holders that expire
-        first, except `keep`."""
+        """Count `size` more bytes of the owner. If the bytes exceed the quota, delete the responses
+        and conversations that expire first, except for the id `keep`.
+
+        The quota is checked once enough bytes were added since the last check.
+        """
         self._added[owner] += size
         if self._added[owner] < self._quota // _QUOTA_STEPS:
             return
@@ -69,8 +74,8 @@ class ResponseQuota:
         sizes = select(both.c.id, total.label("total")).subquery()
         beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep)
         if ids := connection.execute(beyond).scalars().all():
-            delete_holders(connection, RESPONSES, ids)
-            delete_holders(connection, CONVERSATIONS, ids)
+            delete_with_items(connection, RESPONSES, ids)
+            delete_with_items(connection, CONVERSATIONS, ids)
 
 
 class ConversationRepository:
@@ -98,17 +103,17 @@ class ConversationRepository:
             "id": conversation.id,
             "owner": owner,
             "metadata": json.dumps(metadata),
-            "bytes": OWN_BYTES,
+            "bytes": EMPTY_CONVERSATION_BYTES,
             "created_at": now,
             "expires_at": self._settings.expiry(now),
         }
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
             size = append_to_conversation(connection, owner, conversation.id, items)
-            self._quota.charge(connection, owner, OWN_BYTES + size, conversation.id)
+            self._quota.charge(connection, owner, EMPTY_CONVERSATION_BYTES + size, conversation.id)
 
-        await self._database.write(work)
+        await self._database.write(transaction)
         return conversation
 
     async def get(self, owner: str, conversation_id: str) -> StoredConversation | None:
@@ -119,8 +124,8 @@ class ConversationRepository:
     async def update(
         self, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> StoredConversation | None:
-        """Replace the metadata of the owner's conversation and return it, or None if there is no
-        such conversation."""
+        """Replace the metadata of the owner's conversation. Return the conversation, or None if
+        there is no such conversation."""
         change = (
             update(CONVERSATIONS)
             .where(self._is_conversation(owner, conversation_id))
@@ -133,27 +138,28 @@ class ConversationRepository:
         """Delete a conversation and its items. Return False if there is no such conversation."""
         query = select(CONVERSATIONS.c.id).where(self._is_conversation(owner, conversation_id))
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            delete_holders(connection, CONVERSATIONS, found)
+            delete_with_items(connection, CONVERSATIONS, found)
             return bool(found)
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def all_items(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
-        """Return all items and the `seq` of the last, or None if there is no such conversation."""
+        """Return all items of a conversation and the `seq` of the last item, or None if there is no
+        such conversation."""
         query = select(CONVERSATIONS.c.id).where(self._is_conversation(owner, conversation_id))
         last_seq = select(func.coalesce(func.max(ITEMS.c.seq), 0)).where(
             ITEMS.c.holder == conversation_id
         )
 
-        def work(connection: Connection) -> tuple[list[Item], int] | None:
+        def transaction(connection: Connection) -> tuple[list[Item], int] | None:
             if connection.execute(query).one_or_none() is None:
                 return None
             last = int(connection.execute(last_seq).scalar_one())
             return list_items(connection, conversation_id), last
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> bool:
         """Append items to the owner's conversation and postpone its expiry. Return False if there
@@ -161,14 +167,14 @@ class ConversationRepository:
         change = update(CONVERSATIONS).where(self._is_conversation(owner, conversation_id))
         change = change.values(expires_at=self._settings.expiry(int(self._now())))
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             if not connection.execute(change).rowcount:
                 return False
             size = append_to_conversation(connection, owner, conversation_id, new)
             self._quota.charge(connection, owner, size, conversation_id)
             return True
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def page(self, owner: str, conversation_id: str, request: PageRequest) -> Page[Item]:
         """Return a page of a conversation's items. Raises BadRequestError."""
@@ -191,16 +197,17 @@ class ConversationRepository:
             .returning(ITEMS.c.bytes)
         )
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             size = connection.execute(change).scalar_one_or_none()
             _add_bytes(connection, conversation_id, -(size or 0))
             return size is not None
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired conversations. See Repository."""
-        is_more = expire_holders(connection, CONVERSATIONS, now)
+        """Delete expired conversations, and the rows of items that were deleted before
+        `forget_before`. See Repository."""
+        is_more = expire_with_items(connection, CONVERSATIONS, now)
         deleted_items = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
         return sweep_batch(connection, delete(ITEMS).where(deleted_items)) or is_more
 
@@ -218,7 +225,7 @@ def append_to_conversation(
     )
     if connection.execute(conversation).one_or_none() is None:
         return 0
-    ids = select(ITEMS.c.id).where(ITEMS.c.holder == conversation_id)  # of deleted items too
+    ids = select(ITEMS.c.id).where(ITEMS.c.holder == conversation_id)  # also of deleted items
     existing = set(connection.execute(ids).scalars())
     size = add_items(connection, owner, conversation_id, new, existing=existing)
     _add_bytes(connection, conversation_id, size)
@@ -242,32 +249,32 @@ def _conversation(row: RowMapping) -> StoredConversation:
 def add_items(
     connection: Connection,
     owner: str,
-    holder: str,
+    parent_id: str,
     items: Iterable[Item],
     source: _Source = "input",
     existing: Collection[str] = (),
 ) -> int:
-    """Append items to a holder, each id once and no id in `existing`. Return the number of added
+    """Append items to a parent, each id once and no id in `existing`. Return the number of added
     bytes."""
     new = {item["id"]: json.dumps(item) for item in items if item["id"] not in existing}
-    common = {"owner": owner, "holder": holder, "source": source}
+    common = {"owner": owner, "holder": parent_id, "source": source}
     rows = [{"id": id, **common, "body": body, "bytes": len(body)} for id, body in new.items()]
     if rows:
         connection.execute(insert(ITEMS), rows)
     return sum(map(len, new.values()))
 
 
-def list_items(connection: Connection, holder: str, *where: ColumnElement[bool]) -> list[Item]:
-    """Return the items of a holder that match `where`, in order."""
-    query = select(ITEMS).where(ITEMS.c.holder == holder, _NOT_DELETED, *where)
+def list_items(connection: Connection, parent_id: str, *where: ColumnElement[bool]) -> list[Item]:
+    """Return the items of a parent that match `where`, in order."""
+    query = select(ITEMS).where(ITEMS.c.holder == parent_id, _NOT_DELETED, *where)
     query = query.order_by(ITEMS.c.seq)
     return [_item(row) for row in connection.execute(query).mappings()]
 
 
-def items_by_holder(connection: Connection, holders: Collection[str]) -> dict[str, list[Item]]:
-    """Return the items of several holders, each in order."""
-    query = select(ITEMS).where(ITEMS.c.holder.in_(holders), _NOT_DELETED).order_by(ITEMS.c.seq)
-    found: dict[str, list[Item]] = {holder: [] for holder in holders}
+def items_by_parent(connection: Connection, parent_ids: Collection[str]) -> dict[str, list[Item]]:
+    """Return the items of several parents, by parent, each list in order."""
+    query = select(ITEMS).where(ITEMS.c.holder.in_(parent_ids), _NOT_DELETED).order_by(ITEMS.c.seq)
+    found: dict[str, list[Item]] = {parent_id: [] for parent_id in parent_ids}
     for row in connection.execute(query).mappings():
         found[row["holder"]].append(_item(row))
     return found
@@ -283,19 +290,21 @@ def get_items(connection: Connection, owner: str, ids: Sequence[str]) -> dict[st
     return found
 
 
-def delete_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
-    """Delete holders with their items and streams."""
+def delete_with_items(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+    """Delete rows of `table`, which are responses or conversations, with their items and
+    streams."""
     for batch in _batches(ids):
         connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(batch)))
         connection.execute(delete(STREAMS).where(STREAMS.c.response_id.in_(batch)))
         connection.execute(delete(table).where(table.c.id.in_(batch)))
 
 
-def expire_holders(connection: Connection, table: Table, now: int) -> bool:
-    """Delete up to `EXPIRE_BATCH` expired holders. Return True if more may remain."""
+def expire_with_items(connection: Connection, table: Table, now: int) -> bool:
+    """Delete up to `EXPIRE_BATCH` expired rows of `table` with their items. Return True if more
+    expired rows may remain."""
     expired = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRE_BATCH)
     ids = connection.execute(expired).scalars().all()
-    delete_holders(connection, table, ids)
+    delete_with_items(connection, table, ids)
     return len(ids) == EXPIRE_BATCH
 
 

@@ -1,5 +1,5 @@
-"""The SQLite database, which runs each transaction in one thread, and the queries that several
-tables share: pages of a list, quotas, and the rows that a sweep removes."""
+"""The SQLite database, whose transactions run in one thread, and the queries that several tables
+share: pages of a list, quotas, and the rows that a sweep removes."""
 
 import asyncio
 import os
@@ -35,16 +35,17 @@ from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
 
 T = TypeVar("T")
 BUSY_MS = 10_000
-"""The longest wait for another process's transaction, in milliseconds."""
+"""Maximum wait for another process's transaction, in milliseconds."""
 SWEEP_ROWS = 500
-"""The most rows of a table that a sweep changes in one transaction: requests wait meanwhile."""
+"""Maximum number of rows of a table that a sweep changes in one transaction. Requests wait until
+the transaction ends."""
 PRAGMAS = (
     f"busy_timeout = {BUSY_MS}",  # first, because the next one may have to wait
     "journal_mode = WAL",
     "synchronous = NORMAL",
 )
 MAX_FILES = 10_000
-"""The most files that an owner may upload, whatever their size."""
+"""Maximum number of files that an owner may store: uploads, and files put into containers."""
 
 
 class Database:
@@ -54,37 +55,38 @@ class Database:
         """Open the file, and create or migrate its tables. Raises StoreError."""
         try:
             self._engine = _engine(path)
-            self._writing = self._engine.execution_options(writes=True)
-            with self._writing.begin() as connection:
+            self._write_engine = self._engine.execution_options(writes=True)
+            with self._write_engine.begin() as connection:
                 migrate(connection)
         except (DBAPIError, OSError, StoreError) as error:
             raise StoreError(f"{path}: {getattr(error, 'orig', None) or error}") from error
-        # One thread: SQLite has one writer, and its own event loop is three times as slow.
+        # One thread, because SQLite has one writer. An asyncio driver is three times as slow.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a read-only transaction, in the store's thread."""
-        return await self._run(self._engine, work)
+    async def read(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that only reads, in a transaction in the store's thread."""
+        return await self._run(self._engine, transaction)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that can write, in the store's thread."""
-        return await self._run(self._writing, work)
+    async def write(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that may write, in a transaction in the store's thread."""
+        return await self._run(self._write_engine, transaction)
 
-    async def read_concurrently(self, work: Callable[[Connection], T]) -> T:
-        """Run a long read in another thread, so that it does not delay other transactions."""
-        return await asyncio.to_thread(_in_transaction, self._engine, work)
+    async def read_concurrently(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a function that only reads but takes long, in a transaction in another thread, so
+        that other transactions are not delayed."""
+        return await asyncio.to_thread(_in_transaction, self._engine, transaction)
 
     async def read_one(
         self, query: Executable, convert: Callable[[RowMapping], T | None]
     ) -> T | None:
-        """Return the row that a query selects, converted in the store's thread, or None."""
-        return await self.read(lambda connection: _one(connection, query, convert))
+        """Return the only row that a query selects, converted in the store's thread, or None."""
+        return await self.read(lambda connection: _fetch_one(connection, query, convert))
 
     async def write_one(
         self, change: Executable, convert: Callable[[RowMapping], T | None]
     ) -> T | None:
-        """Execute a change that returns at most one row, and return the row, converted, or None."""
-        return await self.write(lambda connection: _one(connection, change, convert))
+        """Execute a change that returns at most one row. Return the row, converted, or None."""
+        return await self.write(lambda connection: _fetch_one(connection, change, convert))
 
     async def read_page(
         self,
@@ -95,12 +97,13 @@ class Database:
         scope: ColumnElement[bool],
         visible: ColumnElement[bool],
     ) -> Page[T]:
-        """Return a page of the visible rows in `scope`. Raises BadRequestError.
+        """Return a page of the visible rows in `scope`. Raises BadRequestError if `request.after`
+        names no row in `scope`.
 
-        `request.after` may name any row in `scope`: a client can continue after a deleted row.
+        The row may be invisible: a client can continue after a deleted row.
         """
 
-        def work(connection: Connection) -> Page[T]:
+        def transaction(connection: Connection) -> Page[T]:
             query = select(table).where(scope, visible).limit(request.limit + 1)
             order = table.c.seq.desc() if request.newest_first else table.c.seq.asc()
             if request.after is not None:
@@ -114,11 +117,11 @@ class Database:
             rows = connection.execute(query.order_by(order)).mappings().all()
             return Page(tuple(map(convert, rows[: request.limit])), len(rows) > request.limit)
 
-        return await self.read(work)
+        return await self.read(transaction)
 
-    async def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+    async def _run(self, engine: Engine, transaction: Callable[[Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, _in_transaction, engine, work
+            self._thread, _in_transaction, engine, transaction
         )
 
     def close(self) -> None:
@@ -128,44 +131,46 @@ class Database:
 
 
 def oldest(table: Table, where: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Match the oldest `SWEEP_ROWS` of the rows that match `where`."""
+    """Return a condition for the oldest `SWEEP_ROWS` of the rows that match `where`."""
     return table.c.seq.in_(select(table.c.seq).where(where).order_by(table.c.seq).limit(SWEEP_ROWS))
 
 
 def sweep_batch(connection: Connection, *changes: Delete | Update) -> bool:
-    """Execute changes to `oldest` rows. Return True if more rows may remain to be changed."""
+    """Execute changes to `oldest` rows. Return True if further rows may need these changes."""
     counts = [connection.execute(change).rowcount for change in changes]
     return max(counts) >= SWEEP_ROWS
 
 
-def _one(
+def _fetch_one(
     connection: Connection, statement: Executable, convert: Callable[[RowMapping], T | None]
 ) -> T | None:
     row = connection.execute(statement).mappings().one_or_none()
     return convert(row) if row else None
 
 
-def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
+def _in_transaction(engine: Engine, transaction: Callable[[Connection], T]) -> T:
     with engine.begin() as connection:
-        return work(connection)
+        return transaction(connection)
 
 
 def _engine(path: Path) -> Engine:
     os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files copy the mode
     # Every use ends in commit or rollback: the pool's own rollback would cost 0.1 ms for nothing.
     engine = create_engine(URL.create("sqlite", database=str(path)), pool_reset_on_return=None)
-    event.listen(engine, "connect", _prepare)
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
     return engine
 
 
-def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # `_begin` begins transactions: sqlite3 would begin too late
+def _on_connect(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = (
+        None  # `_on_begin` begins transactions: sqlite3 would begin too late
+    )
     for pragma in PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _begin(connection: Connection) -> None:
+def _on_begin(connection: Connection) -> None:
     # A transaction that reads first and then writes fails instead of waiting for another writer.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -174,7 +179,8 @@ def _begin(connection: Connection) -> None:
 def page_of_list(
     items: Sequence[Mapping[str, Any]], request: PageRequest
 ) -> Page[Mapping[str, Any]]:
-    """Return a page of a list that is in memory, oldest item first. Raises BadRequestError."""
+    """Return a page of `items`, which are sorted from the oldest to the newest. Raises
+    BadRequestError."""
     ordered = list(reversed(items)) if request.newest_first else list(items)
     if request.after is not None:
         ids = [item["id"] for item in ordered]
@@ -190,7 +196,8 @@ def _not_in_list(after: str) -> BadRequestError:
 
 
 def check_quota(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
-    """Raise QuotaError if one more file, or `size` more bytes, exceed the owner's quota."""
+    """Raise QuotaError if another file of `size` bytes would exceed `MAX_FILES` or the owner's
+    `quota` in bytes."""
     queries = (_select_upload_usage(owner, now), _select_container_usage(owner, now))
     sums = [connection.execute(query).one() for query in queries]
     files, used = (sum(column) for column in zip(*sums, strict=True))
@@ -225,7 +232,7 @@ def _select_container_usage(owner: str, now: float) -> Select[int, int]:
 def delete_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
     """Return the statement that deletes an owner's oldest rows beyond `max_rows` or `max_bytes`.
 
-    It never deletes rows without an expiry, nor the newest row.
+    The statement never deletes rows without an expiry, nor the newest row with an expiry.
     """
     newest_first = table.c.seq.desc()
     counted = (

@@ -1,4 +1,4 @@
-"""The migration steps of the database's schema. A released step never changes."""
+"""The migration steps of the database's schema. Released steps must not be changed."""
 
 from sqlalchemy import Connection
 
@@ -114,8 +114,8 @@ RESPONSES = (
     "CREATE INDEX items_in_order ON items (holder, seq)",
     "CREATE INDEX items_of_owner ON items (owner, id)",
 )
-KEPT_RUNS = (
-    # What of it is read again depends on the code: who changes that empties this table.
+STORED_RUNS = (
+    # The format of `record` depends on the code: a step for a new format must empty this table.
     """CREATE TABLE runs (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
@@ -202,17 +202,17 @@ BACKEND_RESPONSES = (
     "CREATE INDEX backend_responses_in_order ON backend_responses (owner, seq)",
 )
 STEPS = (
-    *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, KEPT_RUNS, SPENDING, RUN_SUMMARIES),
+    *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
     *(TOOL_VERDICTS, BACKEND_RESPONSES),
 )
 
 
 def migrate(connection: Connection) -> None:
     """Apply the missing migration steps in the caller's transaction. Raises StoreError."""
-    done = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-    if done > len(STEPS):
+    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if version > len(STEPS):
         raise StoreError("it was written by a newer version of this proxy")
-    for step in STEPS[done:]:
+    for step in STEPS[version:]:
         for statement in step:
             connection.exec_driver_sql(statement)
     connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which page of a list a client requests."""
+    """A client's request for one page of a list."""
 
     limit: int = 20
     newest_first: bool = True
@@ -36,13 +36,13 @@ class StoredResponse:
     state: str
     """The name of the snapshot of the run's files."""
     record: Mapping[str, Any]
-    """OpenAI's response object. Until the run ends, the object as it was at the beginning."""
+    """OpenAI's response object. Until the run ends, it has the state from the start of the run."""
     previous_id: str | None = None
     conversation_id: str | None = None
     seen_seq: int | None = None
     """The `seq` of the conversation's last item when the response began."""
     worker: str | None = None
-    """The id of the process that runs it; None once the run has ended."""
+    """The id of the process that runs the response; None once the run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,15 @@ class ResponseChain:
     ids: tuple[str, ...]
     """The ids of all responses of the chain, latest first."""
     states: tuple[str, ...]
-    """The snapshots of those responses that share the latest response's container, latest first."""
+    """The names of the snapshots of the responses in the latest response's container, latest
+    first."""
     inputs: tuple[Mapping[str, Any], ...]
     """All items before the output of the latest response, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """A conversation of OpenAI's API. Responses can append their items."""
+    """A conversation of OpenAI's API. Responses can append their items to it."""
 
     id: str
     created_at: int
@@ -113,14 +114,14 @@ class NewContainer:
 
     name: str
     minutes: int
-    """The minutes without use after which it expires."""
+    """Minutes without use after which the container expires."""
     memory_limit: str | None = None
     network_policy: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of OpenAI's API: files that runs and clients add."""
+    """A container of OpenAI's API. Runs and clients add files to it."""
 
     id: str
     name: str
@@ -173,4 +174,4 @@ class StoredRun:
     container_id: str
     created_at: int
     record: str = ""
-    """The events of a run that has ended, as JSON."""
+    """The outcome of a run that has ended, as JSON. In a summary, the outcome has no text."""

@@ -23,10 +23,10 @@ from proxy.store.conversations import (
     ResponseQuota,
     add_items,
     append_to_conversation,
-    delete_holders,
-    expire_holders,
+    delete_with_items,
+    expire_with_items,
     get_items,
-    items_by_holder,
+    items_by_parent,
     list_items,
 )
 from proxy.store.database import Database, oldest, sweep_batch
@@ -34,11 +34,11 @@ from proxy.store.records import ResponseChain, StoredResponse
 from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
-"""The most predecessors of a response, linked by `previous_response_id`, that are read."""
+"""Maximum number of predecessors of a response, linked by `previous_response_id`, that are read."""
 MAX_BACKEND_RESPONSES = 10_000
-"""The most responses stored by the backend that are remembered for one owner, newest first."""
+"""Maximum number of one owner's responses in the backend. Above it, the oldest are forgotten."""
 EXPIRY_SLACK_S = 60
-"""An expiry is not rewritten to postpone it by less than this."""
+"""An expiry is rewritten only if it is postponed by more than this number of seconds."""
 
 
 class ResponseRepository:
@@ -76,7 +76,7 @@ class ResponseRepository:
         if response.conversation_id:
             used.append((CONVERSATIONS, [response.conversation_id]))
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             size = len(record) + add_items(connection, owner, response.id, inputs)
             connection.execute(insert(RESPONSES), {**row, "bytes": size})
             for table, ids in used:
@@ -85,14 +85,14 @@ class ResponseRepository:
                 connection.execute(change.values(expires_at=until))
             self._quota.charge(connection, owner, size, response.id)
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def end(
         self, owner: str, response_id: str, record: Mapping[str, Any], frames: str | None = None
     ) -> None:
-        """Store the final response and its stream, unless the response was deleted meanwhile.
+        """Store the final response and its stream, unless the response has been deleted.
 
-        The items of a completed or incomplete response are appended to its conversation.
+        If the response is completed or incomplete, its items are appended to its conversation.
         """
         output = record["output"]
         written = json.dumps({**record, "output": []})
@@ -100,7 +100,7 @@ class ResponseRepository:
         query = select(RESPONSES.c.conversation_id).where(this)
         change = update(RESPONSES).where(this).values(record=written, worker=None)
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             row = connection.execute(query).one_or_none()
             if row is None:
                 return
@@ -115,26 +115,26 @@ class ResponseRepository:
                 size += append_to_conversation(connection, owner, row.conversation_id, items)
             self._quota.charge(connection, owner, size, response_id)
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return the owner's response, or None."""
         query = select(RESPONSES).where(self._is_live(owner), RESPONSES.c.id == response_id)
 
-        def work(connection: Connection) -> StoredResponse | None:
+        def transaction(connection: Connection) -> StoredResponse | None:
             row = connection.execute(query).mappings().one_or_none()
             return _response(connection, row) if row else None
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def frames(self, owner: str, response_id: str) -> str | None:
-        """Return the stream of a background response as `end` stored it, or None."""
+        """Return the stream that `end` stored with a response, or None."""
         response = select(RESPONSES.c.id).where(self._is_live(owner), RESPONSES.c.id == response_id)
         query = select(STREAMS.c.frames).where(STREAMS.c.response_id.in_(response))
         return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
     async def chain(self, owner: str, response_id: str) -> ResponseChain | None:
-        """Return the owner's response with at most `MAX_CHAIN` responses before it, or None."""
+        """Return the owner's response with at most `MAX_CHAIN` predecessors, or None."""
         live = self._is_live(owner)
         latest = select(RESPONSES.c.id, RESPONSES.c.previous_id, literal(0).label("depth"))
         chain = latest.where(live, RESPONSES.c.id == response_id).cte(recursive=True)
@@ -145,12 +145,12 @@ class ResponseRepository:
         query = select(RESPONSES).join(chain, chain.c.id == RESPONSES.c.id)
         query = query.order_by(chain.c.depth)
 
-        def work(connection: Connection) -> ResponseChain | None:
+        def transaction(connection: Connection) -> ResponseChain | None:
             rows = connection.execute(query).mappings().all()
             if not rows:
                 return None
             ids = tuple(row["id"] for row in rows)
-            items = items_by_holder(connection, ids[1:])
+            items = items_by_parent(connection, ids[1:])
             items[ids[0]] = list_items(connection, ids[0], ITEMS.c.source == "input")
             inputs = [
                 item
@@ -161,7 +161,7 @@ class ResponseRepository:
             states = (row["state"] for row in rows if row["session"] == latest.session)
             return ResponseChain(latest, ids, tuple(states), tuple(inputs))
 
-        return await self._database.read(work)
+        return await self._database.read(transaction)
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, Item]:
         """Return the owner's items with these ids."""
@@ -171,28 +171,28 @@ class ResponseRepository:
         """Delete a response and its items. Return False if there is no such response."""
         query = select(RESPONSES.c.id).where(self._is_live(owner), RESPONSES.c.id == response_id)
 
-        def work(connection: Connection) -> bool:
+        def transaction(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            delete_holders(connection, RESPONSES, found)
+            delete_with_items(connection, RESPONSES, found)
             return bool(found)
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def add_backend_response(self, owner: str, response_id: str) -> None:
-        """Remember that a response that the backend stores belongs to the owner."""
+        """Record the owner of a response that the backend stores."""
         table, until = BACKEND_RESPONSES, self.settings.expiry(int(self._now()))
         row = {"owner": owner, "id": response_id, "expires_at": until}
         last = select(table.c.seq).where(table.c.owner == owner).order_by(table.c.seq.desc())
         beyond = last.limit(1).offset(MAX_BACKEND_RESPONSES).scalar_subquery()
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             connection.execute(insert(table).prefix_with("OR REPLACE"), row)
             connection.execute(delete(table).where(table.c.owner == owner, table.c.seq <= beyond))
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def is_backend_response(self, owner: str, response_id: str) -> bool:
-        """Return True if the backend stores a response with that id for the owner."""
+        """Return True if the owner has a response with that id in the backend."""
         table = BACKEND_RESPONSES.c
         query = select(table.seq).where(
             table.owner == owner, table.id == response_id, table.expires_at > self._now()
@@ -203,7 +203,7 @@ class ResponseRepository:
         """Delete expired responses. See Repository."""
         expired = oldest(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
         is_more = sweep_batch(connection, delete(BACKEND_RESPONSES).where(expired))
-        return expire_holders(connection, RESPONSES, now) or is_more
+        return expire_with_items(connection, RESPONSES, now) or is_more
 
     def _is_live(self, owner: str) -> ColumnElement[bool]:
         return (RESPONSES.c.owner == owner) & (RESPONSES.c.expires_at > self._now())

@@ -28,18 +28,18 @@ from sandbox_runtime.ownership import Owner
 
 MAX_RUNS = 256
 MAX_BYTES = 64_000_000
-"""The most results of one owner, and their most bytes. Beyond that the oldest are deleted.
-The limits hold for suspended runs separately."""
+"""Maximum number and total size of one owner's results. Above them, the oldest results are deleted.
+The same limits apply separately to suspended runs."""
 LOST_S = 600
-"""The seconds that a lost run is kept."""
+"""Seconds that a lost run is stored."""
 SUMMARY_KEEP_S = 24 * 3600
-"""The seconds that a run's summary is kept."""
+"""Seconds that a run's summary is stored."""
 MAX_SUMMARIES = 4096
-"""The most summaries of one owner. Beyond that the oldest are deleted."""
+"""Maximum number of one owner's summaries. Above it, the oldest summaries are deleted."""
 MAX_ALL_SUMMARIES = 100_000
-"""The most summaries of all owners together. A sweep deletes the oldest beyond that."""
+"""Maximum number of all owners' summaries. Above it, a sweep deletes the oldest summaries."""
 SUSPENDED_KEEP_S = 7 * 24 * 3600
-"""The seconds that a client may take to run its tools."""
+"""Seconds that a client may take to run its tools."""
 
 
 class RunRepository:
@@ -51,16 +51,16 @@ class RunRepository:
         self._process = process
 
     async def begin(self, run: StoredRun) -> StoredRun | None:
-        """Store a run that begins and return None. If another run with the same Idempotency-Key can
-        be joined, return that run instead."""
+        """Store a run that begins and return None. If a stored run with the same Idempotency-Key
+        can be joined, return the stored run instead."""
 
-        def work(connection: Connection) -> StoredRun | None:
+        def transaction(connection: Connection) -> StoredRun | None:
             if run.key and (found := self._joinable(connection, run.owner, run.key)):
                 return found
             connection.execute(insert(RUNS), self._row(run))
             return None
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
         """Store the result of a run for `keep_s` seconds.
@@ -79,16 +79,17 @@ class RunRepository:
         return await self._database.read_one(query, self._run)
 
     async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
-        """Return the completed run with an Idempotency-Key, or the one that runs in another
+        """Return the newest run with an Idempotency-Key that is completed or runs in another
         process, or None."""
         return await self._database.read(lambda c: self._joinable(c, owner, key))
 
     async def take_for_retry(
         self, owner: str, fingerprint: str, excluding: Collection[str]
     ) -> StoredRun | None:
-        """Return a result that waits for a retry of this request, or None.
+        """Return the oldest result that waits for a retry of this request, or None.
 
-        No other caller gets that result until `return_for_retry`.
+        No other caller gets the same result before `return_for_retry`. Runs with an id in
+        `excluding` are skipped.
         """
         waiting = select(RUNS.c.seq).where(
             RUNS.c.owner == owner,
@@ -102,7 +103,8 @@ class RunRepository:
         return await self._database.write_one(taken, _stored)
 
     async def return_for_retry(self, run_id: str) -> None:
-        """Make a taken result available for a retry again: the client did not receive it."""
+        """Make a taken result available for a retry again, because the client did not receive
+        it."""
         change = update(RUNS).where(RUNS.c.id == run_id).values(for_retry=True)
         await self._database.write(lambda connection: connection.execute(change))
 
@@ -118,10 +120,10 @@ class RunRepository:
         await self._database.write(lambda connection: connection.execute(change))
 
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
-        """Store summaries of runs, each in place of an earlier summary of the same run. `runs` is
-        called in the store's thread."""
+        """Store the summaries that `runs` returns, each in place of an earlier summary of the same
+        run. `runs` is called in the store's thread."""
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             rows = [self._summary(run) for run in runs()]
             connection.execute(insert(RUN_SUMMARIES).prefix_with("OR REPLACE"), rows)
             for owner in {run["owner"] for run in rows}:
@@ -129,7 +131,7 @@ class RunRepository:
                 too_many = RUN_SUMMARIES.c.seq <= _newest_beyond(of_owner, MAX_SUMMARIES)
                 connection.execute(delete(RUN_SUMMARIES).where(of_owner, too_many))
 
-        await self._database.write(work)
+        await self._database.write(transaction)
 
     async def summary(self, owner: str, run_id: str) -> StoredRun | None:
         """Return the summary of the owner's run with that id, or None."""
@@ -142,7 +144,8 @@ class RunRepository:
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired runs, and mark the runs of dead processes as lost. See Repository."""
+        """Delete expired runs and summaries, and mark the runs of dead processes as lost. See
+        Repository."""
         running = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
         dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
@@ -220,7 +223,7 @@ class SuspendedRunRepository:
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired runs. See Repository."""
+        """Delete expired suspended runs. See Repository."""
         expired = oldest(SUSPENDED_RUNS, SUSPENDED_RUNS.c.expires_at <= now)
         return sweep_batch(connection, delete(SUSPENDED_RUNS).where(expired))
 
@@ -228,15 +231,15 @@ class SuspendedRunRepository:
 def _replace(
     connection: Connection, table: Table, same: ColumnElement[bool], row: Mapping[str, Any]
 ) -> None:
-    """Insert a row in place of the `same` row, and delete the owner's oldest rows beyond the
-    limits."""
+    """Insert a row in place of the rows that match `same`. Delete the owner's oldest rows beyond
+    `MAX_RUNS` and `MAX_BYTES`."""
     connection.execute(delete(table).where(same))
     connection.execute(insert(table), row)
     connection.execute(delete_beyond(table, row["owner"], max_rows=MAX_RUNS, max_bytes=MAX_BYTES))
 
 
 def _newest_beyond(where: ColumnElement[bool], count: int) -> ScalarSelect[int]:
-    """Select the `seq` of the newest matching summary that is not among the last `count`."""
+    """Select the `seq` of the newest matching summary after skipping the `count` newest."""
     seq = RUN_SUMMARIES.c.seq
     return select(seq).where(where).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
 

@@ -22,7 +22,7 @@ from proxy.store.tables import SPENDING
 
 _AMOUNTS = [SPENDING.c[kind] for kind in EXPENSE_KINDS]
 KEEP_DAYS = 1
-"""The days that a past day's row is kept: runs may begin before midnight and settle after it."""
+"""Days that a past day's row is stored: a run may begin before midnight and settle after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class StoredBudgetAccount:
 class SpendingRepository:
     """The spending of all keys, one row per key and day.
 
-    A check and its expense are one transaction, so that concurrent requests, even in several
-    processes, cannot exceed a budget together.
+    The check of a budget and the expense are one transaction, so that concurrent requests, even in
+    several processes, cannot use the same rest of a budget.
     """
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
@@ -82,10 +82,10 @@ class SpendingRepository:
         return seconds_until_midnight(self._now())
 
     async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Reservation:
-        """Count an expense, unless the budget is used up; the reservation then names the exhausted
-        part."""
+        """Count an expected expense and return its reservation. If the budget is exhausted, count
+        nothing; the reservation then names the exhausted kind."""
 
-        def work(connection: Connection) -> Reservation:
+        def transaction(connection: Connection) -> Reservation:
             day = day_number(self._now())
             spent = _spent(connection, owner, day)
             if kind := exhausted(budget, spent, expected):
@@ -93,14 +93,15 @@ class SpendingRepository:
             _add(connection, owner, day, expected)
             return Reservation(day, expected, spent + expected)
 
-        return await self._database.write(work)
+        return await self._database.write(transaction)
 
     async def add(self, owner: str, day: int, more: Expense) -> None:
-        """Add the difference between the actual and the expected expense."""
+        """Add an expense, usually the difference between the actual and the expected expense, to a
+        day's sum."""
         await self._database.write(lambda connection: _add(connection, owner, day, more))
 
     async def spent(self, owner: str) -> Expense:
-        """Return what a key has spent today."""
+        """Return today's expense of a key."""
         return await self._database.read(
             lambda connection: _spent(connection, owner, day_number(self._now()))
         )

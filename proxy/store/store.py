@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 300
 FORGET_AFTER_S = 3600
-"""The seconds that a deleted row stays, so that a client can continue a list after it."""
+"""Seconds that a deleted row stays in its table, so that a client can continue a list after it."""
 
 
 class Repository(Protocol):
@@ -40,7 +40,7 @@ class Repository(Protocol):
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete a batch of expired records, and a batch of rows that were marked as deleted before
-        `forget_before`. Return True if more may remain."""
+        `forget_before`. Return True if more records or rows may remain."""
 
 
 class BlobRepository(Repository, Protocol):
@@ -50,7 +50,7 @@ class BlobRepository(Repository, Protocol):
         """Return the blobs in use and their sizes."""
 
     def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete the records of these missing blobs."""
+        """Delete the records of these blobs, whose files are missing."""
 
 
 class Store:
@@ -80,7 +80,7 @@ class Store:
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseRepository(self._database, now, responses, quota)
         self.conversations = ConversationRepository(self._database, now, responses, quota)
-        self.worker = self._own_directory()
+        self.worker = self._register_process()
         """This process. Other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
         self._with_blobs: tuple[BlobRepository, ...] = (
@@ -105,7 +105,8 @@ class Store:
         )
 
     async def sweep(self) -> None:
-        """Delete expired records, blobs without a record and records without a blob."""
+        """Delete expired records, blobs without a record, records without a blob, and the lock
+        files of dead processes."""
         now = int(self.now())
         for repository in self._repositories:
             expire = partial(repository.expire, now=now, forget_before=now - FORGET_AFTER_S)
@@ -132,7 +133,7 @@ class Store:
         self._database.close()
         self._exit_stack.close()
 
-    def _own_directory(self) -> Owner:
+    def _register_process(self) -> Owner:
         try:
             worker = Owner(self.directory)
         except OSError as error:

@@ -96,7 +96,7 @@ CONVERSATIONS = _with_seq(
     *_text("id", "owner", "metadata"),
     *_integer("bytes", "created_at", "expires_at"),
 )
-# `holder` is the id of the response or the conversation that an item belongs to.
+# `holder` is the id of the item's parent, which is a response or a conversation.
 ITEMS = _with_seq(
     "items",
     *_text("id", "owner", "holder", "source", "body"),

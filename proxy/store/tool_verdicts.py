@@ -11,11 +11,11 @@ from proxy.store.tables import TOOL_VERDICTS
 
 KEEP_S = 30 * 24 * 3600
 MAX_MODELS = 1024
-"""The most verdicts of one backend that are read, newest first."""
+"""Maximum number of verdicts of one backend that are read: the newest."""
 
 
 class ToolVerdictRepository:
-    """One verdict per backend and model. The address of a backend is its name."""
+    """One verdict per backend and model. A backend is identified by its address."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database

@@ -50,12 +50,12 @@ class UploadRepository:
         )
         row = {name: getattr(upload, name) for name in StoredUpload.__slots__}
 
-        def work(connection: Connection) -> None:
+        def transaction(connection: Connection) -> None:
             check_quota(connection, owner, blob.bytes, quota, now)
             connection.execute(insert(FILES), {"owner": owner, **row})
 
         async with self._blobs.removed_on_error(blob):
-            await self._database.write(work)
+            await self._database.write(transaction)
         return upload
 
     async def get(self, owner: str, file_id: str) -> StoredUpload | None:

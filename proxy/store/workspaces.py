@@ -12,11 +12,11 @@ from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 
 MAX_STATES = 8
-"""The most snapshots of one session: a conversation can continue from each of them."""
+"""Maximum number of snapshots of one session. A conversation can continue from each of them."""
 
 
 class WorkspaceRepository:
-    """See `SnapshotStore`."""
+    """The snapshots of all owners. See `SnapshotStore`."""
 
     def __init__(
         self,
@@ -42,14 +42,16 @@ class WorkspaceRepository:
             await self._add(state, await self._blobs.copy(blob))
 
     async def newest(self, session: Session) -> str | None:
-        newest = select(WORKSPACES.c.state).where(_of(session), self._live()).order_by(_LATEST)
+        newest = (
+            select(WORKSPACES.c.state).where(_in_session(session), self._live()).order_by(_LATEST)
+        )
         return await self._database.read(lambda c: c.execute(newest).scalars().first())
 
     async def known(self, session: Session, names: Sequence[str]) -> set[str]:
         if not names:
             return set()
         known = select(WORKSPACES.c.state).where(
-            _of(session), WORKSPACES.c.state.in_(names), self._live()
+            _in_session(session), WORKSPACES.c.state.in_(names), self._live()
         )
         return await self._database.read(lambda c: set(c.execute(known).scalars()))
 
@@ -61,7 +63,7 @@ class WorkspaceRepository:
             yield piece
 
     async def discard(self, session: Session) -> None:
-        rows = delete(WORKSPACES).where(_of(session)).returning(WORKSPACES.c.blob)
+        rows = delete(WORKSPACES).where(_in_session(session)).returning(WORKSPACES.c.blob)
         blobs = await self._database.write(lambda c: c.execute(rows).scalars().all())
         await self._blobs.remove(blobs)
 
@@ -80,7 +82,7 @@ class WorkspaceRepository:
 
     async def _blob(self, state: SessionState) -> Blob | None:
         query = select(WORKSPACES).where(
-            _of(state.session), WORKSPACES.c.state == state.name, self._live()
+            _in_session(state.session), WORKSPACES.c.state == state.name, self._live()
         )
 
         def convert(row: RowMapping) -> Blob | None:
@@ -101,25 +103,35 @@ class WorkspaceRepository:
             "expires_at": now + int(self._settings.retention_hours * 3600),
         }
 
-        def work(connection: Connection) -> list[str]:
-            same = delete(WORKSPACES).where(_of(state.session), WORKSPACES.c.state == state.name)
+        def transaction(connection: Connection) -> list[str]:
+            same = delete(WORKSPACES).where(
+                _in_session(state.session), WORKSPACES.c.state == state.name
+            )
             replaced = list(connection.execute(same.returning(WORKSPACES.c.blob)).scalars())
             connection.execute(insert(WORKSPACES), row)
             return replaced + self._evict(connection, state.session)
 
         async with self._blobs.removed_on_error(blob):
-            unused = await self._database.write(work)
+            unused = await self._database.write(transaction)
         await self._blobs.remove(unused)
 
     def _evict(self, connection: Connection, session: Session) -> list[str]:
         """Delete the oldest snapshots beyond `MAX_STATES` of the session and beyond the owner's
-        quota. Return their blobs."""
-        too_many = select(WORKSPACES.c.seq).where(_of(session)).order_by(_LATEST).offset(MAX_STATES)
-        # The newest snapshot stays, whatever its size. Snapshots with the same content count once:
-        # they are links to one file.
-        copy = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
+        quota. Return the names of their blobs."""
+        too_many = (
+            select(WORKSPACES.c.seq)
+            .where(_in_session(session))
+            .order_by(_LATEST)
+            .offset(MAX_STATES)
+        )
+        # The newest snapshot stays, whatever its size. Snapshots with the same content count once,
+        # because their blobs may be links to one file.
+        copy_number = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
         counted = (
-            select(WORKSPACES.c.seq, case((copy == 1, WORKSPACES.c.bytes), else_=0).label("bytes"))
+            select(
+                WORKSPACES.c.seq,
+                case((copy_number == 1, WORKSPACES.c.bytes), else_=0).label("bytes"),
+            )
             .where(WORKSPACES.c.owner == session.owner)
             .subquery()
         )
@@ -138,5 +150,5 @@ class WorkspaceRepository:
 _LATEST = WORKSPACES.c.seq.desc()
 
 
-def _of(session: Session) -> ColumnElement[bool]:
+def _in_session(session: Session) -> ColumnElement[bool]:
     return (WORKSPACES.c.owner == session.owner) & (WORKSPACES.c.session == session.name)

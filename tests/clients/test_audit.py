@@ -95,7 +95,7 @@ async def test_audit_log_records_a_run_from_request_to_produced_files(tmp_path: 
     (kept,) = choice["files"]
     assert (kept["path"], kept["sha256"]) == ("/testbed/output/a.txt", file["sha256"])
     (finding,) = findings(tmp_path)
-    assert (finding.state, finding.words) == ("ok", "8 lines, submitted")
+    assert (finding.state, finding.detail) == ("ok", "8 lines, submitted")
 
 
 async def test_profile_without_audit_writes_no_log(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_concurrent_runs_write_separate_logs(tmp_path: Path) -> None:
     ):
         with anyio.fail_after(TIMEOUT_S):
             await asyncio.gather(*(post_chat(http) for _ in range(12)))
-    assert [finding.words for finding in findings(tmp_path)] == ["9 lines, submitted"] * 12
+    assert [finding.detail for finding in findings(tmp_path)] == ["9 lines, submitted"] * 12
 
 
 async def test_choices_of_one_request_share_a_log(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ async def test_failed_run_ends_its_log_with_the_error(tmp_path: Path) -> None:
     async with scripted_backend([bash("ls"), Refusal(400, "no")]) as backend:
         await post_once(backend, tmp_path, with_audit())
     (finding,) = findings(tmp_path)
-    assert (finding.state, finding.words) == ("ok", "5 lines, failed: BackendError")
+    assert (finding.state, finding.detail) == ("ok", "5 lines, failed: BackendError")
 
 
 async def test_disconnected_run_ends_its_log_as_cancelled(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_disconnected_run_ends_its_log_as_cancelled(tmp_path: Path) -> Non
             async with http.stream("POST", PATH, json=chat_body(stream=True)):
                 await backend.arrived(1)
     (finding,) = findings(tmp_path)
-    assert (finding.state, finding.words) == ("ok", "3 lines, failed: CancelledError")
+    assert (finding.state, finding.detail) == ("ok", "3 lines, failed: CancelledError")
 
 
 async def test_answer_without_a_sandbox_is_logged(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_answer_without_a_sandbox_is_logged(tmp_path: Path) -> None:
     ):
         with anyio.fail_after(TIMEOUT_S):
             await http.post("/v1/responses", json=body)
-    assert [finding.words for finding in findings(tmp_path)] == ["2 lines, answered"]
+    assert [finding.detail for finding in findings(tmp_path)] == ["2 lines, answered"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

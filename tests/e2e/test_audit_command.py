@@ -45,4 +45,4 @@ async def test_verify_finds_an_unfinished_log_and_a_flipped_byte(
     result = await run(tmp_path, *verify, whole, **KEY)
     assert result.returncode == 1
     assert result.stdout.decode().startswith("WRONG ")
-    assert "line 3 is not what its hash was made of" in result.stdout.decode()
+    assert "line 3 does not match its hash" in result.stdout.decode()

@@ -6,8 +6,8 @@ import pytest
 
 from policies.artifacts import (
     ArtifactLimits,
+    FileVersion,
     ProducedFile,
-    SavedFile,
     SkippedFile,
     is_changed,
     output_path,
@@ -116,19 +116,19 @@ def test_output_path_is_in_the_output_directory() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        (None, SavedFile(1, "a"), True),
-        (None, SavedFile(1, ""), True),
-        (SavedFile(1, "a"), SavedFile(1, "a"), False),
-        (SavedFile(1, "a"), SavedFile(1, "b"), True),
-        (SavedFile(None, "a"), SavedFile(1, "a"), False),
-        (SavedFile(None, "a"), SavedFile(1, ""), None),
-        (SavedFile(1, "a"), SavedFile(1, ""), None),
-        (SavedFile(1, ""), SavedFile(1, "a"), None),
-        (SavedFile(1, ""), SavedFile(2, ""), True),
-        (SavedFile(1, "a"), SavedFile(2, ""), True),
+        (None, FileVersion(1, "a"), True),
+        (None, FileVersion(1, ""), True),
+        (FileVersion(1, "a"), FileVersion(1, "a"), False),
+        (FileVersion(1, "a"), FileVersion(1, "b"), True),
+        (FileVersion(None, "a"), FileVersion(1, "a"), False),
+        (FileVersion(None, "a"), FileVersion(1, ""), None),
+        (FileVersion(1, "a"), FileVersion(1, ""), None),
+        (FileVersion(1, ""), FileVersion(1, "a"), None),
+        (FileVersion(1, ""), FileVersion(2, ""), True),
+        (FileVersion(1, "a"), FileVersion(2, ""), True),
     ],
 )
 def test_file_is_changed_if_its_hash_or_its_size_differs(
-    before: SavedFile | None, now: SavedFile, expected: bool | None
+    before: FileVersion | None, now: FileVersion, expected: bool | None
 ) -> None:
     assert is_changed(before, now) is expected

@@ -14,9 +14,9 @@ def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
     """Return the number of characters after which a reply is recognized as an echo, or None."""
     check = EchoCheck(OWN, [client])
     for at in range(0, len(text), piece):
-        if check.is_echo(text[at : at + piece]):
+        if check.add_and_check(text[at : at + piece]):
             return at + piece
-    return len(text) if check.is_echo("", at_end=True) else None
+    return len(text) if check.add_and_check("", at_end=True) else None
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_ordinary_answer_is_no_echo(text: str) -> None:
 def test_text_without_end_of_word_is_read_once() -> None:
     check = EchoCheck(OWN, [])
     for _ in range(3):  # takes seconds; an hour if the search restarts at each letter
-        assert not check.is_echo("3" * 300_000 + "\n")
-    assert check.is_echo(PROMPT)
+        assert not check.add_and_check("3" * 300_000 + "\n")
+    assert check.add_and_check(PROMPT)
 
 
 def test_own_text_after_a_word_of_any_length_is_recognized() -> None:
@@ -86,15 +86,15 @@ def test_long_client_text_may_be_quoted_from_both_its_ends() -> None:
 def test_text_is_suspect_while_it_may_become_an_echo() -> None:
     check = EchoCheck(OWN, [])
     own = " ".join(PROMPT.split()[:6])
-    assert not check.is_echo(own + " ")
+    assert not check.add_and_check(own + " ")
     assert check.is_suspect
-    assert not check.is_echo("something quite different follows here ")
+    assert not check.add_and_check("something quite different follows here ")
     assert not check.is_suspect
 
 
 def test_incomplete_word_is_not_compared() -> None:
     own = ProxyTexts([], ["Write the final answer now."])
     check = EchoCheck(own, [])
-    assert not check.is_echo("Write the final answer no")
-    assert not check.is_echo("t yet")
-    assert not check.is_echo(".")
+    assert not check.add_and_check("Write the final answer no")
+    assert not check.add_and_check("t yet")
+    assert not check.add_and_check(".")

@@ -22,7 +22,7 @@ def runaway_at(text: str, piece: int = 5) -> int | None:
     None."""
     check = RepetitionCheck()
     for at in range(0, len(text), piece):
-        if check.is_runaway(text[at : at + piece]):
+        if check.add_and_check(text[at : at + piece]):
             return at + piece
     return None
 

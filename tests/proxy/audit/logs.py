@@ -43,4 +43,4 @@ def states(root: Path, *names: str, key: bytes | None = None) -> list[str]:
 def errors(root: Path, key: bytes | None = None) -> Sequence[str]:
     """Return the errors as text."""
     findings = found(root, key=key)
-    return [f"{each.name}: {each.words}" for each in findings if each.state == "WRONG"]
+    return [f"{each.name}: {each.detail}" for each in findings if each.state == "WRONG"]

@@ -93,13 +93,13 @@ def lines_of(log: Path) -> list[bytes]:
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        ([0, 2, 3], "line 2 has the number 2, and 1 was due"),
-        ([0, 2, 1, 3], "line 2 has the number 2, and 1 was due"),
-        ([1, 2, 3], "line 1 has the number 1, and 0 was due"),
-        ([0, 0, 1, 2, 3], "line 2 has the number 0, and 1 was due"),
-        ([0, 1, 2, 3, 3], "line 5 comes after the last"),
-        ([0, 1, 2], "it is not as it ended, with 4 lines"),
-        ([], "it is not as it ended, with 4 lines"),
+        ([0, 2, 3], "line 2 has the number 2 (expected: 1)"),
+        ([0, 2, 1, 3], "line 2 has the number 2 (expected: 1)"),
+        ([1, 2, 3], "line 1 has the number 1 (expected: 0)"),
+        ([0, 0, 1, 2, 3], "line 2 has the number 0 (expected: 1)"),
+        ([0, 1, 2, 3, 3], "line 5 follows the last line of the log"),
+        ([0, 1, 2], "it is not as it was when it ended, with 4 lines"),
+        ([], "it is not as it was when it ended, with 4 lines"),
     ],
 )
 def test_lines_that_are_missing_moved_or_added_are_found(
@@ -128,7 +128,7 @@ def test_data_appended_to_a_log_is_found(tmp_path: Path, data: bytes) -> None:
 def test_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
     first, second = write(tmp_path, "a", "b")
     first.write_bytes(second.read_bytes())
-    assert errors(tmp_path) == [f"{DAY}/a: line 1 does not go on from what is before it"]
+    assert errors(tmp_path) == [f"{DAY}/a: line 1 does not continue the line before it"]
 
 
 def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_removed_or_added_log_is_found(tmp_path: Path) -> None:
     first.rename(first.with_name("c.jsonl"))
     assert errors(tmp_path) == [
         f"{DAY}/a: the log is missing",
-        f"{DAY}/c: line 1 does not go on from what is before it",
+        f"{DAY}/c: line 1 does not continue the line before it",
     ]
     chain = HashChain("c", None)
     log_path(tmp_path / DAY, "c").write_bytes(chain.next_line("now", {LAST: True}))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.store.blobs import PART, Blob, BlobStore
+from proxy.store.blobs import PART_SUFFIX, Blob, BlobStore
 from proxy.store.store import Store
 
 DISK_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.link", "os.scandir"})
@@ -75,4 +75,4 @@ async def test_empty_blob_is_stored(blobs: BlobStore, tmp_path: Path) -> None:
     async with blobs.new() as writer:
         blob = await writer.commit()
     assert (blob.bytes, blobs.is_intact(blob.name, 0)) == (0, True)
-    assert not list((tmp_path / "blobs").glob(f"*{PART}"))
+    assert not list((tmp_path / "blobs").glob(f"*{PART_SUFFIX}"))

@@ -9,7 +9,7 @@ import pytest
 
 from policies.sessions import ResponseSettings
 from proxy.errors import BadRequestError
-from proxy.store.conversations import OWN_BYTES
+from proxy.store.conversations import EMPTY_CONVERSATION_BYTES
 from proxy.store.records import PageRequest, StoredConversation, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
@@ -308,7 +308,7 @@ async def test_oldest_responses_and_conversations_beyond_the_quota_are_deleted(
 
 async def test_empty_conversations_count_toward_the_quota(store: Store, clock: ManualClock) -> None:
     first = await store.conversations.create(MINE, {}, [])
-    for _ in range(2 * KIB * KIB // OWN_BYTES):
+    for _ in range(2 * KIB * KIB // EMPTY_CONVERSATION_BYTES):
         clock.advance(1)
         last = await store.conversations.create(MINE, {}, [])
     assert not await exists(store, first.id)
