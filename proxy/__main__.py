@@ -250,13 +250,13 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     from proxy.app import create_app
     from proxy.bootstrap import build_services
-    from proxy.doctor import announce, check_model, require_sound
+    from proxy.doctor import announce, check_model, require_working_backend
     from proxy.http_server import ConnectionRegistry, HTTPServer, connection_limit, is_loopback
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
 
     isolation = build_profiles(config).default.isolation
-    software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
+    software = await require_working_backend(backend, isolation, self_test=config.sandbox.self_test)
     services, pool = build_services(config, model, backend, listener, software)
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
     announce(listener, backend.name, check, isolation.network)
@@ -439,10 +439,10 @@ def _about_key(config: "Config") -> str:
 def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
     `build_backend`. With `need_image`, Docker without its image fails if there is a fallback."""
-    from proxy.bootstrap import build_bubblewrap, build_docker, engine_named
+    from proxy.bootstrap import build_bubblewrap, build_docker, engine_setting
 
     setting = config.sandbox.backend
-    may_fall_back = setting == "auto" and not engine_named(config)
+    may_fall_back = setting == "auto" and not engine_setting(config)
     found: dict[str, Callable[[], Backend]] = {}
     if setting != "bubblewrap":
         found["docker"] = partial(build_docker, config, needs_image=need_image and may_fall_back)

@@ -19,27 +19,27 @@ class BodyMemory:
         """`share_bytes` is the maximum for one owner; None: `max_bytes`."""
         self._max_bytes = max_bytes
         self.share_bytes = max_bytes if share_bytes is None else share_bytes
-        self._of_owners: dict[str, int] = {}
+        self._bytes_by_owner: dict[str, int] = {}
         self.held_bytes = 0
         """The reserved bytes of all owners."""
 
     def take(self, owner: str, count: int) -> None:
         """Reserve bytes. Raises BusyError if the bodies of other requests leave too few, in total
         or in the owner's share."""
-        owner_bytes = self._of_owners.get(owner, 0) + count
+        owner_bytes = self._bytes_by_owner.get(owner, 0) + count
         if owner_bytes > self.share_bytes:
             raise BusyError("Too many large requests of yours are being answered. Send it later.")
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
         self.held_bytes += count
-        self._of_owners[owner] = owner_bytes
+        self._bytes_by_owner[owner] = owner_bytes
 
     def release(self, owner: str, count: int) -> None:
         """Release reserved bytes."""
         self.held_bytes -= count
-        self._of_owners[owner] -= count
-        if not self._of_owners[owner]:
-            del self._of_owners[owner]
+        self._bytes_by_owner[owner] -= count
+        if not self._bytes_by_owner[owner]:
+            del self._bytes_by_owner[owner]
 
 
 class BodyReservation:
@@ -49,7 +49,7 @@ class BodyReservation:
     def __init__(self, memory: BodyMemory, owner: str) -> None:
         self._memory = memory
         self._owner = owner
-        self._holders = 1
+        self._retain_count = 1
         self._bytes = 0
 
     def take(self, count: int) -> None:
@@ -62,19 +62,19 @@ class BodyReservation:
         self._memory.take(self._owner, count)
         self._bytes += count
 
-    def add_holder(self) -> None:
+    def retain(self) -> None:
         """Add a holder, which must call `release` too."""
-        self._holders += 1
+        self._retain_count += 1
 
     def release(self) -> None:
         """Remove a holder. After the last one, the bytes are released."""
-        self._holders -= 1
-        if not self._holders and self._bytes:
+        self._retain_count -= 1
+        if not self._retain_count and self._bytes:
             self._memory.release(self._owner, self._bytes)
             self._bytes = 0
 
 
-def copies_bytes(raw: bytes, value: Any) -> int:
+def size_of_copies(raw: bytes, value: Any) -> int:
     """Return the bytes of a body's further copies: the decoded `value`, and the encoded body for
     the backend."""
     if raw.isascii() and b"\\" not in raw:

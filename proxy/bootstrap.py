@@ -137,7 +137,7 @@ def build_backend(config: Config) -> Backend:
     """
     if config.sandbox.backend == "bubblewrap":
         return build_bubblewrap(config)
-    may_fall_back = config.sandbox.backend == "auto" and not engine_named(config)
+    may_fall_back = config.sandbox.backend == "auto" and not engine_setting(config)
     try:
         return build_docker(config, needs_image=may_fall_back)
     except EngineMissingError as error:
@@ -153,7 +153,7 @@ def build_backend(config: Config) -> Backend:
     return build_bubblewrap(config)
 
 
-def engine_named(config: Config) -> str:
+def engine_setting(config: Config) -> str:
     """Return the setting by which the operator has named an engine, or an empty string. Setting
     only the image does not name an engine."""
     docker = config.sandbox.docker

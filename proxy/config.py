@@ -302,7 +302,7 @@ class _Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _TreeSource:
     """Settings of a file, or of the command line."""
 
     tree: Any
@@ -333,9 +333,12 @@ def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config
             tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    file = _Written(_upgraded({} if tree is None else tree, str(path)), str(path))
+    file = _TreeSource(_upgraded({} if tree is None else tree, str(path)), str(path))
     config = _validated([file])  # an invalid value is an error even if it is overridden
-    environment, options = _Environment(read_environment()), _Written(command_line, "command line")
+    environment, options = (
+        _Environment(read_environment()),
+        _TreeSource(command_line, "command line"),
+    )
     if environment.tree or options.tree:
         config = _validated([file, environment, options])
     return config
@@ -344,7 +347,7 @@ def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config
 def parse(tree: Any, source: str) -> Config:
     """Return the settings of one tree; `source` names it in error messages. Old spellings of
     settings are logged. Raises ConfigError."""
-    return _validated([_Written(_upgraded(tree, source), source)])
+    return _validated([_TreeSource(_upgraded(tree, source), source)])
 
 
 def _upgraded(tree: Any, source: str) -> Any:

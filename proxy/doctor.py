@@ -94,7 +94,7 @@ def _reach(network: Egress) -> str:
     return {"none": "none", "open": "all public hosts"}[network.mode]
 
 
-async def require_sound(
+async def require_working_backend(
     backend: Backend, isolation: Isolation, *, self_test: bool
 ) -> tuple[str, ...]:
     """Check that the sandbox backend works and, with `self_test`, that no known escape does. Return
@@ -108,7 +108,7 @@ async def require_sound(
         sandbox = await start_sandbox(backend, isolation)
         try:
             if self_test:
-                _require_walls(backend.name, await run_batch(sandbox))
+                _require_isolation(backend.name, await run_batch(sandbox))
             return await installed_programs(sandbox)
         finally:
             await sandbox.close()
@@ -117,7 +117,7 @@ async def require_sound(
         raise SandboxStartError(str(error)) from error
 
 
-def _require_walls(backend: str, findings: Sequence[EscapeFinding]) -> None:
+def _require_isolation(backend: str, findings: Sequence[EscapeFinding]) -> None:
     if why := refusal(findings):
         raise SandboxStartError(f"{backend}: {why}")
     if why := untried(findings):
@@ -156,7 +156,7 @@ async def diagnose(
         needed = not chosen and (was_built or name == list(builders)[-1])
         chosen = name if needed and was_built else chosen
         for check in checks:
-            add(check, needed=needed and not _only_missed(check))
+            add(check, needed=needed and not _is_optional_program(check))
     add(Check("sandboxes", bool(chosen), chosen or "none"), needed=True)
     for title, checks in found.items():
         if checks:
@@ -177,7 +177,7 @@ def _verdict(broken: Sequence[str]) -> str:
     return "`sandbox-proxy serve` would not work: correct the lines marked FAIL."
 
 
-def _only_missed(check: Check) -> bool:
+def _is_optional_program(check: Check) -> bool:
     """Return True for a program of the image that models may miss and the proxy does not need."""
     return check.name.startswith("image ") and check.name not in REQUIRED
 

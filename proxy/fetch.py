@@ -158,7 +158,7 @@ class Fetcher:
                 is_redirect = 300 <= response.status < 400
                 location = response.headers.get("location") if is_redirect else None
                 if location is None:
-                    return await _file_of(response, max_bytes, budget)
+                    return await _read_file(response, max_bytes, budget)
             try:
                 url = urljoin(url, location)
             except ValueError as error:
@@ -230,7 +230,7 @@ def _parse_url(url: str) -> tuple[str, ParsedURL]:
     return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 
-async def _file_of(response: "FetchedBody", max_bytes: int, budget: ByteBudget) -> Fetched:
+async def _read_file(response: "FetchedBody", max_bytes: int, budget: ByteBudget) -> Fetched:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":

@@ -70,7 +70,7 @@ class FileStore:
         sees it. `limits` replace the server's."""
         return RunArtifactStore(self, container_id, base_url, owner, limits or self.limits)
 
-    async def remember(self, container_id: str, owner: str) -> None:
+    async def ensure_container(self, container_id: str, owner: str) -> None:
         """Create the container if it does not exist, and extend its expiry."""
         wish = NewContainer(name=container_id, minutes=self.container_minutes)
         await self.store.containers.create(owner, wish, container_id)

@@ -115,7 +115,7 @@ class _ConnectionGroup:
     def __init__(self, most: int) -> None:
         self._most = most
         self.open: set[HTTPProtocol] = set()
-        self.waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
+        self.idle: OrderedDict[HTTPProtocol, None] = OrderedDict()
         """Idle connections, longest idle first."""
 
     @property
@@ -130,8 +130,8 @@ class _ConnectionGroup:
     def close_one(self) -> bool:
         """Close the connection that has been idle longest, and return False if none is idle. A
         connection with unsent bytes becomes idle when `close_expired` finds them sent."""
-        while self.waiting:
-            connection, _ = self.waiting.popitem(last=False)
+        while self.idle:
+            connection, _ = self.idle.popitem(last=False)
             if connection.is_idle():
                 connection.abort()
                 return True
@@ -157,7 +157,7 @@ class ConnectionRegistry(ServerState):
         self._all = _ConnectionGroup(most)
         self._of_addresses: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
 
-    def bounds_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
+    def groups_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
         """Return the groups of a connection from the address."""
         if address is None or self._is_shared(address):
             return (self._all,)
@@ -166,38 +166,38 @@ class ConnectionRegistry(ServerState):
             self._of_addresses.setdefault(_address_key(address), _ConnectionGroup(self._share)),
         )
 
-    def enter(self, connection: "HTTPProtocol") -> None:
+    def add(self, connection: "HTTPProtocol") -> None:
         """Add a new connection. If a limit and its headroom are exceeded, close the connection that
         has been idle longest: the new one if all others have a request."""
-        for each in connection.bounds:
+        for each in connection.groups:
             each.open.add(connection)
-            each.waiting[connection] = None
-        for each in connection.bounds:
+            each.idle[connection] = None
+        for each in connection.groups:
             if each.is_far_over:
                 each.close_one()
 
-    def wait(self, connection: "HTTPProtocol") -> None:
+    def mark_idle(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as idle."""
-        for each in connection.bounds:
-            each.waiting[connection] = None
+        for each in connection.groups:
+            each.idle[connection] = None
 
-    def begin(self, connection: "HTTPProtocol") -> None:
+    def mark_active(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as having a request."""
-        for each in connection.bounds:
-            each.waiting.pop(connection, None)
+        for each in connection.groups:
+            each.idle.pop(connection, None)
 
     def make_room(self, connection: "HTTPProtocol") -> bool:
         """Return True if one more request may be answered on the connection."""
-        for each in connection.bounds:  # noqa: SIM110 - a loop is faster, and every request needs it
+        for each in connection.groups:  # noqa: SIM110 - a loop is faster, and every request needs it
             if not each.make_room():
                 return False
         return True
 
-    def leave(self, connection: "HTTPProtocol") -> None:
+    def remove(self, connection: "HTTPProtocol") -> None:
         """Remove a closed connection. Idempotent."""
-        for each in connection.bounds:
+        for each in connection.groups:
             each.open.discard(connection)
-            each.waiting.pop(connection, None)
+            each.idle.pop(connection, None)
 
     def close_expired(self) -> None:
         """Close the connections whose clients exceed a time limit. Mark connections as idle whose
@@ -209,8 +209,8 @@ class ConnectionRegistry(ServerState):
                 connection.abort()
                 closed += 1
             elif connection.is_idle():
-                for each in connection.bounds:
-                    each.waiting.setdefault(connection)
+                for each in connection.groups:
+                    each.idle.setdefault(connection)
         if closed:
             log.info("closed %d connections whose clients exceeded a time limit", closed)
 
@@ -228,7 +228,7 @@ class HTTPProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.bounds: tuple[_ConnectionGroup, ...] = ()
+        self.groups: tuple[_ConnectionGroup, ...] = ()
         """The groups of this connection."""
         self._idle_bytes = 0
         """Bytes received since the last complete head, body piece or message."""
@@ -248,11 +248,11 @@ class HTTPProtocol(HttpToolsProtocol):
         self._out = CoalescingTransport(transport)
         super().connection_made(self._out)
         self._expire_in(HEAD_S)
-        self.bounds = self.server_state.bounds_of(self.client[0] if self.client else None)
-        self.server_state.enter(self)
+        self.groups = self.server_state.groups_of(self.client[0] if self.client else None)
+        self.server_state.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server_state.leave(self)
+        self.server_state.remove(self)
         super().connection_lost(exc)
         if self._running and not self._running.response_complete:
             self._running.disconnected = True
@@ -283,7 +283,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests before the first is answered")
         is_first = not self._is_answering()
-        self.server_state.begin(self)
+        self.server_state.mark_active(self)
         always = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         has_room = always or self.server_state.make_room(self)
         self.app = self.config.loaded_app if has_room else self._refuse_too_many
@@ -322,7 +322,7 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._expire_in(HEAD_S if self._is_in_head else IDLE_S)
-        self.server_state.wait(self)
+        self.server_state.mark_idle(self)
 
     def is_expired(self, now: float) -> bool:
         """Return True if the client exceeds a time limit for its request or for its response."""
@@ -353,7 +353,7 @@ class HTTPProtocol(HttpToolsProtocol):
         """Close the connection at once."""
         # asyncio calls `connection_lost` later, but the connection must not count from now on.
         self.connections.discard(self)
-        self.server_state.leave(self)
+        self.server_state.remove(self)
         self.transport.abort()
 
     def _is_answering(self) -> bool:

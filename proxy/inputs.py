@@ -151,7 +151,7 @@ class Inputs:
         media = ModelMedia(context.body)
         local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
         if not any(isinstance(part.source, RemoteFile) for part in parts):
-            return await self._place(messages, parts, local, context)
+            return await self._place_files(messages, parts, local, context)
         bytes_left = (limits.max_total_mib << 20) - sum(sizes.values())
         budget = ByteBudget(bytes_left, context.owner, context.body)
         download = partial(self._download, messages, parts, local, budget, media, context)
@@ -184,9 +184,9 @@ class Inputs:
             else content
             for part, content in zip(parts, local, strict=True)
         ]
-        return await self._place(messages, parts, contents, context)
+        return await self._place_files(messages, parts, contents, context)
 
-    async def _place(
+    async def _place_files(
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
@@ -195,7 +195,8 @@ class Inputs:
     ) -> AgentInput:
         """Return the messages with a sandbox path in place of each file and each long text."""
         files = [
-            self._given_file(part, content) for part, content in zip(parts, contents, strict=True)
+            self._received_file(part, content)
+            for part, content in zip(parts, contents, strict=True)
         ]
         over = await self._text_limit(messages, context)
         near = texts_to_count(messages, over) if self._lengths else ()
@@ -247,7 +248,7 @@ class Inputs:
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
-    def _given_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
+    def _received_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
         return ReceivedFile(
             position=part.at,
             kind=part.kind,

@@ -96,15 +96,15 @@ class Profiles:
                 param=f"sandbox.{error.path}",
                 code="invalid_value",
             ) from error
-        if refusal := allowed.refusal(requested, _set_by(tree)):
+        if refusal := allowed.refusal(requested, _changed_paths(tree)):
             raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return requested
 
-    def open_to(self, key: Key) -> list[str]:
+    def names_for(self, key: Key) -> list[str]:
         """Return the names of the profiles that a key may ask for."""
-        return [name for name in self.named if self._is_open_to(key, name)]
+        return [name for name in self.named if self._may_name(key, name)]
 
-    def _is_open_to(self, key: Key, name: str) -> bool:
+    def _may_name(self, key: Key, name: str) -> bool:
         try:
             self._allowed(key, "", name)
         except ForbiddenError:
@@ -113,11 +113,11 @@ class Profiles:
 
     def _allowed(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
         policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
-        usual = self._usual(key, policy)
+        usual = self._default_for(key, policy)
         if name is None or name == usual:
             return self._restricted(key, policy, usual)
         if name not in self.named:
-            names = ", ".join(map(repr, self.open_to(key)))
+            names = ", ".join(map(repr, self.names_for(key)))
             raise BadRequestError(
                 f"There is no profile {name!r}: one of {names}.",
                 param="sandbox.profile",
@@ -138,7 +138,7 @@ class Profiles:
                 param="sandbox.profile",
             )
 
-    def _usual(self, key: Key, model: ModelPolicy | None) -> str:
+    def _default_for(self, key: Key, model: ModelPolicy | None) -> str:
         if model and model.profile and (not key.profiles or model.profile in key.profiles):
             return model.profile
         return key.profiles[0] if key.profiles else self._default
@@ -154,7 +154,7 @@ class Profiles:
 
 
 def _restricted(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
-    return allowed.restricted(overlaid(allowed.profile, tree), _set_by(tree), by)
+    return allowed.restricted(overlaid(allowed.profile, tree), _changed_paths(tree), by)
 
 
 def build_profiles(config: Config) -> Profiles:
@@ -177,22 +177,22 @@ def build_profiles(config: Config) -> Profiles:
         audit=AuditSettings(config.audit.enabled, config.audit.required),
         redaction=config.redaction,
     )
-    named = {name: _bundle(base, name, tree) for name, tree in shipped().items()}
+    named = {name: _extended(base, name, tree) for name, tree in shipped().items()}
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
             raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
         own = {key: value for key, value in tree.items() if key != "extends"}
-        named[name] = _bundle(named[extends], name, own)
+        named[name] = _extended(named[extends], name, own)
     models = [
         ModelPolicy(pattern, model.profile, model.policy)
         for pattern, model in config.models.items()
     ]
-    _check(config, named)
+    _check_references(config, named)
     return Profiles(named, config.profile, models)
 
 
-def _check(config: Config, named: Mapping[str, Profile]) -> None:
+def _check_references(config: Config, named: Mapping[str, Profile]) -> None:
     """Check each setting that names a profile or restricts one. Raises ConfigError."""
     names = {"profile": [config.profile]}
     policies: dict[str, Tree] = {}
@@ -226,14 +226,14 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
         raise ConfigError(f"{place}.{min(settled)}: this can only be set in profiles")
 
 
-def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
+def _extended(base: Profile, name: str, tree: Tree) -> Profile:
     try:
-        return overlaid(base, {**_added(base, tree), "name": name})
+        return overlaid(base, {**_with_inherited_entries(base, tree), "name": name})
     except SettingError as error:
         raise ConfigError(f"profiles.{name}.{error.path}: {error.why}") from error
 
 
-def _added(base: Profile, tree: Tree) -> Tree:
+def _with_inherited_entries(base: Profile, tree: Tree) -> Tree:
     """Return the profile's settings, with its rules and secrets added to those of the base."""
     sections = {
         name: dict(tree[name])
@@ -272,7 +272,7 @@ class SettingError(Exception):
         self.why = why
 
 
-class _Read(BaseModel):
+class _ProfileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     profile: Profile
 
@@ -283,7 +283,7 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         raise SettingError(long, f"has more than {MAX_ENTRIES} entries")
     merged = _merged(asdict(base), tree)
     try:
-        profile = _Read.model_validate({"profile": merged}).profile
+        profile = _ProfileModel.model_validate({"profile": merged}).profile
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"][1:])
@@ -326,13 +326,13 @@ def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
     return {**kept, "headers": (), "allowed_cidrs": ()} if mode == "none" else kept
 
 
-def _set_by(tree: Tree, above: str = "") -> list[str]:
+def _changed_paths(tree: Tree, above: str = "") -> list[str]:
     """Return the paths of all settings in a tree."""
     paths = []
     for key, value in tree.items():
         path = above + key
         if isinstance(value, Mapping) and path != "isolation.network":
-            paths += _set_by(value, f"{path}.")
+            paths += _changed_paths(value, f"{path}.")
         else:
             paths.append(path)
     return paths

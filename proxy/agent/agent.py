@@ -94,7 +94,7 @@ class Agent:
         return replace(first.result(), others=[other.result() for other in others])
 
     async def _run(
-        self, given: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
+        self, agent_input: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
         """Return the answer of one choice, from a run with tools."""
         clock = RunClock(time.monotonic(), deadline_s)
@@ -110,7 +110,7 @@ class Agent:
                 self.make_tools(task.profile),
                 self.equipment,
                 task,
-                given,
+                agent_input,
                 emit,
                 lease,
                 watch,
@@ -143,11 +143,11 @@ def _emit_choice(index: int, emit: Emit) -> Emit:
 
 async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
     """Return the model's answer in one call without tools. Raises BackendError, OutOfTimeError."""
-    budget, waited = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
+    budget, model_time = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.limits.deadline_s):
-            completion = await _complete(MeteredModel(model, budget), task, emit, waited)
+            completion = await _complete(MeteredModel(model, budget), task, emit, model_time)
     except TimeoutError as error:
         raise out_of_time(task) from error
     refusal = refusal_of(completion.message)
@@ -166,7 +166,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
         usage=completion.usage,
         usages=[completion.usage],
         segments=1,
-        stats=_single_call_stats(completion, budget, waited.spent_s),
+        stats=_single_call_stats(completion, budget, model_time.spent_s),
         artifacts=(),
         skipped_files=(),
         choice=completion.choice,
@@ -214,7 +214,9 @@ class _SingleCallHandler:
                 await self._first_call.on_progress(delta)
 
 
-async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
+async def _complete(
+    model: ChatModel, task: AgentTask, emit: Emit, model_time: Stopwatch
+) -> Completion:
     body = {
         "model": task.model,
         "messages": list(task.input.messages),
@@ -223,10 +225,10 @@ async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopw
         **task.params.token_limits,
     }
     on_delta = (
-        waited.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
+        model_time.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
     )
     try:
-        with waited:
+        with model_time:
             completion = await model.complete(body, on_delta)
     except BackendError as error:
         error.renumber(lambda _: None)  # the client wrote them in another API

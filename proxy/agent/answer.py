@@ -108,7 +108,7 @@ class AnswerWriter:
         unnamed = [artifact for artifact in artifacts if artifact.url not in self.text]
         if self._rewrite_links and unnamed and self._profile.artifacts.list_files == "always":
             separator = SEPARATOR if self.text else ""
-            await self._send(separator + "\n".join(map(_listed, unnamed)), None)
+            await self._send(separator + "\n".join(map(_link_item, unnamed)), None)
 
     async def unsaved_links(self) -> list[str]:
         """Return the linked paths whose files are not saved: not yet, or no longer if an earlier
@@ -163,7 +163,7 @@ class _AnswerPart:
         return _without_space(self.source) == _without_space(answer)
 
 
-def _listed(artifact: Artifact) -> str:
+def _link_item(artifact: Artifact) -> str:
     """Return the Markdown list item that links to a file."""
     name = artifact.filename or display_name(artifact.path)
     image = "!" if artifact.mime_type.startswith("image/") else ""

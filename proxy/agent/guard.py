@@ -114,15 +114,15 @@ class EgressWatch:
             self._open.pop(target, None)
         if _has_failed(decision):
             await self._emit_failed(self._failed.start_period(self._now()))
-            if not self._failed.allows():
+            if not self._failed.try_acquire():
                 return
         await self._emit_decision(decision)
 
     async def flush(self) -> None:
         """Emit the connections that are still open, and the summary of those that were counted."""
-        await self._emit_failed(self._failed.take_held_back())
-        for throttle, met in self._rules.values():
-            await self._emit_suppressed(met, throttle.take_held_back())
+        await self._emit_failed(self._failed.take_suppressed())
+        for throttle, event in self._rules.values():
+            await self._emit_suppressed(event, throttle.take_suppressed())
         for target in list(self._open.elements()):
             decision = Decision(target.host, target.port, "allowed", STILL_OPEN, 0, 0, 0.0)
             await self._emit_event(EgressDecided(decision))
@@ -131,7 +131,7 @@ class EgressWatch:
         """Stop emitting, because the run is over. Later connections are only logged."""
         self._emit = None
         self._open.clear()
-        if more := self._failed.take_held_back():
+        if more := self._failed.take_suppressed():
             self._log(_summary(more))
 
     async def _on_rule(self, event: Event) -> None:
@@ -140,7 +140,7 @@ class EgressWatch:
         throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_EMITTED, PERIOD_S), event)
         self._rules[event.rule] = (throttle, event)
         await self._emit_suppressed(event, throttle.start_period(self._now()))
-        if throttle.allows():
+        if throttle.try_acquire():
             await self._emit_event(event)
 
     async def _emit_suppressed(self, event: RuleMatched, more: int) -> None:
@@ -195,16 +195,16 @@ class Throttle:
         """Begin a new period if the last one is over. Return how many the last one held back."""
         if now < self._ends_at:
             return 0
-        held_back = self.take_held_back()
+        held_back = self.take_suppressed()
         self._ends_at, self._seen = now + self._period_s, 0
         return held_back
 
-    def allows(self) -> bool:
+    def try_acquire(self) -> bool:
         """Count one more. Return True if it is within the limit."""
         self._seen += 1
         return self._seen <= self._most
 
-    def take_held_back(self) -> int:
+    def take_suppressed(self) -> int:
         """Return how many the period has held back so far, and reset that count."""
         held_back = max(0, self._seen - self._most)
         self._seen -= held_back

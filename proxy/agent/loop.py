@@ -139,7 +139,7 @@ class AgentLoop:
         await self._emit(RunStarted(self._task.run_id, self._prompt_sha256))
         stop = None
         while stop is None:
-            stop = await self._limit_reached()
+            stop = await self._reserve_turn()
             stop = stop or await self._run_turn()
         stop = await self._fall_back_to_plain_turn(stop)
         if stop is StopReason.WALL_TIME:
@@ -155,7 +155,7 @@ class AgentLoop:
             await self._emit(Refused(self._outcome.refusal))
         return await self._build_result(stop, answer)
 
-    async def _limit_reached(self) -> StopReason | None:
+    async def _reserve_turn(self) -> StopReason | None:
         """Return the limit that rules out another turn, or None; none rules out the plain turn."""
         if self._is_plain:
             return None

@@ -89,12 +89,12 @@ class _ChoiceRedactor:
                 self._outputs[event.stream] = (event, stream)
                 yield from _unless_empty(replace(event, text=stream.feed(event.text)))
             case _:
-                yield from self._whole(event)
+                yield from self._redact_complete(event)
         if isinstance(event, AnswerRestarted):
             self._sent_before += len(self._sent_answer)
             self._sent_answer = ""
 
-    def _whole(self, event: Event) -> Iterator[Event]:
+    def _redact_complete(self, event: Event) -> Iterator[Event]:
         """Yield an event whose texts are complete, after the rest of the texts that it ends."""
         match event:
             case ToolCallFinished():

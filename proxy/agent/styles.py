@@ -26,7 +26,7 @@ from proxy.agent.tool_calls import ToolCall, Turn, parse_call, parse_turn, repai
 TEMPERATURE = 1.0
 MAX_TOKENS = 65_536
 """The token limit of one turn."""
-_COLD = ("o3", "o4")
+_WITHOUT_TEMPERATURE = ("o3", "o4")
 """Models with these strings in their names accept no temperature."""
 
 
@@ -107,7 +107,9 @@ class ReferenceStyle:
         """Return the reference's parameters, overridden by the client's. The client's token limit
         applies to each turn."""
         temperature = (
-            {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}
+            {}
+            if any(name in task.model for name in _WITHOUT_TEMPERATURE)
+            else {"temperature": TEMPERATURE}
         )
         own = task.params
         return Params(

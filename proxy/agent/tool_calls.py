@@ -218,11 +218,11 @@ def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
         call = _as_call(value)
         if call and call[0] in names:
             yield call
-        elif not _is_call_of_another(value):
+        elif not _is_call_of_other_tool(value):
             yield tag[1], value
 
 
-def _is_call_of_another(value: dict[str, Any]) -> bool:
+def _is_call_of_other_tool(value: dict[str, Any]) -> bool:
     """Return True if the keys of an object, name first, are those of a call and not of
     arguments."""
     named = next(iter(value), "") in NAME_KEYS

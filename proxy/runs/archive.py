@@ -81,11 +81,11 @@ class RunArchive:
                 if self._summaries.get(run_id) is each:
                     del self._summaries[run_id]
 
-    def forget(self, run_id: str) -> None:
+    def delete_in_background(self, run_id: str) -> None:
         """Remove a run from the store."""
         self._start(self._repository.delete(run_id))
 
-    async def drop(self, owner: str, run_id: str) -> None:
+    async def delete_ended(self, owner: str, run_id: str) -> None:
         """Remove the outcome of the owner's run, if the run has ended."""
         await self._repository.delete_ended(owner, run_id)
 

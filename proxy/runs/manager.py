@@ -101,13 +101,13 @@ class RunManager:
         metadata = RunMetadata(
             task.run_id, task.model, task.artifact_store.container_id, task.created
         )
-        if identity.has_name and (found := await self._begin(metadata, identity, task)):
+        if identity.can_be_named and (found := await self._begin(metadata, identity, task)):
             return self._resubscribe(found)
         run = Run(
             metadata, identity, partial(self._work, task), self._on_unsubscribed, task.observer
         )
         if task.body_memory:
-            task.body_memory.add_holder()
+            task.body_memory.retain()
             run.on_end(task.body_memory.release)
         self._runs[run.id] = run
         self._archive.store_summary(run)
@@ -120,7 +120,7 @@ class RunManager:
         try:
             found = await self._archive.begin(metadata, identity)
         except BaseException:
-            self._archive.forget(metadata.id)
+            self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
         if found:
@@ -143,9 +143,9 @@ class RunManager:
         again."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
-        await self._archive.drop(owner, run_id)
+        await self._archive.delete_ended(owner, run_id)
 
-    async def cancel_in(self, owner: str, container_id: str) -> None:
+    async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
         running = [
             run
@@ -155,19 +155,19 @@ class RunManager:
         for run in running:
             run.cancel("its container was deleted")
         for run in running:
-            await run.ended()
+            await run.wait_until_ended()
 
     async def stop(self, patience_s: float = 0) -> None:
         """Wait up to `patience_s` seconds for the runs to end, then cancel the rest of them, whose
         subscribers get an error."""
         with anyio.move_on_after(patience_s):
             for run in self._running_runs():
-                await run.ended()
+                await run.wait_until_ended()
         running = self._running_runs()
         for run in running:
             run.cancel(SERVER_STOPS)
         for run in running:
-            await run.ended()
+            await run.wait_until_ended()
 
     async def aclose(self) -> None:
         """Cancel all runs and wait until their outcomes are stored."""
@@ -312,7 +312,7 @@ class RunManager:
         if run.has_ended:
             self._settle(run)
         elif not run.identity.detach:
-            if run.identity.may_come_back:
+            if run.identity.may_be_retried:
                 loop = asyncio.get_running_loop()
                 reason = "the client disconnected and did not retry"
                 self._grace_timers[run.id] = loop.call_later(self._grace_s, run.cancel, reason)
@@ -335,14 +335,14 @@ class RunManager:
         self._runs.pop(run.id, None)
         self._archive.store_summary(run)
         if run.is_stored and not must_be_stored:
-            self._archive.forget(run.id)
+            self._archive.delete_in_background(run.id)
 
     async def _save(self, run: Run) -> None:
         try:
             await self._archive.store(run)
         except Exception:
             log.exception("run %s: its outcome cannot be stored", run.id)
-            self._archive.forget(run.id)
+            self._archive.delete_in_background(run.id)
         run.is_stored = True
         del self._saving[run.id]
         if not run.subscriber_count:
@@ -361,9 +361,9 @@ def _can_be_retried(run: Run, identity: RequestIdentity) -> bool:
 
 def _must_be_stored(run: Run) -> bool:
     """Return True if a later request can ask for the outcome of a run that has ended."""
-    if run.identity.has_name:
+    if run.identity.can_be_named:
         return True
-    return run.status == "completed" and run.identity.may_come_back and not run.is_fully_read
+    return run.status == "completed" and run.identity.may_be_retried and not run.is_fully_read
 
 
 def _failure_of(run: Run, error: BaseException) -> BaseException:
@@ -371,7 +371,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
     match error:
         case ProxyError():
             log.warning("run %s failed: %s", run.id, error)
-            if run.has_spent:
+            if run.has_output:
                 # The model would produce the same output again. OpenAI's SDKs obey.
                 error.headers[ResponseHeader.SHOULD_RETRY] = "false"
         case errors.SandboxError():

@@ -43,13 +43,13 @@ class RequestIdentity:
     """True if the run continues without subscribers."""
 
     @property
-    def has_name(self) -> bool:
+    def can_be_named(self) -> bool:
         """True if a later request can name the run: by its idempotency key, or, if the run
         continues without subscribers, by its id."""
         return self.key is not None or self.detach
 
     @property
-    def may_come_back(self) -> bool:
+    def may_be_retried(self) -> bool:
         """True if a client that disconnects may retry. OpenAI's SDKs retry, except a stream whose
         response headers they have received, which are sent within seconds."""
         return self.key is not None or (self.retry_count is not None and not self.stream)
@@ -127,13 +127,13 @@ class Run:
             raise RunCancelledError
         return self._task.result()
 
-    def past(self) -> Sequence[Event]:
+    def past_events(self) -> Sequence[Event]:
         """Return the events so far that the event log still holds."""
         return self._log.events()
 
     def record(self) -> Record:
         """Return the record for the store: the events and the outcome."""
-        return replace(self._ended_as(), events=self.past())
+        return replace(self._ended_as(), events=self.past_events())
 
     def summary(self) -> Record:
         """Return the record without events and texts."""
@@ -148,12 +148,12 @@ class Run:
         return Record(status, (), result, error)
 
     @property
-    def has_spent(self) -> bool:
+    def has_output(self) -> bool:
         """True if the model has produced output."""
         return any(
             isinstance(event, AnswerDelta | ReasoningDelta | ToolCallStarted | ClientCallStarted)
             or (isinstance(event, TurnStarted) and event.turn > 1)
-            for event in self.past()
+            for event in self.past_events()
         )
 
     def subscribe(self) -> "Subscriber":
@@ -162,7 +162,7 @@ class Run:
         self._subscribers.append(subscriber)
         return subscriber
 
-    def leave(self, subscriber: "Subscriber") -> None:
+    def unsubscribe(self, subscriber: "Subscriber") -> None:
         """Remove a subscriber. Safe to call twice."""
         if subscriber in self._subscribers:
             self._subscribers.remove(subscriber)
@@ -180,7 +180,7 @@ class Run:
         """Call `callback` once the run has ended."""
         self._task.add_done_callback(lambda _: callback())
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until the run has ended."""
         await asyncio.wait({self._task})
 
@@ -205,9 +205,9 @@ class Run:
 class Subscriber:
     """Reads the events of a run at its own pace, from the first event on."""
 
-    def __init__(self, run: Run, past: list[Event], on_read: Callable[[], None]) -> None:
+    def __init__(self, run: Run, past_events: list[Event], on_read: Callable[[], None]) -> None:
         self.run = run
-        self._pending = past
+        self._pending = past_events
         self._on_read = on_read
         self._wanted = 1
         self._news = asyncio.Event()
@@ -216,11 +216,11 @@ class Subscriber:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.unsubscribe()
 
-    def leave(self) -> None:
+    def unsubscribe(self) -> None:
         """Unsubscribe. Safe to call twice."""
-        self.run.leave(self)
+        self.run.unsubscribe(self)
 
     @property
     def behind(self) -> int:
