@@ -161,9 +161,9 @@ def _chars(event: Event) -> int:
 
 _EVENTS: Mapping[str, Any] = {
     **{kind.__name__: kind for kind in ALL_EVENTS},
-    # Runs that the last release stored have the names that these events had there.
-    "ChoiceEvent": ChoiceEvent,
-    "RuleMatched": RuleMatched,
+    # The names of these events in runs that the last release stored.
+    "OfChoice": ChoiceEvent,
+    "RuleMet": RuleMatched,
 }
 _OLD_FIELDS = {
     "tally": "stats",
