@@ -125,7 +125,9 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
         default=None,
         help="serve without keys on an address that other machines can reach",
     )
-    command.add_argument("--profile", help="profile of requests for which nothing else names one")
+    command.add_argument(
+        "--profile", help="profile of requests for which neither request, model nor key names one"
+    )
     command.add_argument(
         "--network",
         choices=["none", "allowlist", "open"],
@@ -267,12 +269,14 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     gc.freeze()
     gc.enable()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = connection_limit(config.server.max_connections, files)
+    max_connections = connection_limit(config.server.max_connections, files)
     # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "")
-    proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
+    trusted_proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
     connections = ConnectionRegistry(
-        most, SystemClock(), lambda address: is_loopback(address) or address in proxies
+        max_connections,
+        SystemClock(),
+        lambda address: is_loopback(address) or address in trusted_proxies,
     )
     await HTTPServer(app, services.runs, connections).serve(sockets=[listener])
 
@@ -384,7 +388,7 @@ def gc(arguments: argparse.Namespace) -> int:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Verify the audit logs. Return 1 if any of them is wrong."""
+    """Verify the audit logs. Return 1 if any log was changed, truncated or removed."""
     import logging
 
     from proxy.audit.audit_log import verify

@@ -13,10 +13,10 @@ COPIES = 3
 
 
 class BodyMemory:
-    """Counts the bytes that the bodies of requests and their runs take."""
+    """Counts the bytes that are reserved for the bodies of requests."""
 
     def __init__(self, max_bytes: int = DEFAULT_MIB << 20, share_bytes: int | None = None) -> None:
-        """`share_bytes` is the maximum for one owner; None: `max_bytes`."""
+        """`share_bytes` is the maximum for the requests of one owner; None: `max_bytes`."""
         self._max_bytes = max_bytes
         self.share_bytes = max_bytes if share_bytes is None else share_bytes
         self._bytes_by_owner: dict[str, int] = {}
@@ -24,11 +24,13 @@ class BodyMemory:
         """The reserved bytes of all owners."""
 
     def take(self, owner: str, count: int) -> None:
-        """Reserve bytes. Raises BusyError if the bodies of other requests leave too few, in total
-        or in the owner's share."""
+        """Reserve bytes. Raises BusyError if too few bytes are left, in total or in the owner's
+        share."""
         owner_bytes = self._bytes_by_owner.get(owner, 0) + count
         if owner_bytes > self.share_bytes:
-            raise BusyError("Too many large requests of yours are being answered. Send it later.")
+            raise BusyError(
+                "Too many of your large requests are being answered. Send it again later."
+            )
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
         self.held_bytes += count
@@ -43,8 +45,8 @@ class BodyMemory:
 
 
 class BodyReservation:
-    """The reservation of one request. It is held until the response is sent and the run has
-    ended."""
+    """The memory reservation of one request. The bytes are released once the response is sent and
+    the run has ended."""
 
     def __init__(self, memory: BodyMemory, owner: str) -> None:
         self._memory = memory
@@ -63,11 +65,12 @@ class BodyReservation:
         self._bytes += count
 
     def retain(self) -> None:
-        """Add a holder, which must call `release` too."""
+        """Delay the release of the bytes until `release` has been called once more."""
         self._retain_count += 1
 
     def release(self) -> None:
-        """Remove a holder. After the last one, the bytes are released."""
+        """Release the bytes, if this is the last call: one call for the request and one for each
+        `retain`."""
         self._retain_count -= 1
         if not self._retain_count and self._bytes:
             self._memory.release(self._owner, self._bytes)
@@ -75,8 +78,8 @@ class BodyReservation:
 
 
 def size_of_copies(raw: bytes, value: Any) -> int:
-    """Return the bytes of a body's further copies: the decoded `value`, and the encoded body for
-    the backend."""
+    """Return the size of the copies that are made of a body, in bytes: the decoded `value`, and the
+    encoded body for the backend."""
     if raw.isascii() and b"\\" not in raw:
         return 2 * len(raw)
     return len(raw) + _size(value)

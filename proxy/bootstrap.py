@@ -1,7 +1,6 @@
 """Composition root: builds the objects of the server from the configuration.
 
-`build_services` builds everything that a request needs. No other module names the concrete classes.
-"""
+`build_services` builds everything that a request needs."""
 
 import logging
 import os
@@ -283,8 +282,9 @@ def _metrics(config: Config, pool: Pool) -> Metrics:
 
 
 def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:
-    """Return the memory for request bodies. It holds at least one body of the maximum size. With
-    several keys, each may use half of it, but at least one such body."""
+    """Return the memory for request bodies. The memory has room for at least one body of the
+    maximum size. With several keys, each key may use half of the memory, but at least the size of
+    one such body."""
     largest = COPIES * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
     return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)

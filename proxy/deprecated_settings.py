@@ -16,7 +16,7 @@ _MISSING = object()
 
 
 class SpelledTwiceError(ValueError):
-    """An old and a new spelling of one setting stand in one tree."""
+    """One tree of settings contains both the old and the new spelling of a setting."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(f"{old} and {new} are the same setting: remove {old}")
@@ -50,7 +50,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """A setting that has another name. `*` in a path is any key, or any entry of a list."""
+    """A renamed setting. `*` in a path stands for any key, or for any entry of a list."""
 
     old: str
     new: str
@@ -80,7 +80,7 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class RenamedValue:
-    """A word that is a setting's value, or in a setting's list, and has another name."""
+    """A renamed value of a setting, or of an entry in a list setting."""
 
     setting: str
     old: str
@@ -130,7 +130,7 @@ class Removed:
 
 
 class _SingleKey:
-    """`server.api_key_env`, which is an entry of `keys` now."""
+    """Replaces `server.api_key_env` by an entry of `keys`."""
 
     first_key = "server"
 
@@ -152,7 +152,7 @@ class _SingleKey:
 
 
 def _retries(attempts: Any) -> Any:
-    """Return the number of retries of a call with so many attempts."""
+    """Return the number of retries for a number of attempts."""
     return attempts - 1 if type(attempts) is int else attempts
 
 
@@ -226,7 +226,7 @@ _PROFILE_PLACES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
 
 
 def _below(place: str, rule: Renamed | RenamedValue | Removed) -> UpgradeRule:
-    """Return a profile's rule for one place in config.yaml."""
+    """Return a rule for profiles, changed to apply at one place in config.yaml."""
     if isinstance(rule, Renamed):
         return replace(rule, old=place + rule.old, new=place + rule.new)
     return replace(rule, setting=place + rule.setting)
@@ -246,12 +246,12 @@ HEADER_RENAMES: Mapping[str, str] = {
     RequestHeader.ENABLED: "x-sandbox-computer",
     RequestHeader.OFFLOAD_DOCUMENTS: "x-sandbox-documents",
 }
-"""The old name of each header that has another name."""
+"""The old name of each renamed header."""
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a header, which may have its old name. `headers` have lower-case names.
-    Raises SpelledTwiceError."""
+    """Return the value of a header, which the client may have sent under its old name. `headers`
+    have lower-case names. Raises SpelledTwiceError."""
     value, old = headers.get(name), headers.get(HEADER_RENAMES.get(name, ""))
     if value and old:
         raise SpelledTwiceError(HEADER_RENAMES[name], name)
@@ -259,7 +259,7 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def new_spelling(path: str) -> str | None:
-    """Return the new path of a setting in config.yaml, or None if the path is no old one."""
+    """Return the new path of a setting in config.yaml, or None if `path` is not an old spelling."""
     renames = (*CONFIG_RENAMES, *PROFILE_RENAMES)
     return next((rename.new for rename in renames if rename.old == path), None)
 

@@ -36,8 +36,9 @@ _MARKS = {_WORKS: "ok  ", _OPTIONAL: "--  ", _BROKEN: "FAIL"}
 
 
 async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
-    """Check that the model backend answers. `key` describes where its key comes from; `windows`
-    records the context windows that the backend lists."""
+    """Check that the model backend answers. `key` describes where the backend's key comes from, for
+    the message when the backend refuses the key. `windows` records the context windows that the
+    backend lists."""
     try:
         served = await model.models()
     except BackendError as error:
@@ -51,7 +52,7 @@ async def check_model(model: Model, key: str, windows: ContextWindows | None = N
 
 
 async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
-    """Check for each of the first models that the backend lists whether it gets tools."""
+    """Check for each of the first MAX_PROBED models of the backend whether the model gets tools."""
     try:
         names = (await probe.models())[:MAX_PROBED]
         version = await probe.version() if names else None
@@ -97,8 +98,8 @@ def _reach(network: Egress) -> str:
 async def require_working_backend(
     backend: Backend, isolation: Isolation, *, self_test: bool
 ) -> tuple[str, ...]:
-    """Check that the sandbox backend works and, with `self_test`, that no known escape does. Return
-    the programs that are installed in its sandboxes.
+    """Check that the sandbox backend works and, with `self_test`, that no known escape from a
+    sandbox succeeds. Return the programs that are installed in its sandboxes.
 
     Raises SandboxStartError, after closing the backend.
     """
@@ -134,12 +135,12 @@ async def diagnose(
     *,
     self_test: bool,
 ) -> int:
-    """Print all checks, those to act on last, and whether `serve` would work. Return the exit code:
-    1 if a check failed that `serve` requires, else 0.
+    """Print all checks, and last whether `serve` would work. Failed checks that `serve` requires
+    follow the others. Return the exit code: 1 if a check failed that `serve` requires, else 0.
 
-    `key` is that of `check_model`. `builders` are the sandbox backends in order of preference:
-    `serve` uses the first that can be built. With `self_test`, slow escape attempts are made too.
-    """
+    For `key`, see `check_model`. `builders` are the sandbox backends in order of preference:
+    `serve` uses the first that can be built. With `self_test`, slow escape attempts are made
+    too."""
     found: dict[str, list[Check]] = {title: [] for title in _MARKS}
 
     def add(check: Check, *, needed: bool) -> None:
@@ -178,7 +179,7 @@ def _verdict(broken: Sequence[str]) -> str:
 
 
 def _is_optional_program(check: Check) -> bool:
-    """Return True for a program of the image that models may miss and the proxy does not need."""
+    """Return True if the check is about a program of the image that sandboxes do not require."""
     return check.name.startswith("image ") and check.name not in REQUIRED
 
 
@@ -199,8 +200,8 @@ async def _examine(
 
 
 async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
-    """Return the results of attempts to escape: with `self_test` all, else the summary and those
-    that did not fail."""
+    """Return the results of attempts to escape: with `self_test` all results, else a summary and
+    the attempts that the sandbox did not withstand."""
     start = partial(start_sandbox, backend)
     try:
         if self_test:

@@ -27,12 +27,12 @@ from sandbox_runtime.egress.dialer import (
 )
 
 if TYPE_CHECKING:
-    from proxy.ssrf_safe_get import FetchedBody
+    from proxy.ssrf_safe_get import StreamedResponse
 
 FETCH_S = 20.0
-"""Time limit for one file, including its redirects."""
+"""Time limit for one file, including its redirects, in seconds."""
 CONNECT_S = 5.0
-"""Time limit for a DNS lookup, and for a connection."""
+"""Time limit for a DNS lookup, and for a connection attempt, in seconds."""
 MAX_HOSTS = 32
 """Maximum number of hosts and ports in the URLs that the backend downloads for one request."""
 MAX_CONCURRENT_CHECKS = 4
@@ -71,7 +71,8 @@ class ParsedURL(NamedTuple):
 
 
 class ByteBudget:
-    """The bytes that may still be downloaded for one request. They are reserved in `body` too."""
+    """The number of bytes that may still be downloaded for one request. Downloaded bytes are also
+    reserved in `body`."""
 
     def __init__(self, max_bytes: int, owner: str, body: BodyReservation | None = None) -> None:
         self.owner = owner
@@ -79,7 +80,8 @@ class ByteBudget:
         self._body = body
 
     def take(self, count: int) -> None:
-        """Subtract bytes of a download. Raises FetchError if they exceed the budget."""
+        """Subtract bytes of a download. Raises FetchError if the bytes exceed the budget or the
+        memory for request bodies."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise FetchError("the request's files are too large together")
@@ -230,7 +232,7 @@ def _parse_url(url: str) -> tuple[str, ParsedURL]:
     return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 
-async def _read_file(response: "FetchedBody", max_bytes: int, budget: ByteBudget) -> Fetched:
+async def _read_file(response: "StreamedResponse", max_bytes: int, budget: ByteBudget) -> Fetched:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":

@@ -64,8 +64,8 @@ HEADROOM = 32
 ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024
-"""Maximum number of bytes that `CoalescingTransport` buffers. Beyond, writes go to the transport at
-once, whose flow control then pauses the writer."""
+"""Maximum number of bytes that `CoalescingTransport` buffers. Further writes go to the underlying
+transport at once, whose flow control then pauses the writer."""
 RUN_SHUTDOWN_S = 3.0
 """Maximum seconds that a run may continue after the start of the shutdown."""
 REQUEST_SHUTDOWN_S = 4.5
@@ -77,8 +77,8 @@ TICKS_PER_CHECK = 10
 
 
 def connection_limit(wanted: int, files: int) -> int:
-    """Return the maximum number of client connections: `wanted`, but at most half of the `files`
-    that the process may open. Sandboxes and the backend need the other half."""
+    """Return the maximum number of client connections: `wanted`, but at most about half of the
+    `files` that the process may open. Sandboxes and the backend need the other half."""
     if files == resource.RLIM_INFINITY:
         return wanted
     most = min(wanted, max(1, files // 2 - HEADROOM))
@@ -120,7 +120,7 @@ class _ConnectionGroup:
 
     @property
     def is_far_over(self) -> bool:
-        """Return True if the number exceeds the limit and the headroom."""
+        """True if the number of connections exceeds the limit by more than the headroom."""
         return len(self.open) > self._most + HEADROOM
 
     def make_room(self) -> bool:
@@ -148,8 +148,8 @@ class ConnectionRegistry(ServerState):
     def __init__(
         self, most: int, clock: Clock, is_shared: Callable[[str], bool] = is_loopback
     ) -> None:
-        """`is_shared` returns True for an address of many clients, such as a reverse proxy. It has
-        no limit of its own."""
+        """`is_shared` returns True for an address of many clients, such as a reverse proxy. Such an
+        address has no limit of its own."""
         super().__init__()
         self.clock = clock
         self._share = max(1, most // 2)
@@ -168,7 +168,7 @@ class ConnectionRegistry(ServerState):
 
     def add(self, connection: "HTTPProtocol") -> None:
         """Add a new connection. If a limit and its headroom are exceeded, close the connection that
-        has been idle longest: the new one if all others have a request."""
+        has been idle longest, which is the new connection if all others have a request."""
         for each in connection.groups:
             each.open.add(connection)
             each.idle[connection] = None
@@ -396,7 +396,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     async def _refuse_too_many(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = TooManyConnectionsError()
-        # To close before the whole body has arrived would reset the connection, and the response
+        # Closing the connection before the whole body has arrived would reset it, and the response
         # would be lost.
         if not self.cycle.more_body:
             error.headers[ResponseHeader.CONNECTION] = "close"

@@ -56,13 +56,13 @@ from proxy.store.records import EmptyUploadLookup, Upload, UploadLookup
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
-"""Maximum number of URLs of one request that are downloaded. The last ones are."""
+"""Maximum number of URLs of one request that are downloaded. The last URLs take precedence."""
 MAX_CONCURRENT_FETCHES = 8
 MAX_SHOWN_BYTES = 20 << 20
 """Maximum size of a file that the model receives. A larger file is in the sandbox only."""
 MAX_ALL_SHOWN_BYTES = 50 << 20
 """Maximum total size of the files that the model receives with one request. A file counts once for
-each part that names it. OpenAI accepts 50 MB. Files beyond are in the sandbox only."""
+each part that names it. OpenAI accepts 50 MB. Files beyond the limit are in the sandbox only."""
 COUNT_S = 2.0
 """Seconds to wait for the token counts of a request's texts, before estimates are used."""
 MAX_COUNTED = 8
@@ -90,7 +90,8 @@ class InputContext:
     present: Sequence[InputFile]
     """The stored files of the container that the workspace snapshot does not contain."""
     notes_follow: bool
-    """True if the notes on the files of the user's last message are not inserted in it."""
+    """True if the run's style adds the notes on the files of the user's last message, so that the
+    notes are not inserted in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class _FileContent:
     read: Callable[[], Pieces] | None = None
     fault: str = ""
     filename: str = ""
-    """The file's name, if the part has none."""
+    """The file's name, if the part does not name the file."""
     shown: Mapping[str, Any] | None = None
     """The content part for a model that accepts this kind of file."""
     fetched: Fetched | None = None
@@ -139,7 +140,8 @@ class Inputs:
         self, messages_with_files: Sequence[Message], body: Mapping[str, Any], context: InputContext
     ) -> AgentInput | PendingInput:
         """Return the messages without their files, and the files of the messages and of other
-        fields of the body. The run downloads files, so that a stream is answered meanwhile.
+        fields of the body. If files have to be downloaded, return a PendingInput: the run downloads
+        them, so that a stream can start earlier.
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
@@ -223,8 +225,8 @@ class Inputs:
         )
 
     async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
-        """Return the number of tokens above which a text becomes files, or None. The model's
-        context window is looked up only if a text is long."""
+        """Return the number of tokens above which a text is moved to files, or None for no limit.
+        The model's context window is looked up only if a text is long."""
         limit = context.limits.offload_text_over_tokens
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
@@ -288,8 +290,8 @@ class Inputs:
     async def _fetch_all(
         self, parts: Sequence[FilePart], budget: ByteBudget, limits: InputLimits
     ) -> dict[str, _FileContent]:
-        """Return the file of each URL. The newest are downloaded first: they take precedence under
-        the size limit."""
+        """Return the file of each URL. The newest URLs are downloaded first, so that they take
+        precedence under the size limit."""
         newest = (
             part.source.url for part in reversed(parts) if isinstance(part.source, RemoteFile)
         )
@@ -471,8 +473,8 @@ class TextLengths:
     async def counted(
         self, model: str, texts: Iterable[str], credentials: Credentials | None = None
     ) -> dict[str, int]:
-        """Return the token counts of the texts that are counted before the timeout. `credentials`
-        are the client's own for the backend."""
+        """Return the token counts of the texts that are cached or counted before the timeout.
+        `credentials` are the client's own credentials for the backend."""
         backend = self._model.for_client(credentials) if credentials else self._model
         found: dict[str, int] = {}
         unknown: dict[str, tuple[str, bytes]] = {}

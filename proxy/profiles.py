@@ -1,9 +1,8 @@
 """The profiles of this server: built from the configuration, selected for each request, printed.
 
-`build_profiles` reads the shipped profiles and the operator's, `Profiles` decides which one holds
-for a request, `overlaid` puts settings over a profile, `read_prompt_file` reads a prompt file, and
-`profile_table` shows all profiles as Markdown.
-"""
+`build_profiles` reads the shipped profiles and the operator's, `Profiles` selects the profile of a
+request, `overlaid` applies settings to a profile, `read_prompt_file` reads a prompt file, and
+`profile_table` shows all profiles as Markdown."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ REMOVED_PROFILES = {
 }
 """Profiles that were shipped with the last release, and what to write instead."""
 MAX_ENTRIES = 256
-"""The longest list in a profile: each of its rules is compared with each other."""
+"""Maximum length of a list in a profile: rules are compared pairwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class ModelPolicy:
 
 
 class Profiles:
-    """Decides which profile holds for a request."""
+    """Selects the profile of a request."""
 
     def __init__(
         self,
@@ -76,7 +75,8 @@ class Profiles:
 
     @property
     def default(self) -> Profile:
-        """The profile of requests that name none."""
+        """The profile of requests for which neither the request, the model nor the key names
+        one."""
         return self.named[self._default]
 
     def of(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
@@ -101,7 +101,7 @@ class Profiles:
         return requested
 
     def names_for(self, key: Key) -> list[str]:
-        """Return the names of the profiles that a key may ask for."""
+        """Return the names of the profiles that requests with a key may select."""
         return [name for name in self.named if self._may_name(key, name)]
 
     def _may_name(self, key: Key, name: str) -> bool:
@@ -129,8 +129,8 @@ class Profiles:
         return allowed
 
     def _require_within(self, usual: EffectivePolicy, requested: Profile) -> None:
-        """Raise ForbiddenError if a profile that the key does not list allows more than the key's
-        default one."""
+        """Raise ForbiddenError if the requested profile, which the key does not list, allows more
+        than `usual`, the default profile of the key and the model."""
         if refusal := usual.refusal(requested, setting_paths(requested)):
             raise ForbiddenError(
                 f"Profile {requested.name!r} needs a key that lists it, because it allows more than"
@@ -216,7 +216,8 @@ def _unknown_profile(name: str) -> str:
 
 
 def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
-    """Check settings that restrict a profile, which may be any of them. Raises ConfigError."""
+    """Check the settings of a policy, which may restrict any of the profiles. Raises
+    ConfigError."""
     for profile in named.values():
         try:
             overlaid(profile, tree)
@@ -234,7 +235,8 @@ def _extended(base: Profile, name: str, tree: Tree) -> Profile:
 
 
 def _with_inherited_entries(base: Profile, tree: Tree) -> Tree:
-    """Return the profile's settings, with its rules and secrets added to those of the base."""
+    """Return the settings of `tree`. Its lists of rules and secrets are added to those of the base
+    instead of replacing them."""
     sections = {
         name: dict(tree[name])
         for name in ("watch", "redaction")
@@ -318,8 +320,8 @@ def _merged(base: Mapping[str, Any], tree: Any) -> Any:
 
 
 def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
-    """Return the settings that a change of the network mode resets: the base's hosts are not for
-    another mode, and hosts have no meaning without a network."""
+    """Return the settings that a change of the network mode resets: the hosts of `base` were
+    allowed for its own mode, and hosts have no meaning without a network."""
     if "mode" not in network:
         return {"allowed_hosts": ()} if mode == "none" else {}
     kept = {"allowed_hosts": network.get("allowed_hosts", ())}
@@ -327,7 +329,7 @@ def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
 
 
 def _changed_paths(tree: Tree, above: str = "") -> list[str]:
-    """Return the paths of all settings in a tree."""
+    """Return the paths of all settings in a tree. `isolation.network` counts as one setting."""
     paths = []
     for key, value in tree.items():
         path = above + key
@@ -344,7 +346,8 @@ _OUTPUT_DIRS = tuple(posixpath.dirname(path) for path in ANSWER_FILES)
 
 
 class _PromptFile(BaseModel):
-    """The fields that are read; the benchmarks of the reference have more, which are ignored."""
+    """The fields of a prompt file that are read. Other fields, such as those of the reference's
+    benchmarks, are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -404,8 +407,9 @@ _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---
 
 
 def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[str]:
-    """Yield the lines of a Markdown table: each setting with its usual value, the profiles with
-    another, and the values to which a model, a key or a request may restrict it."""
+    """Yield the lines of a Markdown table: for each setting its value in the profile `usual`, the
+    profiles with another value, and the values to which a model, a key or a request may restrict
+    the setting."""
     yield from _TABLE_HEAD
     for path in setting_paths(usual):
         value = get_setting(usual, path)

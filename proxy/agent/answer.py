@@ -60,7 +60,7 @@ class AnswerWriter:
         """Number of characters that were streamed before the answer."""
 
     async def begin(self) -> None:
-        """Begin a new answer. Text of an earlier one becomes narration."""
+        """Begin a new answer. Text of an earlier answer becomes narration."""
         await self._end()
         if self.text:
             self._narration = _AnswerPart(self.source, self.text)
@@ -104,15 +104,16 @@ class AnswerWriter:
         await self._end()
 
     async def list_files(self, artifacts: Iterable[Artifact]) -> None:
-        """Append links to the files that the answer does not link to."""
+        """Append links to the files that the answer does not link to, if the profile's
+        `artifacts.list_files` is "always"."""
         unnamed = [artifact for artifact in artifacts if artifact.url not in self.text]
         if self._rewrite_links and unnamed and self._profile.artifacts.list_files == "always":
             separator = SEPARATOR if self.text else ""
             await self._send(separator + "\n".join(map(_link_item, unnamed)), None)
 
     async def unsaved_links(self) -> list[str]:
-        """Return the linked paths whose files are not saved: not yet, or no longer if an earlier
-        run produced them."""
+        """Return the linked paths whose files are not in the store: files that were not saved yet,
+        and files of earlier runs that have expired."""
         return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
 
     async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
@@ -273,7 +274,7 @@ def _spelling_pattern(spelling: str) -> str:
 
 
 def _spellings(paths: Iterable[str]) -> dict[str, str]:
-    """Return a map from every spelling that a model may use to its path."""
+    """Return a map from each spelling that a model may use for a path to that path."""
     found: dict[str, str] = {}
     for path in paths:
         relative = path.removeprefix(OUTPUT_DIR + "/")

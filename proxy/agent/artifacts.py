@@ -37,11 +37,12 @@ _MAX_MANIFEST_BYTES = 1 << 20
 _UNLISTED = Listing((), truncated=True)
 NOT_ALL_LISTED = RunWarning(
     "files_not_listed",
-    "The output directory has more files than could be listed: those that are missing stay there.",
+    "The output directory has more files than could be listed. Files that are missing here are"
+    " still in the output directory.",
 )
 SANDBOX_LOST = RunWarning(
     "sandbox_lost",
-    "The sandbox was lost before all files were taken out of it: those that are missing are gone.",
+    "The sandbox was lost before all files were saved. Files that are missing here are lost.",
 )
 
 
@@ -117,7 +118,7 @@ class CollectedArtifacts:
     artifacts: Sequence[Artifact] = ()
     skipped_files: Sequence[SkippedFile] = ()
     warnings: Sequence[RunWarning] = ()
-    """Warnings of files that a rule withholds, or that are lost."""
+    """Warnings about files that a rule withholds, that are lost, or that could not be listed."""
 
 
 async def collect_artifacts(

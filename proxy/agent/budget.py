@@ -274,7 +274,7 @@ class DailyBudgetUse:
         self._spent = Expense()
         """Expenses of the key, as of the last reservation."""
         self._calls: list[Reservation] = []
-        """Receipts for calls that are still to be made; the last is that of the next call."""
+        """Reservations of calls that are still to be made. The next call uses the last one."""
         self._command: Reservation | None = None
         self._egress_counted = 0
         self._stop: StopReason | None = None
@@ -330,14 +330,14 @@ class DailyBudgetUse:
         self._spent += actual - reservation.expected
         await self._account.settle(reservation, actual)
 
-    def egress_left(self, usual: int, egress_bytes: int) -> int:
-        """Return the number of bytes that may still pass, at most `usual`. `egress_bytes` is the
+    def egress_left(self, limit: int, egress_bytes: int) -> int:
+        """Return the number of bytes that may still pass, at most `limit`. `egress_bytes` is the
         run's traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
-            return usual
+            return limit
         uncounted = egress_bytes - self._egress_counted
-        return min(usual, in_bytes(mib) - self._spent.egress_bytes - uncounted)
+        return min(limit, in_bytes(mib) - self._spent.egress_bytes - uncounted)
 
     def low_budget_hints(self) -> dict[str, LowBudgetHint]:
         return low_daily_budget_hints(self._account.budget, self._spent)
@@ -383,9 +383,8 @@ class CompletionRecorder:
     def completion(self, stopped: CompletionStopped | None = None) -> Completion:
         """Return the reply as far as it arrived. `stopped` is the cause if the proxy cut it off.
 
-        Tool calls are left out. Only a reply that was cut off for its many calls keeps them: all
-        complete calls and one more, which shows that there were more.
-        """
+        Tool calls are left out, except in a reply that was cut off because of too many calls. That
+        reply keeps its complete calls and one further call, so that `Turn.has_more` is True."""
         if stopped is not None and stopped.cause == "many_calls" and stopped.partial:
             return replace(stopped.partial, usage=self._usage(), stopped="many_calls")
         reasoning = "".join(self._reasoning)
@@ -453,7 +452,8 @@ class CompletionRecorder:
 
 
 def _counted(reply: Completion, messages: list[Message]) -> TokenUsage:
-    """Return the tokens of a call; an estimate if the backend reports none."""
+    """Return the tokens of a call, or an estimate if the backend reports neither tokens nor a
+    cost."""
     tokens = parse_usage(reply.usage)
     if tokens.total or tokens.reported_usd is not None:
         return tokens

@@ -39,14 +39,15 @@ SPARE_TOKENS = 32
 SPARE_DIVISOR = 32
 """A prompt may be longer than its estimate by SPARE_TOKENS and 1/32."""
 REFUSED_SHARE = 0.9
-"""Share of a refused prompt that the next prompt may have if no better number is known."""
+"""Maximum size of the next prompt, as a share of the refused prompt, if no smaller limit is
+known."""
 MIN_SUMMARY_TOKENS = 400
-"""Turns of less than twice as many tokens are not summarized."""
+"""A summary is requested only if it replaces at least twice as many tokens."""
 MAX_SUMMARY_TOKENS = 2000
 SUMMARY_DIVISOR = 8
 """A summary takes at most 1/8 of the prompt."""
 MAX_SUMMARY_ATTEMPTS = 4
-"""Maximum number of summary calls. After each that does not fit, the transcript is halved."""
+"""Maximum number of summary calls. After each call that does not fit, the transcript is halved."""
 MIN_SHOWN_CHARS = 200
 """Minimum number of characters that a transcript shows of each message."""
 MAX_CHARS_A_TOKEN = 6
@@ -109,8 +110,9 @@ class ContextFitter:
     async def fit_after_overflow(
         self, extra: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
     ) -> Mapping[str, Any]:
-        """Return the fields of a call that the backend refused as too long, with less to send.
-        Raises `error` if nothing can be made smaller."""
+        """Make a call smaller that the backend refused as too long: compact the history if
+        `may_compact` is True, and lower the token limit. Return the fields of the call. Raises
+        `error` if neither is possible."""
         self._learn(extra, error.sizes)
         window = await self._window.tokens()
         limit, before = self._limit(window, extra), self._tokens()
@@ -127,7 +129,8 @@ class ContextFitter:
     async def limit_after_overflow(
         self, extra: Mapping[str, Any], error: ContextOverflowError
     ) -> Mapping[str, Any]:
-        """Return the fields of a call with the token limit lowered to the sizes in the refusal."""
+        """Return the fields of a refused call, with the token limit lowered to fit the window that
+        the refusal names."""
         self._learn(extra, error.sizes)
         return self._with_token_limit(await self._window.tokens(), extra)
 
@@ -209,7 +212,7 @@ class _Compactor:
         self.compactions: list[Compaction] = []
 
     async def make_room(self, overflow: _Overflow) -> bool:
-        """Compact the history. Return False if there is nothing left to compact."""
+        """Compact the history. Return True if the prompt became smaller."""
         after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
         lasts = after <= overflow.limit * (1 + EASED_SHARE) / 2 or any(self._long_observations())
@@ -248,7 +251,8 @@ class _Compactor:
         ]
 
     async def _summarize(self, overflow: _Overflow) -> bool:
-        """Replace all but the latest turns by a summary. Return False if there is no summary."""
+        """Replace all but the latest turns by a summary. Return False if the history was left
+        unchanged."""
         turns = self._history.turns()
         allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_DIVISOR)
         latest = self._latest(turns, round(overflow.limit * SUMMARY_SHARE) - allowed)

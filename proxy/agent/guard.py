@@ -51,7 +51,7 @@ class Guard:
             if file.path in ANSWER_FILES:
                 continue
             if refused := await self._refusal("file", file.path):
-                message = f"The file {file.path} is not handed back: {refused}."
+                message = f"The file {file.path} is withheld: {refused}."
                 warnings[file.path] = RunWarning("file_withheld", message)
         return warnings
 
@@ -119,7 +119,8 @@ class EgressWatch:
         await self._emit_decision(decision)
 
     async def flush(self) -> None:
-        """Emit the connections that are still open, and the summary of those that were counted."""
+        """Emit the connections that are still open, and summaries of the failed connections and of
+        the rule matches that were suppressed."""
         await self._emit_failed(self._failed.take_suppressed())
         for throttle, event in self._rules.values():
             await self._emit_suppressed(event, throttle.take_suppressed())
@@ -183,7 +184,7 @@ def _summary(more: int) -> Decision:
 
 
 class Throttle:
-    """Allows `most` log lines or events in each period and counts the others."""
+    """Allows `most` log lines or events in each period. Counts the others, which are suppressed."""
 
     def __init__(self, most: int, period_s: float) -> None:
         self._most = most
@@ -192,7 +193,8 @@ class Throttle:
         self._seen = 0
 
     def start_period(self, now: float) -> int:
-        """Begin a new period if the last one is over. Return how many the last one held back."""
+        """Begin a new period if the last period is over. Return the number of events that the last
+        period suppressed, or 0 if it is not over."""
         if now < self._ends_at:
             return 0
         held_back = self.take_suppressed()
@@ -200,12 +202,13 @@ class Throttle:
         return held_back
 
     def try_acquire(self) -> bool:
-        """Count one more. Return True if it is within the limit."""
+        """Count an event. Return True if the event is within the limit of the period."""
         self._seen += 1
         return self._seen <= self._most
 
     def take_suppressed(self) -> int:
-        """Return how many the period has held back so far, and reset that count."""
+        """Return the number of events that the period has suppressed so far, and reset that
+        number."""
         held_back = max(0, self._seen - self._most)
         self._seen -= held_back
         return held_back

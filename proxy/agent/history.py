@@ -13,11 +13,11 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 Kind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
 """theirs: from the client; result: of a client tool; said: by the model; observed: an observation
-of one of the proxy's tools; asked: a request by the proxy; summary: of earlier messages. Stored.
-"""
+of one of the proxy's tools; asked: a request by the proxy; summary: of earlier messages. These
+words are stored with suspended runs."""
 DEFAULT_KINDS: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
-"""The kind of a message without a mark, by role. Observations of calls written as text have the
-user role."""
+"""The kind of a message whose kind is not given, by role. Observations of calls written as text
+have the user role."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ UNCHECKED = ProseRules(ends_replies=False)
 
 @lru_cache(maxsize=16)
 def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> ProxyTexts:
-    """Return the OwnTexts of these texts. Cached, for building them takes milliseconds."""
+    """Return the ProxyTexts of these texts. Cached, because building a ProxyTexts takes
+    milliseconds."""
     return ProxyTexts(prompts, instructions)
 
 
@@ -71,9 +72,9 @@ class Prose:
     def __init__(
         self, rules: ProseRules, *, max_chars: int | None = None, ends_at_echo: bool = True
     ) -> None:
-        """`max_chars` is the maximum prose of a reply from which a tool call was requested.
-        `ends_at_echo` is False if a reply that repeats the proxy's own texts is not ended, because
-        a tool call may follow; its prose is dropped."""
+        """`max_chars` is the maximum number of characters of prose in a reply from which a tool
+        call was requested. `ends_at_echo` is False if a reply that repeats the proxy's own texts is
+        not ended, because a tool call may follow; its prose is dropped."""
         self.rules = rules
         self._max_chars = max_chars
         self._ends_at_echo = ends_at_echo
@@ -289,8 +290,9 @@ def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[st
 
 
 def _may_be_call_object(text: str, names: Collection[str], *, is_alone: bool = False) -> bool:
-    """Return True if a text begins with a tool call in JSON, or with what may become one by its
-    first key and the tool's name. With `is_alone`, no other text may follow the call."""
+    """Return True if a text begins with a tool call in JSON, or with an incomplete object that may
+    become a call, judging by its first key and the tool's name. With `is_alone`, no other text may
+    follow the call."""
     begun = text.strip()
     if not begun or begun[0] not in "{[":
         return False

@@ -45,7 +45,8 @@ class SuspendedRun:
     used_sandbox: bool = True
     """True if the run has used a sandbox, so that the answer files there are its own."""
     message_kinds: Mapping[int, Any] = field(default_factory=dict)
-    """Kinds of messages that differ from that of their role, by index. See `History`."""
+    """Kinds, by message index, of the messages whose kind is not the default of their role. See
+    `History`."""
 
     @property
     def run_id(self) -> str:
@@ -94,8 +95,8 @@ class SuspendedRun:
         )
 
     def with_results(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
-        """Return the run's messages, the results of its calls and the messages after them, with
-        their marks.
+        """Return the run's messages, the results of its calls and the messages after them, and the
+        kinds of all these messages by index.
 
         The run's own messages are used even if the client has edited or dropped them.
         """

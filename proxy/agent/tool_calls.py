@@ -23,9 +23,13 @@ _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}"
     r'|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F])|\\[^u]|[^"\\]+'
 )
+"""Matches an escape sequence, a surrogate pair or plain characters inside a JSON string."""
 _END = re.compile(r'"\s*(?:[,}]|\Z)')
+"""Matches the end of a JSON string that is a value in an object."""
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
+"""Matches the first half of a surrogate pair at the end of the text received so far."""
 _SHOWN_CHARS = 200
+"""Maximum number of characters of a malformed call that an observation quotes."""
 _Written = tuple[str, Any] | str
 """Name and arguments of a call, or the text of a call that cannot be parsed."""
 

@@ -45,11 +45,11 @@ by itself and its output is not lost."""
 
 
 class ToolExecutor:
-    """Runs the model's calls of the proxy's tools. Mistakes of the model become observations.
+    """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
 
-    So does the loss of the sandbox, mostly caused by the model's command: the next call gets a new
-    sandbox with the input files.
-    """
+    The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
+    too, and the next call gets a new sandbox with the input files. The run fails once MAX_LOSSES
+    sandboxes were lost."""
 
     def __init__(
         self,
@@ -177,8 +177,8 @@ class ToolExecutor:
             self._upload_failures.clear()
 
     async def sandbox(self) -> Sandbox:
-        """Return the run's sandbox. Raises SandboxStartError, and once SandboxLostError if a new
-        sandbox has replaced the sandbox in use."""
+        """Return the run's sandbox. Raises SandboxStartError. Raises SandboxLostError if a new
+        sandbox has replaced the sandbox in use; the next tool call then gets the new sandbox."""
         self.is_sandbox_requested = True
         sandbox = await self._lease.sandbox()
         if self.current_sandbox and self.current_sandbox is not sandbox:
@@ -312,7 +312,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _unique_name(name: str, taken: Collection[str]) -> str:
-    """Return a name that is not in `taken`."""
+    """Return the name, prefixed with `sandbox_` if it is in `taken`."""
     while name in taken:
         name = f"sandbox_{name}"
     return name

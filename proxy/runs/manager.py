@@ -1,5 +1,5 @@
-"""The run manager: it starts the runs of this process, finds them for retries, stores their
-outcomes and cancels them."""
+"""The run manager: starts the runs of this process, finds the run of a retried request, stores the
+outcomes of runs, and cancels runs."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ from sandbox_runtime import errors
 log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""Seconds for which a run continues after its client has disconnected and may retry. OpenAI's SDKs
+"""Seconds for which a run continues after the disconnect of a client that may retry. OpenAI's SDKs
 close the connection and retry 0.5 to 8 s later."""
 KEEP_S = 600.0
 """Seconds for which a result is stored for retries."""
@@ -48,7 +48,8 @@ SERVER_STOPS = "the server stops"
 
 
 class RunManager:
-    """Starts runs, finds them again for retries, and stores their outcomes."""
+    """Starts and cancels runs, finds the run of a retried request, and stores the outcomes of
+    runs."""
 
     def __init__(
         self,
@@ -94,8 +95,9 @@ class RunManager:
         return self._resubscribe(found) if found else None
 
     async def start(self, identity: RequestIdentity, task: AgentTask) -> Subscriber:
-        """Start a run and subscribe to it. If another process has started a run for the key
-        meanwhile, discard the task and subscribe to that run. The caller must unsubscribe.
+        """Start a run and subscribe to it. If another process has meanwhile started a run with the
+        same idempotency key, discard the task and subscribe to the other run. The caller must
+        unsubscribe.
 
         Raises IdempotencyError."""
         metadata = RunMetadata(
@@ -116,7 +118,8 @@ class RunManager:
     async def _begin(
         self, metadata: RunMetadata, identity: RequestIdentity, task: AgentTask
     ) -> Run | None:
-        """Store the start of a run. Return the run that has the key already, if there is one."""
+        """Store the start of a run. If there is an earlier run with the same idempotency key,
+        discard the task and return the earlier run."""
         try:
             found = await self._archive.begin(metadata, identity)
         except BaseException:
@@ -139,8 +142,8 @@ class RunManager:
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run from the store. Its idempotency key is free
-        again."""
+        """Remove the outcome of the owner's run from the store, if the run has ended. The
+        idempotency key of the run can then be used again."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
         await self._archive.delete_ended(owner, run_id)
@@ -158,8 +161,8 @@ class RunManager:
             await run.wait_until_ended()
 
     async def stop(self, patience_s: float = 0) -> None:
-        """Wait up to `patience_s` seconds for the runs to end, then cancel the rest of them, whose
-        subscribers get an error."""
+        """Wait up to `patience_s` seconds for the runs to end, then cancel the others. Their
+        subscribers get RunLostError."""
         with anyio.move_on_after(patience_s):
             for run in self._running_runs():
                 await run.wait_until_ended()
@@ -237,7 +240,7 @@ class RunManager:
         order of their list, then the subscribers. So does the end of the run."""
         log.info("run %s started, model %s", run.id, run.model)
         audit_log = self._audit_log(task, run.identity)
-        observers = [audit_log, self.metrics.of_run(task), task.observer]
+        observers = [audit_log, self.metrics.start_run(task), task.observer]
         unfinished = deque(observer for observer in observers if observer)
         try:
             if audit_log:
@@ -272,7 +275,8 @@ class RunManager:
     async def _answer(
         self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
     ) -> Result:
-        """Return the agent's result, redacted, and pass the redacted events on."""
+        """Return the redacted result of the agent. Pass each redacted event to `observers` and to
+        `emit`."""
         by_type: dict[type, list[RunObserver]] = {
             kind: [observer for observer in observers if kind in observer.event_types]
             for kind in ALL_EVENTS
@@ -295,7 +299,7 @@ class RunManager:
         return redactor.result(await self.agent.answer(task, redact))
 
     async def _suspend(self, owner: str, result: Result) -> Result:
-        """Store the suspended runs of a result. Return the result without them."""
+        """Store the suspended runs of a result. Return the result without the suspended runs."""
         if not (result.suspended_run or result.others):
             return result
         for each in (*result.others, result):
@@ -320,8 +324,8 @@ class RunManager:
                 run.cancel("the client disconnected")
 
     def _settle(self, run: Run) -> None:
-        """Store the outcome of a run that has ended, if a later request can ask for it, and drop
-        the run from memory."""
+        """Store the outcome of a run that has ended, if a later request can ask for the outcome.
+        Then drop the run from memory."""
         if grace := self._grace_timers.pop(run.id, None):
             grace.cancel()
         if run.id in self._saving:

@@ -32,11 +32,12 @@ class RequestIdentity:
 
     owner: str
     fingerprint: str
-    """SHA-256 of the request: with a key, of the parsed body; without one, of the body's bytes."""
+    """SHA-256 of the path, some headers and the body: of the parsed body if the request has an
+    idempotency key, else of the body's bytes."""
     key: str | None = None
     """The Idempotency-Key."""
     retry_count: int | None = None
-    """The number of the attempt, from 0; None if the client's library does not send it."""
+    """The number of retries before this attempt; None if the client does not send the number."""
     stream: bool = False
     """True if the client asked for a stream."""
     detach: bool = False
@@ -109,7 +110,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The status, in the words of the store."""
+        """The status, as it is stored."""
         if not self.has_ended:
             return "running"
         if self._task.cancelled():
@@ -128,7 +129,7 @@ class Run:
         return self._task.result()
 
     def past_events(self) -> Sequence[Event]:
-        """Return the events so far that the event log still holds."""
+        """Return the events in the event log. The log drops the oldest events of long runs."""
         return self._log.events()
 
     def record(self) -> Record:
@@ -228,7 +229,7 @@ class Subscriber:
         return len(self._pending)
 
     def receive(self, event: Event) -> None:
-        """Append an event to the unread ones."""
+        """Append an event to the unread events."""
         self._pending.append(event)
         if len(self._pending) >= self._wanted:
             self._news.set()
@@ -238,9 +239,9 @@ class Subscriber:
         self._news.set()
 
     async def events(self, at_least: int = 1) -> Sequence[Event]:
-        """Wait for at least `at_least` unread events and return all of them. Once the run has
-        ended, return the rest; an empty list means that the run has ended and all events are
-        read."""
+        """Wait for at least `at_least` unread events and return all unread events. Once the run has
+        ended, return the remaining events without waiting. An empty list means that the run has
+        ended and all events are read."""
         self._wanted = at_least
         while len(self._pending) < at_least and not self.run.has_ended:
             self._news.clear()
@@ -252,7 +253,8 @@ class Subscriber:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Free the local variables of the failed frames: the error may stay in memory for minutes."""
+    """Free the local variables in the traceback of an error, which may stay in memory for
+    minutes."""
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
