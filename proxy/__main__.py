@@ -442,7 +442,8 @@ def _about_key(config: "Config") -> str:
 
 def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
-    `build_backend`. With `need_image`, Docker without its image fails if there is a fallback."""
+    `build_backend`. With `need_image`, the builder of the Docker backend fails without the image if
+    there is a fallback."""
     from proxy.bootstrap import build_bubblewrap, build_docker, engine_setting
 
     setting = config.sandbox.backend

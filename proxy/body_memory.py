@@ -69,7 +69,7 @@ class BodyReservation:
         self._retain_count += 1
 
     def release(self) -> None:
-        """Release the bytes, if this is the last call: one call for the request and one for each
+        """Release the bytes at the last call. One call is made for the request, and one for each
         `retain`."""
         self._retain_count -= 1
         if not self._retain_count and self._bytes:

@@ -212,8 +212,8 @@ def build_keyring(config: Config) -> Keyring:
 
 
 def require_keys(config: Config, address: str) -> None:
-    """Raise ConfigError if the server would listen on a network without keys and without
-    `server.allow_open`."""
+    """Raise ConfigError if other machines can reach the address and neither keys nor
+    `server.allow_open` are set."""
     may_be_open = config.server.allow_open or ip_address(address).is_loopback
     if not may_be_open and build_keyring(config).is_open:
         raise ConfigError(

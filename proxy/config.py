@@ -79,7 +79,7 @@ class ServerConfig(_Section):
     allow_open: bool = False
     """True if the server may listen without keys on addresses other than this machine's own."""
     max_connections: int = Field(default=4096, ge=1)
-    """Maximum number of open client connections. Half of RLIMIT_NOFILE, if that is less."""
+    """Maximum number of open client connections; at most about half of RLIMIT_NOFILE."""
     public_url: str | None = Field(default=None, pattern="^https?://")
     """Base URL of this server in links to files; null: taken from each request."""
     data_dir: Path | None = None
@@ -226,7 +226,7 @@ class ModelConfig(_Section):
     policy: dict[str, Any] = {}
     """Settings of a profile that restrict requests to the model."""
     tool_support: ToolSupport | None = None
-    """The model's `backend.tool_support`; null: that setting."""
+    """Replaces `backend.tool_support` for the model; null: as `backend.tool_support`."""
 
 
 class PaperConfig(_Section):

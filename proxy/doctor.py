@@ -78,8 +78,8 @@ async def _check_tools(
 
 
 def announce(listener: socket, backend: str, model: Check, network: Egress) -> None:
-    """Log the address of the server, its sandboxes and what they may reach, and its model
-    backend."""
+    """Log the sandbox backend, the network of the sandboxes, the model backend and the address of
+    the server."""
     log.info("sandboxes: %s; network: %s", backend, _reach(network))
     if model.ok:
         log.info("model backend: %s", model.detail)

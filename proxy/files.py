@@ -67,7 +67,7 @@ class FileStore:
         limits: ArtifactLimits | None = None,
     ) -> "RunArtifactStore":
         """Return the artifact store of one run. `base_url` is the URL of this server as its client
-        sees it. `limits` replace the server's."""
+        sees it. `limits` replace the server's limits."""
         return RunArtifactStore(self, container_id, base_url, owner, limits or self.limits)
 
     async def ensure_container(self, container_id: str, owner: str) -> None:

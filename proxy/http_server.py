@@ -101,8 +101,8 @@ def is_loopback(address: str) -> bool:
 
 
 def _address_key(address: str) -> str:
-    """Return the key under which the connections of an address are counted. For IPv6 it is the /64
-    network, which one client may own."""
+    """Return the key under which the connections of an address are counted. For an IPv6 address,
+    the key is the /64 network, which one client may own."""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
         return str(IPv6Network((int(found) >> 64 << 64, 64)))
@@ -234,8 +234,8 @@ class HTTPProtocol(HttpToolsProtocol):
         """Bytes received since the last complete head, body piece or message."""
         self._is_in_head = False
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered, or the last one. `cycle` is the newest received
-        one."""
+        """The request that is being answered, or the last one. `cycle` is the request that was
+        received last."""
         self._expires_at = math.inf
         """Time at which the connection is closed, unless the client sends more."""
         self._out: CoalescingTransport
@@ -366,8 +366,8 @@ class HTTPProtocol(HttpToolsProtocol):
         """Parse data, and ignore an offer to switch protocols, such as Java's HTTP/2 offer.
 
         After an offer, httptools treats all further bytes as the other protocol, even a body,
-        although the server has not accepted. So the head is parsed again without the offer.
-        """
+        although the server has not accepted the offer. So the head is parsed again without the
+        offer."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:

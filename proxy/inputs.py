@@ -420,7 +420,7 @@ class ModelMedia:
     async def downloaded(
         self, part: FilePart, mime_type: str, data: bytes
     ) -> dict[str, Any] | None:
-        """Return the part of an image, audio or video URL with a data URL instead. Return None if
+        """Return an image, audio or video part with a data URL in place of its URL. Return None if
         the data is of another type or too large. Raises BusyError."""
         known_type = media_type_to_show(part, mime_type)
         if known_type is None:

@@ -52,7 +52,7 @@ class Key:
 
     name: str = ANYONE
     profiles: tuple[str, ...] = ()
-    """The profiles that a request with this key may name. The first is the default."""
+    """The profiles that the configuration lists for the key. The first is the default."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """Settings that restrict the profile."""
 
@@ -93,8 +93,8 @@ class Keyring:
         return _ANYONE if self.is_open else self._keys.get(_digest(sent))
 
     def is_operator(self, sent: str) -> bool:
-        """Return True for the operator's secret. Without one, return True for the only key of a
-        server with one key, and for any key on an open server."""
+        """Return True for the operator's secret. If the operator has no secret, return True for the
+        only key of a server with one key, and for any key on an open server."""
         if self._operator is not None:
             return _digest(sent) == self._operator
         return self.is_open or (len(self._keys) == 1 and self.find(sent) is not None)

@@ -118,8 +118,8 @@ class Metrics(Collector):
     async def model_call(
         self, complete: Complete, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
-        """Return the completion of a model call, and observe its duration. The model's name is a
-        label value from its first answered call on. Raises the errors of `complete`."""
+        """Return the completion of a model call, and observe its duration. The model has a label
+        value of its own once one of its calls was answered. Raises the errors of `complete`."""
         model, began = str(body.get("model")), time.monotonic()
         first: float | None = None
 

@@ -304,7 +304,7 @@ class Workspaces:
             await lease.release()
 
     async def _save_snapshot(self, state: SessionState, lease: WorkspaceLease) -> bool:
-        """Save a snapshot. Return False if the sandbox is lost."""
+        """Save a snapshot. Return False if the sandbox is lost or the snapshot takes too long."""
         assert lease.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):

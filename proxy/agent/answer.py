@@ -51,7 +51,8 @@ class AnswerWriter:
         """The beginning of a submitted answer, held while it repeats the narration before it."""
         self._linked_paths = set[str]()
         self._narration: _AnswerPart | None = None
-        """Text sent as an answer that turned out to be narration, until other text follows."""
+        """The text that was sent as an answer and turned out to be narration; None once other text
+        was sent."""
         self.source = ""
         """The answer so far, with paths as the model wrote them."""
         self.text = ""
@@ -117,7 +118,8 @@ class AnswerWriter:
         return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
 
     async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
-        """Return the paths of the files that will become artifacts. Other links would be dead."""
+        """Return the paths of the files that will become artifacts. Links to other files would be
+        dead."""
         if sandbox is None or not self._rewrite_links:
             return []
         try:
@@ -237,8 +239,8 @@ class LinkRewriter:
         return begins or rest[:-1] in self._targets
 
     def _release(self, end: int) -> str:
-        """Return the pending text up to `end`, rewritten. A path that begins before `end` is
-        matched beyond it."""
+        """Return the pending text up to `end`, with paths rewritten to links. A path that begins
+        before `end` is included even if it extends beyond `end`."""
         text = self._lookbehind + self._pending
         out: list[str] = []
         position = len(self._lookbehind)

@@ -76,7 +76,7 @@ class ArtifactCollector:
         self._is_before_known = True
 
     async def record_existing(self, sandbox: Sandbox, seconds: float) -> None:
-        """Record the files of earlier runs, as far as `seconds` allow."""
+        """Record the files of earlier runs. `seconds` limits the time for listing and hashing."""
         listing = await self._hashed(sandbox, seconds)
         self._is_before_known = listing is not _UNLISTED
         existing = {output_path(entry.path): _contents(entry) for entry in listing.entries}

@@ -54,8 +54,8 @@ from sandbox_runtime.tools.base import Observation
 
 
 class RunBudget:
-    """The expenses of one run. The run reserves each expense before it is made and reports it
-    after."""
+    """The limits and expenses of one run. The run reserves each expense in advance and reports the
+    actual expense afterwards."""
 
     def __init__(self, task: AgentTask, limits: Limits, began: float) -> None:
         """`limits` are those of the profile, with the wall time cut to the client's deadline.
@@ -91,7 +91,7 @@ class RunBudget:
 
     @property
     def egress_bytes(self) -> int:
-        """Bytes between the run's sandboxes and the network, in both directions."""
+        """Bytes transferred between the run's sandboxes and the network, in both directions."""
         return sum(traffic.bytes - before for traffic, before in self._traffic_quotas)
 
     async def before_turn(
@@ -103,8 +103,8 @@ class RunBudget:
         return await self._take_call(messages)
 
     async def before_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
-        """Reserve a model call beside the turn's own call, which is still to be made. Return the
-        limit that rules the call out, or None."""
+        """Reserve a model call in addition to the turn's own call, which is still to be made.
+        Return the limit that rules the call out, or None."""
         spent = self._spent()
         with_turn = replace(
             spent,
@@ -124,7 +124,7 @@ class RunBudget:
         """Make a model call, even over budget: the final-answer call is always allowed. A reply
         that is cut off, by `on_delta` or by cancellation, is counted as far as it arrived."""
         expected = self._expected(body["messages"]) if self._day else Expense()
-        reservation = await self._day.call_reservation(expected) if self._day else None
+        reservation = await self._day.pop_call_reservation(expected) if self._day else None
         recorder = CompletionRecorder(body["messages"])
         self.partial_completion = None
         try:
@@ -152,8 +152,8 @@ class RunBudget:
     async def _count_cut_off(
         self, recorder: "CompletionRecorder", reservation: Reservation | None, *, was_made: bool
     ) -> None:
-        """Count a reply that was cut off. If `was_made`, the backend worked on the call even if
-        nothing arrived, so the expected expense stands."""
+        """Count a reply that was cut off. `was_made` is True if the backend may have worked on the
+        call. The expected expense then stays reserved even if nothing arrived."""
         if recorder.has_begun:
             self.partial_completion = recorder.completion()
             await self._count_call(parse_usage(self.partial_completion.usage), reservation)
@@ -261,7 +261,8 @@ class MeteredModel:
         return self._budget.partial_completion
 
     async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> bool:
-        """Reserve a call beside the turn's own. Return False if the budget rules the call out."""
+        """Reserve a call in addition to the turn's own call. Return False if the budget rules the
+        call out."""
         return await self._budget.before_out_of_band_call(messages) is None
 
 
@@ -295,8 +296,9 @@ class DailyBudgetUse:
         self._calls += [reservation] if reservation else []
         return self._stop
 
-    async def call_reservation(self, expected: Expense) -> Reservation:
-        """Return the reservation that was made for the call, or else overdraw the account."""
+    async def pop_call_reservation(self, expected: Expense) -> Reservation:
+        """Remove and return the reservation that was made for the next call. If there is none,
+        overdraw the account."""
         if self._calls:
             return self._calls.pop()
         reservation = await self._account.overdraw(expected)

@@ -58,7 +58,7 @@ WRITE_TIMEOUT_S = 10.0
 _THINK, _END_THINK = "<think>", "</think>"
 
 OutOfBandCall = Callable[[Sequence[Message]], Awaitable[Completion | None]]
-"""Makes a model call without tools. Returns None if the budget rules it out. Raises
+"""Makes a model call without tools. Returns None if the budget rules the call out. Raises
 BackendError."""
 
 
@@ -313,8 +313,9 @@ class _Compactor:
 
 
 def _transcript(entries: Sequence[Entry], chars: int) -> list[Message]:
-    """Return the client's messages and one more message with the later messages, cut to about
-    `chars` characters: each message to the same length, and the oldest dropped."""
+    """Return the client's messages and one more message with the later messages, truncated to about
+    `chars` characters: each message is truncated to the same length, and the oldest messages are
+    dropped."""
     theirs = [entry.message for entry in entries if entry.kind == "theirs"]
     ours = [entry.message for entry in entries if entry.kind != "theirs"]
     chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(ours)))

@@ -1,4 +1,4 @@
-"""The history of a run: the messages of its prompts, in order. The history is append-only, for
+"""The history of a run: the messages of its prompts, in order. The history is append-only, because
 prefix caches and token histories depend on that. A compaction begins a new segment."""
 
 from collections.abc import Mapping, Sequence

@@ -86,8 +86,8 @@ class Prose:
         self._has_held_text = False
         """True if the held text is more than white space."""
         self._call_at = 0
-        """Offset in the held text at which a written tool call may begin; its length if none
-        may."""
+        """Offset in the held text at which a written tool call may begin; the length of the held
+        text if no call may begin there."""
         self._search_at_chars = 0
         """Length of the held text at which to search for a call again."""
         self._chars = 0
@@ -210,7 +210,8 @@ class Prose:
         self._search_at_chars = 0
 
     def _stop_begins_at(self) -> int:
-        """Return the offset in the held text at which a stop string may begin, else its length."""
+        """Return the offset in the held text at which a stop string may begin, or the length of the
+        held text."""
         longest = min(self._held_chars, len(self._tail), MAX_HELD_STOP_CHARS)
         for size in range(longest, 0, -1):
             end = self._tail[-size:]
@@ -222,8 +223,8 @@ class Prose:
         return self._call_begins_at() < self._held_chars
 
     def _call_begins_at(self) -> int:
-        """Return the offset in the held text at which a written tool call may begin, else its
-        length."""
+        """Return the offset in the held text at which a written tool call may begin, or the length
+        of the held text."""
         if self._held_chars >= self._search_at_chars:
             held = "".join(delta.text for delta in self._held)
             self._call_at = self._find_call(held)
@@ -262,8 +263,8 @@ def _tag_at(held: str) -> int:
 
 
 def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
-    """Return the offset at which `<name>{arguments}` may begin in the held text, else its
-    length."""
+    """Return the offset at which `<name>{arguments}` may begin in the held text, or the length of
+    the held text."""
     tag, at = f"<{name}>", -1
     while (at := held.find("<", at + 1)) >= 0:
         begun = held[at : at + len(tag)]

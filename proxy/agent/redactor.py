@@ -97,7 +97,8 @@ class _ChoiceRedactor:
             self._sent_answer = ""
 
     def _redact_complete(self, event: Event) -> Iterator[Event]:
-        """Yield an event whose texts are complete, after the rest of the texts that it ends."""
+        """Yield an event with complete texts, redacted. The end of a tool call follows the
+        held-back rest of the command's output."""
         match event:
             case ToolCallFinished():
                 outputs, self._outputs = self._outputs, {}

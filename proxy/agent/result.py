@@ -57,7 +57,7 @@ class RunStats:
     commands: int = 0
     """Number of tool calls other than submit."""
     egress_bytes: int = 0
-    """Bytes between the sandbox and the network, in both directions."""
+    """Bytes transferred between the sandbox and the network, in both directions."""
     cost_usd: float | None = None
     """Cost of the model calls; None if unknown."""
     documents_tokens: int = 0
@@ -144,7 +144,7 @@ class Result:
     origin: Origin = "new"
     """The origin of the files in the workspace."""
     route: RouteReason = "auto"
-    """Why there was a run, or one model call without tools."""
+    """Why the request was answered with or without tools."""
     steps: int = 0
     """Number of tool calls that clients see as steps."""
     suspended_run: SuspendedRun | None = None

@@ -166,8 +166,8 @@ def _without_nulls(message: Message) -> Message:
 
 
 def _with_any_json(call: ToolCall) -> ToolCall:
-    """Return the call with its arguments if they are any JSON: the tool itself rejects wrong
-    types."""
+    """Return the call with its arguments if the arguments are JSON of any type: the tool itself
+    rejects wrong types."""
     try:
         arguments = json.loads(call.written)
     except (ValueError, RecursionError):

@@ -41,7 +41,7 @@ class SuspendedRun:
     as_text: bool
     """True if the calls were written as text, so that no `tool` message can answer them."""
     resume_from: ResumePoint | None
-    """The state of its workspace, if there is one."""
+    """The saved state of the run's workspace, if there is one."""
     used_sandbox: bool = True
     """True if the run has used a sandbox, so that the answer files there are its own."""
     message_kinds: Mapping[int, Any] = field(default_factory=dict)

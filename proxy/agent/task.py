@@ -147,7 +147,7 @@ class Params:
     optional: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each model call until the backend refuses a call as too long."""
     final: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the call that writes the visible answer only."""
+    """Parameters of one call only: the call that writes the visible answer."""
     token_limits: Mapping[str, Any] = field(default_factory=dict)
     """The client's token limit, by the parameter name that the client used. It limits the visible
     prose. The limit that is sent with a call is raised to `limits.min_turn_tokens`, so that

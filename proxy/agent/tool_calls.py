@@ -227,8 +227,8 @@ def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
 
 
 def _is_call_of_other_tool(value: dict[str, Any]) -> bool:
-    """Return True if the keys of an object, name first, are those of a call and not of
-    arguments."""
+    """Return True if an object is a call of another tool instead of the arguments of a call: its
+    first key is in NAME_KEYS, and a key is in ARGUMENT_KEYS."""
     named = next(iter(value), "") in NAME_KEYS
     return named and not value.keys().isdisjoint(ARGUMENT_KEYS)
 
@@ -255,8 +255,9 @@ def _as_calls(value: Any) -> list[_Written]:
 
 
 def _as_call(value: Any) -> tuple[str, Any] | None:
-    """Return the call in `{"name": …, "arguments": …}`, in the same inside `function`, or in an
-    object with the arguments beside the name."""
+    """Return the name and the arguments of a call in the form `{"name": …, "arguments": …}`, also
+    inside `function`, or in the form of an object with each argument beside the name. Return None
+    for another value."""
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):

@@ -65,8 +65,8 @@ class ToolExecutor:
         max_calls: int | None = None,
     ) -> None:
         """`prepare` is called for each new sandbox before its first command. `keep_warm` surrounds
-        each call, so that the next model call finds an open connection. `client_tool_names` are
-        reserved: the proxy's tools are renamed. `max_calls` is the client's limit of calls."""
+        each call, so that the next model call finds an open connection. A tool of the proxy whose
+        name is in `client_tool_names` is renamed. `max_calls` is the client's limit of calls."""
         self._tools = {_unique_name(tool.name, client_tool_names): tool for tool in tools}
         self._lease = lease
         self._emit = emit
