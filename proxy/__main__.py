@@ -463,7 +463,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
     from proxy.bootstrap import build_backend, build_model, build_services
     from proxy.config import ConfigError, parse
-    from proxy.demo import SCRIPT, show
+    from proxy.demo import SCRIPT, run_demo
 
     if arguments.question and not (arguments.backend_url and arguments.model):
         raise ConfigError(
@@ -486,7 +486,7 @@ def demo(arguments: argparse.Namespace) -> int:
         model, backend = build_model(config), build_backend(config)
         services, pool = build_services(config, model, backend)
         lifespan = _lifespan(services, pool, backend)
-        return asyncio.run(show(services, lifespan, arguments.question, arguments.model))
+        return asyncio.run(run_demo(services, lifespan, arguments.question, arguments.model))
 
 
 if __name__ == "__main__":

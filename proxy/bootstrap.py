@@ -116,7 +116,7 @@ def _proxy_for(base_url: str) -> str | None:
         raise ConfigError(f"backend.base_url: {error}") from error
 
 
-def _data_dir(config: Config) -> Path:
+def _create_data_dir(config: Config) -> Path:
     """Return the directory for stored data and lock files; create it if it is missing. Raises
     ConfigError."""
     directory = data_dir(config)
@@ -172,7 +172,7 @@ def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
     sandbox = config.sandbox
     return DockerBackend(
         sandbox.docker.image,
-        state_dir=_data_dir(config),
+        state_dir=_create_data_dir(config),
         runtime=sandbox.docker.runtime,
         host=sandbox.docker.host,
         inputs=sandbox.inputs,
@@ -188,7 +188,7 @@ def build_bubblewrap(config: Config) -> Backend:
     return BubblewrapBackend(
         rootfs=sandbox.bubblewrap.rootfs,
         uid=sandbox.bubblewrap.uid,
-        state_dir=_data_dir(config),
+        state_dir=_create_data_dir(config),
         inputs=sandbox.inputs,
         allow_weak=sandbox.bubblewrap.allow_weak,
     )
@@ -201,8 +201,8 @@ def build_keyring(config: Config) -> Keyring:
     if config.backend.forward_client_key:
         return Keyring(is_closed=True, operator=operator)
     names = [key.name for _, key in keys]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"keys: two keys have the name {twice[0]!r}")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"keys: two keys have the name {duplicates[0]!r}")
     secrets = [(sent, key) for variable, key in keys if (sent := secret(variable))]
     if len({sent for sent, _ in secrets}) < len(secrets):
         raise ConfigError("keys: two keys have the same secret")
@@ -225,7 +225,7 @@ def require_keys(config: Config, address: str) -> None:
 def build_store(config: Config) -> Store:
     """Return the store. Raises ConfigError."""
     try:
-        return Store(_data_dir(config), config.sessions, config.responses)
+        return Store(_create_data_dir(config), config.sessions, config.responses)
     except StoreError as error:
         raise ConfigError(f"server.data_dir: {error}") from error
 
@@ -338,7 +338,9 @@ def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGat
 
 def _audit_logs(config: Config) -> AuditLogs:
     return AuditLogs(
-        audit_dir(_data_dir(config)), keep_days=config.audit.retention_days, key=audit_key(config)
+        audit_dir(_create_data_dir(config)),
+        keep_days=config.audit.retention_days,
+        key=audit_key(config),
     )
 
 

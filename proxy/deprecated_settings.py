@@ -44,7 +44,7 @@ def upgrade(tree: Any, rules: Iterable[UpgradeRule], warn: Warn) -> Any:
     return tree
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
@@ -54,7 +54,7 @@ class Renamed:
 
     old: str
     new: str
-    convert: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] = _unchanged
     """Returns the value of the new setting."""
 
     @property
@@ -75,7 +75,7 @@ class Renamed:
             warn(f"{old_path} is deprecated: write {new_path}")
             return _with(_without(section, old), new, self.convert(value))
 
-        return _at(tree, place, rename)
+        return _change_sections(tree, place, rename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class RenamedValue:
             values = [self.new if word == self.old else word for word in values]
             return _with(section, path, values if isinstance(value, list) else values[0])
 
-        return _at(tree, place, rename)
+        return _change_sections(tree, place, rename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Removed:
             warn(f"{at}{'.'.join(path)} has no effect ({self.instead}): remove it")
             return _without(section, path)
 
-        return _at(tree, place, remove)
+        return _change_sections(tree, place, remove)
 
 
 class _SingleKey:
@@ -275,7 +275,7 @@ def _split(path: str) -> tuple[Path, Path]:
     return tuple(f"{place}*".split(".")) if star else (), tuple(rest.split("."))
 
 
-def _at(
+def _change_sections(
     tree: Any, place: Path, change: Callable[[Mapping[str, Any], str], Any], above: str = ""
 ) -> Any:
     """Return the tree with each section at a place changed; `change` gets the section's path."""
@@ -283,12 +283,17 @@ def _at(
         return change(tree, above) if isinstance(tree, Mapping) else tree
     key, *rest = place
     if key == "*" and isinstance(tree, list):
-        return [_at(entry, tuple(rest), change, f"{above}{n}.") for n, entry in enumerate(tree)]
+        return [
+            _change_sections(entry, tuple(rest), change, f"{above}{n}.")
+            for n, entry in enumerate(tree)
+        ]
     if not isinstance(tree, Mapping):
         return tree
     keys = tree.keys() if key == "*" else tree.keys() & {key}
     return {
-        name: _at(value, tuple(rest), change, f"{above}{name}.") if name in keys else value
+        name: _change_sections(value, tuple(rest), change, f"{above}{name}.")
+        if name in keys
+        else value
         for name, value in tree.items()
     }
 

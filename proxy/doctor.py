@@ -18,7 +18,7 @@ from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
-from sandbox_runtime.escape.run import self_test as try_everything
+from sandbox_runtime.escape.run import self_test as run_self_test
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
 
@@ -153,7 +153,7 @@ async def diagnose(
     await model.aclose()
     chosen = ""
     for name, build in builders.items():
-        checks, was_built = await _examine(name, build, isolation, self_test=self_test)
+        checks, was_built = await _backend_checks(name, build, isolation, self_test=self_test)
         needed = not chosen and (was_built or name == list(builders)[-1])
         chosen = name if needed and was_built else chosen
         for check in checks:
@@ -183,7 +183,7 @@ def _is_optional_program(check: Check) -> bool:
     return check.name.startswith("image ") and check.name not in REQUIRED
 
 
-async def _examine(
+async def _backend_checks(
     name: str, build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
 ) -> tuple[list[Check], bool]:
     """Return the checks of one sandbox backend, and False if it cannot be built."""
@@ -193,20 +193,20 @@ async def _examine(
         return [Check(name, False, str(error))], False
     checks = await backend.check()
     if all(check.ok for check in checks):
-        checks += await _trial(backend, isolation)
-        checks += await _escapes(backend, isolation, self_test=self_test)
+        checks += await _sandbox_checks(backend, isolation)
+        checks += await _escape_checks(backend, isolation, self_test=self_test)
     await backend.aclose()
     return checks, True
 
 
-async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
+async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
     """Return the results of attempts to escape: with `self_test` all results, else a summary and
     the attempts that the sandbox did not withstand."""
     start = partial(start_sandbox, backend)
     try:
         if self_test:
             findings: list[EscapeFinding] = []
-            await try_everything(start, isolation, findings.append)
+            await run_self_test(start, isolation, findings.append)
             return [finding.check() for finding in findings]
         findings = await run_probes(start, isolation)
     except SandboxError as error:
@@ -216,7 +216,7 @@ async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -
     return [Check(f"{backend.name} walls", not bad, f"{held} of {len(findings)} held"), *bad]
 
 
-async def _trial(backend: Backend, isolation: Isolation) -> list[Check]:
+async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]:
     """Run a command in a sandbox, and check the programs of its image."""
     try:
         sandbox = await start_sandbox(backend, isolation)

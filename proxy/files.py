@@ -72,8 +72,8 @@ class FileStore:
 
     async def ensure_container(self, container_id: str, owner: str) -> None:
         """Create the container if it does not exist. Extend its expiry."""
-        wish = NewContainer(name=container_id, minutes=self.container_minutes)
-        await self.store.containers.create(owner, wish, container_id)
+        new_container = NewContainer(name=container_id, minutes=self.container_minutes)
+        await self.store.containers.create(owner, new_container, container_id)
         await self.store.containers.use(owner, container_id)
 
     async def client_files(self, container_id: str, owner: str) -> list[InputFile]:
@@ -220,8 +220,10 @@ class RunArtifactStore:
     async def _create_container(self) -> None:
         """Create the container, unless an earlier call has created it."""
         if not self._has_container:
-            wish = NewContainer(name=self._container_id, minutes=self._files.container_minutes)
-            await self._files.store.containers.create(self._owner, wish, self.container_id)
+            new_container = NewContainer(
+                name=self._container_id, minutes=self._files.container_minutes
+            )
+            await self._files.store.containers.create(self._owner, new_container, self.container_id)
             self._has_container = True
 
     def _file_id(self, path: str) -> str:

@@ -287,14 +287,14 @@ class _Counts:
         """Add the statistics of one choice of a run that has a result: its expenses, times and
         capability turns."""
         for name, counter in self.spent.items():
-            counter.inc(_amount(getattr(stats, name)))
+            counter.inc(_clamped(getattr(stats, name)))
         for name in SECONDS:
-            self.run_seconds.labels(name).inc(_amount(getattr(stats, f"{name}_ms")) / 1000)
+            self.run_seconds.labels(name).inc(_clamped(getattr(stats, f"{name}_ms")) / 1000)
         for capability, turns in stats.capability_turns.items():
-            self.capability_turns.labels(capability).inc(_amount(turns))
+            self.capability_turns.labels(capability).inc(_clamped(turns))
 
 
-def _amount(number: int) -> int:
+def _clamped(number: int) -> int:
     return min(max(number, 0), MAX_AMOUNT)
 
 
@@ -313,10 +313,10 @@ class _Readings(Collector):
             failures,
         )
         if self.pool_stats:
-            yield from _pool(self.pool_stats())
+            yield from _pool_metrics(self.pool_stats())
 
 
-def _pool(stats: PoolStats) -> Iterator[Metric]:
+def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:
     sandboxes = GaugeMetricFamily(
         f"{NAMESPACE}_pool_sandboxes", "Sandboxes, by state.", labels=["state"]
     )

@@ -223,8 +223,8 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
             overlaid(profile, tree)
         except SettingError as error:
             raise ConfigError(f"{place}.{error.path}: {error.why}") from error
-    if settled := FIXED_FIELDS & tree.keys():
-        raise ConfigError(f"{place}.{min(settled)}: this can only be set in profiles")
+    if fixed := FIXED_FIELDS & tree.keys():
+        raise ConfigError(f"{place}.{min(fixed)}: this can only be set in profiles")
 
 
 def _extended(base: Profile, name: str, tree: Tree) -> Profile:
@@ -292,10 +292,10 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         raise SettingError(path, first["msg"]) from error
     if below := next(invalid_amounts(asdict(profile)), None):
         raise SettingError(below, NOT_FINITE)
-    for name, least in MIN_LIMITS.items():
+    for name, minimum in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
-        if value is not None and value < least:
-            raise SettingError(f"isolation.{name}", f"is at least {least:g}")
+        if value is not None and value < minimum:
+            raise SettingError(f"isolation.{name}", f"is at least {minimum:g}")
     return profile
 
 

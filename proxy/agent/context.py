@@ -238,7 +238,7 @@ class _Compactor:
             tokens -= self._counter.estimate([entry.message]) - self._counter.estimate([shorter])
         if stubs:
             self._history.replace_with_stubs(stubs)
-            self._note("stubs", overflow, tokens)
+            self._record_compaction("stubs", overflow, tokens)
         return tokens
 
     def _long_observations(self) -> list[tuple[int, Entry]]:
@@ -256,23 +256,23 @@ class _Compactor:
         turns = self._history.turns()
         allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_DIVISOR)
         latest = self._latest(turns, round(overflow.limit * SUMMARY_SHARE) - allowed)
-        gone = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
-        if self._gave_up or self._counter.estimate(gone) < 2 * MIN_SUMMARY_TOKENS:
+        dropped = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
+        if self._gave_up or self._counter.estimate(dropped) < 2 * MIN_SUMMARY_TOKENS:
             return False
         summary = await self._summary(allowed, overflow.limit)
         if not summary:
             self._gave_up = summary is not None
             return False
         self._history.replace_with_summary(summary_message(summary), latest)
-        self._note("summary", overflow, self._counter.tokens(self._history.messages))
+        self._record_compaction("summary", overflow, self._counter.tokens(self._history.messages))
         return True
 
     def _latest(self, turns: Sequence[Sequence[Entry]], free: int) -> Sequence[Sequence[Entry]]:
         """Return the last turns that fit into `free` tokens beside the client's messages. A last
         turn with results of the client's tools is always kept: the model has not read them yet."""
         entries = self._history.entries
-        theirs = [entry.message for entry in entries if entry.kind == "theirs"]
-        tokens, count = self._counter.tokens(theirs), 0
+        client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
+        tokens, count = self._counter.tokens(client_messages), 0
         for turn in reversed(turns):
             tokens += self._counter.estimate([e.message for e in turn if e.kind != "theirs"])
             if tokens > free:
@@ -307,7 +307,9 @@ class _Compactor:
             return strip_reasoning(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
         return ""
 
-    def _note(self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int) -> None:
+    def _record_compaction(
+        self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int
+    ) -> None:
         self.compactions.append(Compaction(kind, overflow.cause, overflow.before, after))
         _LOG.info("context %s: %s, %d to %d tokens", overflow.cause, kind, overflow.before, after)
 
@@ -316,11 +318,14 @@ def _transcript(entries: Sequence[Entry], chars: int) -> list[Message]:
     """Return the client's messages and one more message with the later messages, truncated to about
     `chars` characters: each message is truncated to the same length, and the oldest messages are
     dropped."""
-    theirs = [entry.message for entry in entries if entry.kind == "theirs"]
-    ours = [entry.message for entry in entries if entry.kind != "theirs"]
-    chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(ours)))
-    lines = [f"{message['role']}: {_cut(_text_and_calls(message), chars_each)}" for message in ours]
-    return [*theirs, {"role": "user", "content": "\n\n".join(lines)[-chars:]}]
+    client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
+    run_messages = [entry.message for entry in entries if entry.kind != "theirs"]
+    chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(run_messages)))
+    lines = [
+        f"{message['role']}: {_cut(_text_and_calls(message), chars_each)}"
+        for message in run_messages
+    ]
+    return [*client_messages, {"role": "user", "content": "\n\n".join(lines)[-chars:]}]
 
 
 def _text_and_calls(message: Message) -> str:
@@ -336,8 +341,8 @@ def strip_reasoning(text: str) -> str:
     """Return a text without the reasoning between `<think>` and `</think>`, also if the opening tag
     is in the chat template or the closing tag was cut off."""
     *blocks, rest = text.split(_END_THINK)  # a regular expression would take quadratic time
-    spoken = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]
-    return "".join([*spoken, rest.partition(_THINK)[0]]).strip()
+    outside = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]
+    return "".join([*outside, rest.partition(_THINK)[0]]).strip()
 
 
 class TokenCounter:
@@ -363,7 +368,7 @@ class TokenCounter:
 
     def tokens(self, messages: Sequence[Message]) -> int:
         """Return the tokens of a prompt of these messages and the tools."""
-        self._take_count()
+        self._apply_count()
         known = len(self._counted)
         if known and _begins_with(messages, self._counted):
             # The message after the counted prompt is the answer, which is counted too.
@@ -372,19 +377,19 @@ class TokenCounter:
 
     def estimate(self, messages: Sequence[Message]) -> int:
         """Return the estimated tokens of these messages, without the tools."""
-        self._take_count()
+        self._apply_count()
         return round(sum(map(_bytes_of, messages)) * self._density)
 
     def chars(self, tokens: int) -> int:
         """Return how many characters of text make about `tokens` tokens."""
-        self._take_count()
+        self._apply_count()
         return int(tokens / self._density)
 
     @cached_property
     def _tools_bytes(self) -> int:
         return len(json.dumps(self._tools)) if self._tools else 0
 
-    def _take_count(self) -> None:
+    def _apply_count(self) -> None:
         if self._uncounted is None:
             return
         (messages, prompt, answer), self._uncounted = self._uncounted, None

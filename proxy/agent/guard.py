@@ -197,9 +197,9 @@ class Throttle:
         period suppressed, or 0 if it is not over."""
         if now < self._ends_at:
             return 0
-        held_back = self.take_suppressed()
+        suppressed = self.take_suppressed()
         self._ends_at, self._seen = now + self._period_s, 0
-        return held_back
+        return suppressed
 
     def try_acquire(self) -> bool:
         """Count an event. Return True if the event is within the limit of the period."""
@@ -209,6 +209,6 @@ class Throttle:
     def take_suppressed(self) -> int:
         """Return the number of events that the period has suppressed so far, and reset that
         number."""
-        held_back = max(0, self._seen - self._most)
-        self._seen -= held_back
-        return held_back
+        suppressed = max(0, self._seen - self._most)
+        self._seen -= suppressed
+        return suppressed

@@ -162,12 +162,12 @@ class AgentLoop:
         if self._is_plain:
             return None
         messages = self._conversation.history.messages
-        return await self.budget.before_turn(messages, self._conversation.trajectory_tokens())
+        return await self.budget.reserve_turn(messages, self._conversation.trajectory_tokens())
 
     async def _run_turn(self) -> StopReason | None:
         """Run one turn. Return the stop reason, or None if another turn follows."""
-        left = self._limits.max_turns - self.budget.turns
-        self._style.before_turn(self._conversation.history, left)
+        turns_left = self._limits.max_turns - self.budget.turns
+        self._style.before_turn(self._conversation.history, turns_left)
         self.budget.turns += 1
         self._capabilities.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))

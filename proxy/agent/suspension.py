@@ -135,8 +135,8 @@ def answered_run_ids(messages: Sequence[Message]) -> list[str]:
 
 def run_id_of_call(id: str) -> str | None:
     """Return the run id in a call id, or None if the proxy did not create the call id."""
-    minted = _CALL_ID.fullmatch(id)
-    return minted[1] if minted else None
+    match = _CALL_ID.fullmatch(id)
+    return match[1] if match else None
 
 
 def result_messages(

@@ -289,7 +289,7 @@ class CallRunner:
         is_submit = self._executor.is_submit(call.name)
         if not is_submit and self._executor.is_call_limit_reached:
             return Observation(NO_MORE_CALLS)
-        if not is_submit and (stop := await self._budget.before_command()):
+        if not is_submit and (stop := await self._budget.reserve_command()):
             return Observation(NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop]))
         answer = recover_answer(call.written) if is_submit and call.written else ""
         if answer:  # readable, although its JSON is cut off or wrongly escaped
@@ -300,7 +300,7 @@ class CallRunner:
             self._conversation.has_used_tools = True
         observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
         if not is_submit:
-            await self._budget.after_command(observation)
+            await self._budget.settle_command(observation)
         if answer and observation.finished:
             self._outcome.finish_reason = reply.finish_reason
         return observation

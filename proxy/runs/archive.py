@@ -57,7 +57,7 @@ class RunArchive:
     def store_summary(self, run: Run) -> None:
         """Queue a summary of each of the run's choices for the next transaction."""
         if not self._summaries:
-            self._start(self._write_summaries())
+            self._run_in_background(self._write_summaries())
         owner, summary = run.identity.owner, run.summary()
         self._summaries[run.id] = owner, run.metadata, summary
         for other in summary.result.others if summary.result else ():
@@ -83,7 +83,7 @@ class RunArchive:
 
     def delete_in_background(self, run_id: str) -> None:
         """Start to remove a run from the store, and do not wait for the end."""
-        self._start(self._repository.delete(run_id))
+        self._run_in_background(self._repository.delete(run_id))
 
     async def delete_ended(self, owner: str, run_id: str) -> None:
         """Remove the outcome of the owner's run, if the run has ended."""
@@ -142,9 +142,9 @@ class RunArchive:
         if not run.has_ended:
             run.cancel("the client disconnected")
         elif run.identity.key is None and not run.is_fully_read:
-            self._start(self._repository.return_for_retry(run.id))
+            self._run_in_background(self._repository.return_for_retry(run.id))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

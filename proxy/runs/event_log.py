@@ -97,8 +97,8 @@ class EventLog:
     def _close(self) -> None:
         if self._growing is not None:
             is_one = len(self._pieces) == 1
-            whole = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
-            self._events.append(whole)
+            joined = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
+            self._events.append(joined)
             self._growing = None
             self._pieces = []
 

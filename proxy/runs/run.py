@@ -134,13 +134,13 @@ class Run:
 
     def record(self) -> Record:
         """Return the record for the store: the events and the outcome."""
-        return replace(self._ended_as(), events=self.past_events())
+        return replace(self._outcome_record(), events=self.past_events())
 
     def summary(self) -> Record:
         """Return the record without events and texts."""
-        return self._ended_as().summary()
+        return self._outcome_record().summary()
 
-    def _ended_as(self) -> Record:
+    def _outcome_record(self) -> Record:
         status, error = self.status, None
         if status == "failed":
             failure = self._task.exception()
@@ -210,8 +210,8 @@ class Subscriber:
         self.run = run
         self._pending = past_events
         self._on_read = on_read
-        self._wanted = 1
-        self._news = asyncio.Event()
+        self._min_unread = 1
+        self._wake_up = asyncio.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -231,21 +231,21 @@ class Subscriber:
     def receive(self, event: Event) -> None:
         """Append an event to the unread events."""
         self._pending.append(event)
-        if len(self._pending) >= self._wanted:
-            self._news.set()
+        if len(self._pending) >= self._min_unread:
+            self._wake_up.set()
 
     def wake(self) -> None:
         """Wake `events`, because the run has ended."""
-        self._news.set()
+        self._wake_up.set()
 
     async def events(self, at_least: int = 1) -> Sequence[Event]:
         """Wait for at least `at_least` unread events and return all unread events. Once the run has
         ended, return the remaining events without waiting. An empty list means that the run has
         ended and all events are read."""
-        self._wanted = at_least
+        self._min_unread = at_least
         while len(self._pending) < at_least and not self.run.has_ended:
-            self._news.clear()
-            await self._news.wait()
+            self._wake_up.clear()
+            await self._wake_up.wait()
         unread, self._pending = self._pending, []
         self._on_read()
         self.run.is_fully_read |= not unread

@@ -7,8 +7,8 @@ def emitted_lines(throttle: Throttle, now: float, count: int) -> list[object]:
     """Return the allowed lines among `count` lines at one time, and the sums of earlier periods."""
     lines: list[object] = []
     for _ in range(count):
-        if held_back := throttle.start_period(now):
-            lines.append(f"and {held_back} more")
+        if suppressed := throttle.start_period(now):
+            lines.append(f"and {suppressed} more")
         if throttle.try_acquire():
             lines.append(now)
     return lines
