@@ -49,7 +49,7 @@ def _unchanged(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class RenamedSetting:
     """A renamed setting. `*` in a path stands for any key, or for any entry of a list."""
 
     old: str
@@ -106,7 +106,7 @@ class RenamedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedSetting:
     """A setting that has no effect any more."""
 
     setting: str
@@ -169,18 +169,21 @@ _ISOLATION = ("level", "memory_mib", "cpus", "pids", "disk_mib", "disk_mib_per_s
 _NO_TOTAL = "limits.max_egress_mib bounds the traffic of each run"
 
 PROFILE_RENAMES = (
-    Renamed("computer", "enabled"),
-    Renamed("weak_models", "skip_models"),
-    Renamed("limits.wall_time_s", "limits.max_run_seconds"),
-    Renamed("limits.max_tokens", "limits.max_total_tokens"),
-    *(Renamed(f"isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}") for old in _EGRESS),
-    Renamed("inputs.move_text_over_tokens", "inputs.offload_text_over_tokens"),
-    Renamed("artifacts.keep_hours", "artifacts.retention_hours"),
-    Renamed("manner.kind", "agent.style"),
-    *(Renamed(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY),
-    Renamed("watch.rules.*.over", "watch.rules.*.target"),
-    Renamed("redact.secrets", "redaction.detectors"),
-    Renamed("redact.patterns", "redaction.patterns"),
+    RenamedSetting("computer", "enabled"),
+    RenamedSetting("weak_models", "skip_models"),
+    RenamedSetting("limits.wall_time_s", "limits.max_run_seconds"),
+    RenamedSetting("limits.max_tokens", "limits.max_total_tokens"),
+    *(
+        RenamedSetting(f"isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
+        for old in _EGRESS
+    ),
+    RenamedSetting("inputs.move_text_over_tokens", "inputs.offload_text_over_tokens"),
+    RenamedSetting("artifacts.keep_hours", "artifacts.retention_hours"),
+    RenamedSetting("manner.kind", "agent.style"),
+    *(RenamedSetting(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY),
+    RenamedSetting("watch.rules.*.over", "watch.rules.*.target"),
+    RenamedSetting("redact.secrets", "redaction.detectors"),
+    RenamedSetting("redact.patterns", "redaction.patterns"),
 )
 PROFILE_VALUES = (
     RenamedValue("prompt", "strict", "compute_first"),
@@ -190,33 +193,33 @@ PROFILE_VALUES = (
     RenamedValue("watch.rules.*.action", "ask", "deny"),
     RenamedValue("redaction.detectors", "keys", "all"),
 )
-PROFILE_REMOVALS = (Removed("isolation.egress.max_mib", _NO_TOTAL),)
+PROFILE_REMOVALS = (RemovedSetting("isolation.egress.max_mib", _NO_TOTAL),)
 CONFIG_RENAMES = (
-    Renamed("backend.kind", "backend.provider"),
-    Renamed("backend.timeout_s", "backend.read_timeout_s"),
-    Renamed("backend.attempts", "backend.max_retries", _retries),
-    Renamed("backend.context_tokens", "backend.max_model_len"),
-    Renamed("server.state_dir", "server.data_dir"),
-    Renamed("sandbox.pool.idle", "sandbox.pool.min_ready"),
-    Renamed("sandbox.pool.max_total", "sandbox.pool.max_sandboxes"),
-    Renamed("sandbox.pool.max_waiting", "sandbox.pool.queue_size"),
-    Renamed("sandbox.pool.wait_s", "sandbox.pool.queue_timeout_s"),
-    *(Renamed(f"sandbox.isolation.{name}", f"isolation.{name}") for name in _ISOLATION),
+    RenamedSetting("backend.kind", "backend.provider"),
+    RenamedSetting("backend.timeout_s", "backend.read_timeout_s"),
+    RenamedSetting("backend.attempts", "backend.max_retries", _retries),
+    RenamedSetting("backend.context_tokens", "backend.max_model_len"),
+    RenamedSetting("server.state_dir", "server.data_dir"),
+    RenamedSetting("sandbox.pool.idle", "sandbox.pool.min_ready"),
+    RenamedSetting("sandbox.pool.max_total", "sandbox.pool.max_sandboxes"),
+    RenamedSetting("sandbox.pool.max_waiting", "sandbox.pool.queue_size"),
+    RenamedSetting("sandbox.pool.wait_s", "sandbox.pool.queue_timeout_s"),
+    *(RenamedSetting(f"sandbox.isolation.{name}", f"isolation.{name}") for name in _ISOLATION),
     *(
-        Renamed(f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
+        RenamedSetting(f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
         for old in _EGRESS
     ),
-    Renamed("sessions.keep_s", "sessions.idle_s"),
-    Renamed("sessions.keep_hours", "sessions.retention_hours"),
-    Renamed("files.keep_hours", "files.retention_hours"),
-    Renamed("responses.keep_hours", "responses.retention_hours"),
-    Renamed("audit.keep_days", "audit.retention_days"),
+    RenamedSetting("sessions.keep_s", "sessions.idle_s"),
+    RenamedSetting("sessions.keep_hours", "sessions.retention_hours"),
+    RenamedSetting("files.keep_hours", "files.retention_hours"),
+    RenamedSetting("responses.keep_hours", "responses.retention_hours"),
+    RenamedSetting("audit.keep_days", "audit.retention_days"),
 )
 CONFIG_REMOVALS = (
-    Removed("sandbox.agent", "there is one guest agent"),
-    Removed("sandbox.isolation.egress.max_mib", _NO_TOTAL),
+    RemovedSetting("sandbox.agent", "there is one guest agent"),
+    RemovedSetting("sandbox.isolation.egress.max_mib", _NO_TOTAL),
 )
-_PROFILE_RULES: tuple[Renamed | RenamedValue | Removed, ...] = (
+_PROFILE_RULES: tuple[RenamedSetting | RenamedValue | RemovedSetting, ...] = (
     *PROFILE_REMOVALS,
     *PROFILE_RENAMES,
     *PROFILE_VALUES,
@@ -225,9 +228,9 @@ _PROFILE_PLACES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
 """The parts of config.yaml that contain settings of a profile."""
 
 
-def _below(place: str, rule: Renamed | RenamedValue | Removed) -> UpgradeRule:
+def _below(place: str, rule: RenamedSetting | RenamedValue | RemovedSetting) -> UpgradeRule:
     """Return a rule for profiles, changed to apply at one place in config.yaml."""
-    if isinstance(rule, Renamed):
+    if isinstance(rule, RenamedSetting):
         return replace(rule, old=place + rule.old, new=place + rule.new)
     return replace(rule, setting=place + rule.setting)
 
@@ -239,7 +242,7 @@ CONFIG_RULES: tuple[UpgradeRule, ...] = (
     *(_below(place, rule) for place in _PROFILE_PLACES for rule in _PROFILE_RULES),
 )
 REQUEST_RULES: tuple[UpgradeRule, ...] = (
-    Renamed("documents", "offload_documents"),
+    RenamedSetting("documents", "offload_documents"),
     *_PROFILE_RULES,
 )
 HEADER_RENAMES: Mapping[str, str] = {

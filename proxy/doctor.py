@@ -210,10 +210,10 @@ async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: b
             return [finding.check() for finding in findings]
         findings = await run_probes(start, isolation)
     except SandboxError as error:
-        return [Check(f"{backend.name} walls", False, str(error))]
+        return [Check(f"{backend.name} isolation", False, str(error))]
     held = sum(finding.verdict == "held" for finding in findings)
     bad = [finding.check() for finding in findings if finding.verdict != "held"]
-    return [Check(f"{backend.name} walls", not bad, f"{held} of {len(findings)} held"), *bad]
+    return [Check(f"{backend.name} isolation", not bad, f"{held} of {len(findings)} held"), *bad]
 
 
 async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]:

@@ -52,7 +52,7 @@ class FetchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFile:
     """A downloaded file."""
 
     data: bytes
@@ -89,7 +89,7 @@ class ByteBudget:
             try:
                 self._body.take(count)
             except (BusyError, BodyTooLargeError) as error:
-                raise FetchError(f"the server has no memory for it: {error}") from error
+                raise FetchError(f"the server has no memory left for the file: {error}") from error
 
 
 class Fetcher:
@@ -118,7 +118,7 @@ class Fetcher:
         self._tls = tls
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
-    async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> Fetched:
+    async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> FetchedFile:
         """Download a file. Raises FetchError."""
         dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
@@ -149,7 +149,7 @@ class Fetcher:
 
     async def _follow(
         self, url: str, dialer: Dialer, max_bytes: int, budget: ByteBudget
-    ) -> Fetched:
+    ) -> FetchedFile:
         from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - imports httpcore: 70 ms
 
         tls = self._tls = self._tls or ssl.create_default_context()  # loads the CA certificates
@@ -232,15 +232,17 @@ def _parse_url(url: str) -> tuple[str, ParsedURL]:
     return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 
-async def _read_file(response: "StreamedResponse", max_bytes: int, budget: ByteBudget) -> Fetched:
+async def _read_file(
+    response: "StreamedResponse", max_bytes: int, budget: ByteBudget
+) -> FetchedFile:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise FetchError("its server sent it compressed, unasked")
+        raise FetchError("its server sent a compressed body, which was not requested")
     data = bytearray()
     async for piece in response.pieces:
         data += piece
         if len(data) > max_bytes:
             raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
         budget.take(len(piece))
-    return Fetched(bytes(data), response.headers.get("content-type", ""))
+    return FetchedFile(bytes(data), response.headers.get("content-type", ""))

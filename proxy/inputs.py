@@ -40,7 +40,7 @@ from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
 from proxy.body_memory import BodyReservation
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError, refuse_private_urls
+from proxy.fetch import ByteBudget, FetchedFile, Fetcher, FetchError, refuse_private_urls
 from proxy.schemas.content_parts import (
     FilePart,
     InlineData,
@@ -106,7 +106,7 @@ class _FileContent:
     """The file's name, if the part does not name the file."""
     shown: Mapping[str, Any] | None = None
     """The content part for a model that accepts this kind of file."""
-    fetched: Fetched | None = None
+    fetched: FetchedFile | None = None
     """The downloaded file of a part with a URL."""
 
 
