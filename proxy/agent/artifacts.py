@@ -1,5 +1,5 @@
 """The output directory of a run: finding the files that the run produced, saving them as artifacts,
-and reading what earlier runs left in the workspace."""
+and recognizing the files of earlier runs in the workspace."""
 
 import asyncio
 import json

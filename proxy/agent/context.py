@@ -83,7 +83,7 @@ class ContextFitter:
         self._counter = counter
         self._compactor = _Compactor(history, counter, files, complete)
         self._ceiling: int | None = None
-        """Maximum prompt tokens, learnt from refusals; None if no refusal set it."""
+        """Maximum prompt tokens, learnt from refusals; None before the first refusal."""
 
     @property
     def known_window(self) -> int | None:

@@ -73,7 +73,7 @@ class Conversation:
         self.model_time = Stopwatch()
         """Time spent waiting for the model, without the time spent on handling its deltas."""
         self._known_stubs = 0
-        """Number of stub compactions that the trajectory accounts for."""
+        """Number of stub compactions that the token counts of the trajectory take into account."""
         self._is_final = False
         """True once the call that ends the run was requested."""
         self._optional = params.optional

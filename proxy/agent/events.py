@@ -101,7 +101,7 @@ class ClientCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """The backend's token counts so far, if it reports them during the reply."""
+    """The token counts so far, from a backend that reports them during the reply."""
 
     prompt: int
     completion: int

@@ -58,7 +58,7 @@ class FinalAnswer:
 
     text: str
     finish_reason: str | None = None
-    """None if the run's own finish reason applies."""
+    """None: the finish reason of the run."""
     reply: Completion | None = None
     """The complete reply that contains `text`, if there is one."""
     refusal: str | None = None
@@ -253,7 +253,8 @@ class FinalCall:
 
 
 def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
-    """Return a callback that drops tool-call deltas, for the call offers no tools."""
+    """Return a callback that drops tool-call deltas, because the final-answer call offers no
+    tools."""
 
     async def without_tool_calls(delta: ModelDelta) -> None:
         if not isinstance(delta, ToolCallDelta):

@@ -14,7 +14,7 @@ from proxy.agent.model import CompletionStopped
 from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
-"""Prose is held back until it has this many characters: most narration before a tool call is
+"""Number of characters up to which prose is held back: most narration before a tool call is
 shorter."""
 HOLD_S = 1.0
 """Maximum time that prose is held back, in seconds, so that a stream does not seem to hang."""

@@ -1,5 +1,5 @@
-"""The run archive: stores the outcomes of runs, and replays runs of the store, also those that
-another process runs."""
+"""The run archive: stores the outcomes of runs, and replays stored runs, including runs of other
+processes."""
 
 import asyncio
 import logging
@@ -86,11 +86,11 @@ class RunArchive:
         self._run_in_background(self._repository.delete(run_id))
 
     async def delete_ended(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run, if the run has ended."""
+        """Remove the outcome of the owner's run from the store, if the run has ended."""
         await self._repository.delete_ended(owner, run_id)
 
     async def find_by_key(self, identity: RequestIdentity) -> Run | None:
-        """Return the run with the request's key, or None. Raises IdempotencyError."""
+        """Return the run with the request's idempotency key, or None. Raises IdempotencyError."""
         assert identity.key is not None
         found = await self._repository.find_by_key(identity.owner, identity.key)
         return self._replay(found, identity) if found else None

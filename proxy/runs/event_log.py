@@ -74,7 +74,7 @@ class EventLog:
             self._drop_oldest()
 
     def events(self) -> list[Event]:
-        """Return the events in the log, in order; those of further choices come last."""
+        """Return the events in the log, in order. The events of further choices come last."""
         self._close()
         others = (
             ChoiceEvent(index, event)

@@ -1,4 +1,5 @@
-"""The frame log: the numbered frames of a streamed answer, for readers that join late or resume."""
+"""The frame log: the numbered frames of a streamed answer, for clients that subscribe late or
+resume a stream."""
 
 import asyncio
 import json

@@ -237,7 +237,8 @@ class RunManager:
 
     async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
         """Return the result of a run. Each event passes the redaction, then the observers in the
-        order of their list, then the subscribers. So does the end of the run."""
+        order of their list, then the subscribers. The result or the error of the run takes the same
+        path."""
         log.info("run %s started, model %s", run.id, run.model)
         audit_log = self._audit_log(task, run.identity)
         observers = [audit_log, self.metrics.start_run(task), task.observer]

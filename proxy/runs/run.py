@@ -68,7 +68,7 @@ class RunMetadata:
     model: str
     container_id: str
     created: int
-    """When the run was created, in Unix seconds."""
+    """Time at which the run was created, in seconds since 1970."""
 
 
 class Run:
@@ -158,7 +158,8 @@ class Run:
         )
 
     def subscribe(self) -> "Subscriber":
-        """Subscribe to all events, past ones included. The caller must unsubscribe."""
+        """Subscribe to all events, including those in the event log. The caller must
+        unsubscribe."""
         subscriber = Subscriber(self, self._log.events(), self._space_freed.set)
         self._subscribers.append(subscriber)
         return subscriber
