@@ -1,1 +1,1 @@
-"""SERVE. HTTP in, HTTP out, the agent loop in between."""
+"""The server: the HTTP APIs, the agent loop, the model backends and the stored data."""

@@ -125,7 +125,9 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
         default=None,
         help="serve without keys on an address that other machines can reach",
     )
-    command.add_argument("--profile", help="profile of requests for which nothing else names one")
+    command.add_argument(
+        "--profile", help="profile of requests for which neither request, model nor key names one"
+    )
     command.add_argument(
         "--network",
         choices=["none", "allowlist", "open"],
@@ -250,13 +252,13 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     from proxy.app import create_app
     from proxy.bootstrap import build_services
-    from proxy.doctor import announce, check_model, require_sound
+    from proxy.doctor import announce, check_model, require_working_backend
     from proxy.http_server import ConnectionRegistry, HTTPServer, connection_limit, is_loopback
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
 
     isolation = build_profiles(config).default.isolation
-    software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
+    software = await require_working_backend(backend, isolation, self_test=config.sandbox.self_test)
     services, pool = build_services(config, model, backend, listener, software)
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
     announce(listener, backend.name, check, isolation.network)
@@ -267,12 +269,14 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     gc.freeze()
     gc.enable()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = connection_limit(config.server.max_connections, files)
+    max_connections = connection_limit(config.server.max_connections, files)
     # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "")
-    proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
+    trusted_proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
     connections = ConnectionRegistry(
-        most, SystemClock(), lambda address: is_loopback(address) or address in proxies
+        max_connections,
+        SystemClock(),
+        lambda address: is_loopback(address) or address in trusted_proxies,
     )
     await HTTPServer(app, services.runs, connections).serve(sockets=[listener])
 
@@ -384,7 +388,7 @@ def gc(arguments: argparse.Namespace) -> int:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Verify the audit logs. Return 1 if any of them is wrong."""
+    """Verify the audit logs. Return 1 if any log was changed, truncated or removed."""
     import logging
 
     from proxy.audit.audit_log import verify
@@ -438,11 +442,12 @@ def _about_key(config: "Config") -> str:
 
 def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
-    `build_backend`. With `need_image`, Docker without its image fails if there is a fallback."""
-    from proxy.bootstrap import build_bubblewrap, build_docker, engine_named
+    `build_backend`. With `need_image`, the builder of the Docker backend fails without the image if
+    there is a fallback."""
+    from proxy.bootstrap import build_bubblewrap, build_docker, engine_setting
 
     setting = config.sandbox.backend
-    may_fall_back = setting == "auto" and not engine_named(config)
+    may_fall_back = setting == "auto" and not engine_setting(config)
     found: dict[str, Callable[[], Backend]] = {}
     if setting != "bubblewrap":
         found["docker"] = partial(build_docker, config, needs_image=need_image and may_fall_back)
@@ -458,7 +463,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
     from proxy.bootstrap import build_backend, build_model, build_services
     from proxy.config import ConfigError, parse
-    from proxy.demo import SCRIPT, show
+    from proxy.demo import SCRIPT, run_demo
 
     if arguments.question and not (arguments.backend_url and arguments.model):
         raise ConfigError(
@@ -481,7 +486,7 @@ def demo(arguments: argparse.Namespace) -> int:
         model, backend = build_model(config), build_backend(config)
         services, pool = build_services(config, model, backend)
         lifespan = _lifespan(services, pool, backend)
-        return asyncio.run(show(services, lifespan, arguments.question, arguments.model))
+        return asyncio.run(run_demo(services, lifespan, arguments.question, arguments.model))
 
 
 if __name__ == "__main__":

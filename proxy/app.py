@@ -102,7 +102,8 @@ def _endpoints() -> list[str]:
 
 
 def _methods(scope: Scope) -> list[str]:
-    """Return all methods of a path. Starlette's 405 has only those of the first matching route."""
+    """Return all methods of a path. A 405 response of Starlette names only the methods of the first
+    matching route."""
     matching = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
     return sorted({method for route in matching for method in route.methods or ()})
 
@@ -140,7 +141,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_recursion_error(request: Request, error: Exception) -> Response:
-    """Reject JSON that is too deep to be encoded again, although it could be decoded."""
+    """Reject JSON that could be decoded, but is nested too deeply to be encoded again."""
     return error_response(request, BadRequestError("The request body is nested too deeply."))
 
 

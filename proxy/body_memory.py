@@ -13,43 +13,45 @@ COPIES = 3
 
 
 class BodyMemory:
-    """Counts the bytes that the bodies of requests and their runs take."""
+    """Counts the bytes that are reserved for the bodies of requests."""
 
     def __init__(self, max_bytes: int = DEFAULT_MIB << 20, share_bytes: int | None = None) -> None:
-        """`share_bytes` is the maximum for one owner; None: `max_bytes`."""
+        """`share_bytes` is the maximum for the requests of one owner; None: `max_bytes`."""
         self._max_bytes = max_bytes
         self.share_bytes = max_bytes if share_bytes is None else share_bytes
-        self._of_owners: dict[str, int] = {}
+        self._bytes_by_owner: dict[str, int] = {}
         self.held_bytes = 0
         """The reserved bytes of all owners."""
 
     def take(self, owner: str, count: int) -> None:
-        """Reserve bytes. Raises BusyError if the bodies of other requests leave too few, in total
-        or in the owner's share."""
-        owner_bytes = self._of_owners.get(owner, 0) + count
+        """Reserve bytes. Raises BusyError if too few bytes are left, in total or in the owner's
+        share."""
+        owner_bytes = self._bytes_by_owner.get(owner, 0) + count
         if owner_bytes > self.share_bytes:
-            raise BusyError("Too many large requests of yours are being answered. Send it later.")
+            raise BusyError(
+                "Too many of your large requests are being answered. Send it again later."
+            )
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
         self.held_bytes += count
-        self._of_owners[owner] = owner_bytes
+        self._bytes_by_owner[owner] = owner_bytes
 
     def release(self, owner: str, count: int) -> None:
         """Release reserved bytes."""
         self.held_bytes -= count
-        self._of_owners[owner] -= count
-        if not self._of_owners[owner]:
-            del self._of_owners[owner]
+        self._bytes_by_owner[owner] -= count
+        if not self._bytes_by_owner[owner]:
+            del self._bytes_by_owner[owner]
 
 
 class BodyReservation:
-    """The reservation of one request. It is held until the response is sent and the run has
-    ended."""
+    """The memory reservation of one request. The bytes are released once the response is sent and
+    the run has ended."""
 
     def __init__(self, memory: BodyMemory, owner: str) -> None:
         self._memory = memory
         self._owner = owner
-        self._holders = 1
+        self._retain_count = 1
         self._bytes = 0
 
     def take(self, count: int) -> None:
@@ -62,21 +64,22 @@ class BodyReservation:
         self._memory.take(self._owner, count)
         self._bytes += count
 
-    def add_holder(self) -> None:
-        """Add a holder, which must call `release` too."""
-        self._holders += 1
+    def retain(self) -> None:
+        """Delay the release of the bytes until `release` has been called once more."""
+        self._retain_count += 1
 
     def release(self) -> None:
-        """Remove a holder. After the last one, the bytes are released."""
-        self._holders -= 1
-        if not self._holders and self._bytes:
+        """Release the bytes at the last call. One call is made for the request, and one for each
+        `retain`."""
+        self._retain_count -= 1
+        if not self._retain_count and self._bytes:
             self._memory.release(self._owner, self._bytes)
             self._bytes = 0
 
 
-def copies_bytes(raw: bytes, value: Any) -> int:
-    """Return the bytes of a body's further copies: the decoded `value`, and the encoded body for
-    the backend."""
+def size_of_copies(raw: bytes, value: Any) -> int:
+    """Return the size of the copies that are made of a body, in bytes: the decoded `value`, and the
+    encoded body for the backend."""
     if raw.isascii() and b"\\" not in raw:
         return 2 * len(raw)
     return len(raw) + _size(value)

@@ -1,7 +1,6 @@
 """Composition root: builds the objects of the server from the configuration.
 
-`build_services` builds everything that a request needs. No other module names the concrete classes.
-"""
+`build_services` builds everything that a request needs."""
 
 import logging
 import os
@@ -117,7 +116,7 @@ def _proxy_for(base_url: str) -> str | None:
         raise ConfigError(f"backend.base_url: {error}") from error
 
 
-def _data_dir(config: Config) -> Path:
+def _create_data_dir(config: Config) -> Path:
     """Return the directory for stored data and lock files; create it if it is missing. Raises
     ConfigError."""
     directory = data_dir(config)
@@ -137,7 +136,7 @@ def build_backend(config: Config) -> Backend:
     """
     if config.sandbox.backend == "bubblewrap":
         return build_bubblewrap(config)
-    may_fall_back = config.sandbox.backend == "auto" and not engine_named(config)
+    may_fall_back = config.sandbox.backend == "auto" and not engine_setting(config)
     try:
         return build_docker(config, needs_image=may_fall_back)
     except EngineMissingError as error:
@@ -153,7 +152,7 @@ def build_backend(config: Config) -> Backend:
     return build_bubblewrap(config)
 
 
-def engine_named(config: Config) -> str:
+def engine_setting(config: Config) -> str:
     """Return the setting by which the operator has named an engine, or an empty string. Setting
     only the image does not name an engine."""
     docker = config.sandbox.docker
@@ -173,7 +172,7 @@ def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
     sandbox = config.sandbox
     return DockerBackend(
         sandbox.docker.image,
-        state_dir=_data_dir(config),
+        state_dir=_create_data_dir(config),
         runtime=sandbox.docker.runtime,
         host=sandbox.docker.host,
         inputs=sandbox.inputs,
@@ -189,7 +188,7 @@ def build_bubblewrap(config: Config) -> Backend:
     return BubblewrapBackend(
         rootfs=sandbox.bubblewrap.rootfs,
         uid=sandbox.bubblewrap.uid,
-        state_dir=_data_dir(config),
+        state_dir=_create_data_dir(config),
         inputs=sandbox.inputs,
         allow_weak=sandbox.bubblewrap.allow_weak,
     )
@@ -202,8 +201,8 @@ def build_keyring(config: Config) -> Keyring:
     if config.backend.forward_client_key:
         return Keyring(is_closed=True, operator=operator)
     names = [key.name for _, key in keys]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"keys: two keys have the name {twice[0]!r}")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"keys: two keys have the name {duplicates[0]!r}")
     secrets = [(sent, key) for variable, key in keys if (sent := secret(variable))]
     if len({sent for sent, _ in secrets}) < len(secrets):
         raise ConfigError("keys: two keys have the same secret")
@@ -213,8 +212,8 @@ def build_keyring(config: Config) -> Keyring:
 
 
 def require_keys(config: Config, address: str) -> None:
-    """Raise ConfigError if the server would listen on a network without keys and without
-    `server.allow_open`."""
+    """Raise ConfigError if other machines can reach the address and neither keys nor
+    `server.allow_open` are set."""
     may_be_open = config.server.allow_open or ip_address(address).is_loopback
     if not may_be_open and build_keyring(config).is_open:
         raise ConfigError(
@@ -226,7 +225,7 @@ def require_keys(config: Config, address: str) -> None:
 def build_store(config: Config) -> Store:
     """Return the store. Raises ConfigError."""
     try:
-        return Store(_data_dir(config), config.sessions, config.responses)
+        return Store(_create_data_dir(config), config.sessions, config.responses)
     except StoreError as error:
         raise ConfigError(f"server.data_dir: {error}") from error
 
@@ -283,8 +282,9 @@ def _metrics(config: Config, pool: Pool) -> Metrics:
 
 
 def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:
-    """Return the memory for request bodies. It holds at least one body of the maximum size. With
-    several keys, each may use half of it, but at least one such body."""
+    """Return the memory for request bodies. The memory has room for at least one body of the
+    maximum size. With several keys, each key may use half of the memory, but at least the size of
+    one such body."""
     largest = COPIES * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
     return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)
@@ -338,7 +338,9 @@ def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGat
 
 def _audit_logs(config: Config) -> AuditLogs:
     return AuditLogs(
-        audit_dir(_data_dir(config)), keep_days=config.audit.retention_days, key=audit_key(config)
+        audit_dir(_create_data_dir(config)),
+        keep_days=config.audit.retention_days,
+        key=audit_key(config),
     )
 
 

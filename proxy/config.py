@@ -79,26 +79,26 @@ class ServerConfig(_Section):
     allow_open: bool = False
     """True if the server may listen without keys on addresses other than this machine's own."""
     max_connections: int = Field(default=4096, ge=1)
-    """Maximum number of open client connections. Half of RLIMIT_NOFILE, if that is less."""
+    """Maximum number of open client connections; at most about half of RLIMIT_NOFILE."""
     public_url: str | None = Field(default=None, pattern="^https?://")
     """Base URL of this server in links to files; null: taken from each request."""
     data_dir: Path | None = None
     """Directory for stored data and lock files; null: $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
-    """Form of the steps for clients that do not ask for one. auto: the form that suits the
-    client."""
+    """Form in which a response shows the steps (tool calls), unless the request sets it. auto: the
+    form that suits the client."""
     narration: NarrationSetting = "content"
     """The field of a stream for the text that the model writes before a tool call. reasoning: for
     clients that take all content for the answer; content is then sent only once it is known to be
     the answer."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
-    """The fate of a run whose client disconnects, unless the request sets it. cancel: the run is
+    """Handling of a run whose client disconnects, unless the request sets it. cancel: the run is
     cancelled. detach: the run continues to its end."""
     request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
     """Memory for the bodies of all requests in progress, in MiB; at least that of one body of the
     maximum size. A body counts three times: as received, as decoded (up to four bytes a character
-    if a string is not ASCII), and as sent to the backend. If there are several keys, each may use
-    half of it."""
+    if a string is not ASCII), and as sent to the backend. If there are several keys, each key may
+    use half of the memory."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
     """Seconds of silence after which the server sends blanks before a JSON response. The status is
     then 200, and an error is in the body. null: never."""
@@ -111,8 +111,8 @@ class BackendConfig(_Section):
     """openai: any OpenAI-compatible URL; litellm: any provider that litellm supports; scripted: a
     script in place of a model."""
     base_url: str | None = Field(default="http://127.0.0.1:8000/v1", pattern="^https?://")
-    """URL of the OpenAI-compatible server, up to /v1. litellm: null, which is then the default, for
-    the provider's own URL."""
+    """URL of the OpenAI-compatible server, up to /v1. litellm: the default is null, for the
+    provider's own URL."""
     api_key_env: str | None = None
     """Name of the environment variable with the backend's key; null: OPENAI_API_KEY, if it is set
     and the URL is OpenAI's own."""
@@ -131,7 +131,8 @@ class BackendConfig(_Section):
     """The model's context window, in tokens; null: as the backend lists it, or as its error
     messages state it."""
     modalities: tuple[Modality, ...] = ("image",)
-    """Input that the model accepts beside text. Of other files the model gets the path only."""
+    """Kinds of input that the model accepts in addition to text. For a file of another kind, the
+    model gets only the path."""
     fetches_urls: bool = False
     """True if the backend may fetch the URLs of images and other files itself, from private
     addresses too. Otherwise the proxy fetches them, from public addresses only, and sends the
@@ -150,8 +151,8 @@ class BackendConfig(_Section):
     models: tuple[str, ...] = ()
     """litellm: the models that GET /v1/models lists."""
     prices: dict[str, Price] = {}
-    """Price of each model. They take precedence over litellm's table, which is read if a setting
-    limits the cost."""
+    """Prices by model. These prices take precedence over litellm's table, which is read if a
+    setting limits the cost."""
     script: Path | None = None
     """scripted: YAML file with the script."""
 
@@ -212,7 +213,8 @@ class KeyConfig(_Section):
     env: str
     """Name of the environment variable with the secret that clients send."""
     profiles: tuple[str, ...] = ()
-    """Profiles that the key's requests may ask for; the first is their default."""
+    """Profiles that the key's requests may select; the first is the default. Other profiles may be
+    selected only if they allow no more than the default."""
     policy: dict[str, Any] = {}
     """Settings of a profile that restrict the key's requests."""
 
@@ -221,11 +223,11 @@ class ModelConfig(_Section):
     """Settings of one model, or of all models that match a pattern (`*`)."""
 
     profile: str | None = None
-    """The model's default profile, if the key may ask for it."""
+    """The model's default profile. Ignored for a key whose `profiles` list only other profiles."""
     policy: dict[str, Any] = {}
     """Settings of a profile that restrict requests to the model."""
     tool_support: ToolSupport | None = None
-    """The model's `backend.tool_support`; null: that setting."""
+    """Replaces `backend.tool_support` for the model; null: as `backend.tool_support`."""
 
 
 class PaperConfig(_Section):
@@ -259,7 +261,7 @@ class Config(_Section):
     models: dict[str, ModelConfig] = {}
     """Settings by model name or pattern."""
     keys: tuple[KeyConfig, ...] = ()
-    """Client keys. Without any, the server needs no key."""
+    """Client keys. Without client keys, the server requires no key."""
     server: ServerConfig = ServerConfig()
     backend: BackendConfig = BackendConfig()
     sandbox: SandboxConfig = SandboxConfig()
@@ -293,17 +295,17 @@ Location = tuple[str | int, ...]
 
 
 class _Source(Protocol):
-    """A part of the configuration, and where it comes from."""
+    """Settings from one source: the command line, the environment or a file."""
 
     @property
     def tree(self) -> Any: ...
 
     def place(self, location: Location) -> str:
-        """Return where a setting is written, for error messages."""
+        """Return the place where a setting is written, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _TreeSource:
     """Settings of a file, or of the command line."""
 
     tree: Any
@@ -334,9 +336,12 @@ def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config
             tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    file = _Written(_upgraded({} if tree is None else tree, str(path)), str(path))
+    file = _TreeSource(_upgraded({} if tree is None else tree, str(path)), str(path))
     config = _validated([file])  # an invalid value is an error even if it is overridden
-    environment, options = _Environment(read_environment()), _Written(command_line, "command line")
+    environment, options = (
+        _Environment(read_environment()),
+        _TreeSource(command_line, "command line"),
+    )
     if environment.tree or options.tree:
         config = _validated([file, environment, options])
     return config
@@ -345,7 +350,7 @@ def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config
 def parse(tree: Any, source: str) -> Config:
     """Return the settings of one tree; `source` names it in error messages. Old spellings of
     settings are logged. Raises ConfigError."""
-    return _validated([_Written(_upgraded(tree, source), source)])
+    return _validated([_TreeSource(_upgraded(tree, source), source)])
 
 
 def _upgraded(tree: Any, source: str) -> Any:
@@ -378,7 +383,7 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def _place(location: Location, sources: Sequence[_Source]) -> str:
-    """Return where the setting at a location was written."""
+    """Return the place where the setting at a location was written."""
     for source in reversed(sources[1:]):
         if _contains(source.tree, location):
             return source.place(location)
@@ -444,7 +449,7 @@ def _variable(path: Iterator[str] | Sequence[str]) -> str:
 
 
 def setting_paths(section: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each setting and of each section."""
+    """Yield the path of each setting and of each section, as a tuple of keys."""
     if isinstance(section, type) and issubclass(section, BaseModel):
         inner: dict[str, Any] = {
             name: field.annotation for name, field in section.model_fields.items()
@@ -459,8 +464,8 @@ def setting_paths(section: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 def _decoded(value: Any) -> Any:
-    """Return the settings with JSON decoded, which pydantic-settings does not do inside of
-    dataclasses."""
+    """Return the settings with JSON values decoded. pydantic-settings does not decode them inside
+    of dataclasses."""
     if isinstance(value, dict):
         return {key: _decoded(each) for key, each in value.items()}
     if isinstance(value, str) and value.startswith(("[", "{")):
@@ -480,8 +485,8 @@ def _unknown_variable(name: str, known: Mapping[str, Sequence[str]]) -> str:
 
 
 def secret(variable: str | None) -> str | None:
-    """Return the value of an environment variable that a setting names, or None without a name.
-    Raises ConfigError."""
+    """Return the value of an environment variable that a setting names, or None if `variable` is
+    None. Raises ConfigError if the variable is not set."""
     if variable is None:
         return None
     value = os.environ.get(variable, "").strip()
@@ -503,7 +508,7 @@ def backend_key_variable(backend: BackendConfig) -> str | None:
 
 
 def is_openai(url: str | None) -> bool:
-    """Return True for an address of OpenAI's own, the only ones that are sent OPENAI_API_KEY."""
+    """Return True if a URL is OpenAI's own. Only such a backend gets OPENAI_API_KEY by default."""
     parts = urlsplit(url or "")
     host = parts.hostname or ""
     return parts.scheme == "https" and (host == _OPENAI or host.endswith(f".{_OPENAI}"))
@@ -523,8 +528,8 @@ def require_forwarding_fits(config: Config) -> None:
 
 
 def passthrough(config: Config) -> PassthroughSetting:
-    """Return which of the backend's paths clients may reach. Raises ConfigError if several keys
-    would share the backend's stored data without `backend.passthrough_shared`."""
+    """Return the effective `backend.passthrough`. Raises ConfigError if several keys would share
+    the backend's stored data without `backend.passthrough_shared`."""
     backend = config.backend
     if backend.forward_client_key:
         return "all"

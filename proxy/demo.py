@@ -24,7 +24,7 @@ OUTPUT = Path("demo-output")
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-async def show(
+async def run_demo(
     services: Services, lifespan: Lifespan, question: str | None, model: str | None
 ) -> int:
     """Start a server, send it one request, print the answer and download its files. Return the exit

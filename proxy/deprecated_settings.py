@@ -16,7 +16,7 @@ _MISSING = object()
 
 
 class SpelledTwiceError(ValueError):
-    """An old and a new spelling of one setting stand in one tree."""
+    """One tree of settings contains both the old and the new spelling of a setting."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(f"{old} and {new} are the same setting: remove {old}")
@@ -44,17 +44,17 @@ def upgrade(tree: Any, rules: Iterable[UpgradeRule], warn: Warn) -> Any:
     return tree
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
-    """A setting that has another name. `*` in a path is any key, or any entry of a list."""
+class RenamedSetting:
+    """A renamed setting. `*` in a path stands for any key, or for any entry of a list."""
 
     old: str
     new: str
-    convert: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] = _unchanged
     """Returns the value of the new setting."""
 
     @property
@@ -75,12 +75,12 @@ class Renamed:
             warn(f"{old_path} is deprecated: write {new_path}")
             return _with(_without(section, old), new, self.convert(value))
 
-        return _at(tree, place, rename)
+        return _change_sections(tree, place, rename)
 
 
 @dataclass(frozen=True, slots=True)
 class RenamedValue:
-    """A word that is a setting's value, or in a setting's list, and has another name."""
+    """A renamed value of a setting, or of an entry in a list setting."""
 
     setting: str
     old: str
@@ -102,11 +102,11 @@ class RenamedValue:
             values = [self.new if word == self.old else word for word in values]
             return _with(section, path, values if isinstance(value, list) else values[0])
 
-        return _at(tree, place, rename)
+        return _change_sections(tree, place, rename)
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedSetting:
     """A setting that has no effect any more."""
 
     setting: str
@@ -126,11 +126,11 @@ class Removed:
             warn(f"{at}{'.'.join(path)} has no effect ({self.instead}): remove it")
             return _without(section, path)
 
-        return _at(tree, place, remove)
+        return _change_sections(tree, place, remove)
 
 
 class _SingleKey:
-    """`server.api_key_env`, which is an entry of `keys` now."""
+    """Replaces `server.api_key_env` by an entry of `keys`."""
 
     first_key = "server"
 
@@ -152,7 +152,7 @@ class _SingleKey:
 
 
 def _retries(attempts: Any) -> Any:
-    """Return the number of retries of a call with so many attempts."""
+    """Return the number of retries for a number of attempts."""
     return attempts - 1 if type(attempts) is int else attempts
 
 
@@ -169,18 +169,21 @@ _ISOLATION = ("level", "memory_mib", "cpus", "pids", "disk_mib", "disk_mib_per_s
 _NO_TOTAL = "limits.max_egress_mib bounds the traffic of each run"
 
 PROFILE_RENAMES = (
-    Renamed("computer", "enabled"),
-    Renamed("weak_models", "skip_models"),
-    Renamed("limits.wall_time_s", "limits.max_run_seconds"),
-    Renamed("limits.max_tokens", "limits.max_total_tokens"),
-    *(Renamed(f"isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}") for old in _EGRESS),
-    Renamed("inputs.move_text_over_tokens", "inputs.offload_text_over_tokens"),
-    Renamed("artifacts.keep_hours", "artifacts.retention_hours"),
-    Renamed("manner.kind", "agent.style"),
-    *(Renamed(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY),
-    Renamed("watch.rules.*.over", "watch.rules.*.target"),
-    Renamed("redact.secrets", "redaction.detectors"),
-    Renamed("redact.patterns", "redaction.patterns"),
+    RenamedSetting("computer", "enabled"),
+    RenamedSetting("weak_models", "skip_models"),
+    RenamedSetting("limits.wall_time_s", "limits.max_run_seconds"),
+    RenamedSetting("limits.max_tokens", "limits.max_total_tokens"),
+    *(
+        RenamedSetting(f"isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
+        for old in _EGRESS
+    ),
+    RenamedSetting("inputs.move_text_over_tokens", "inputs.offload_text_over_tokens"),
+    RenamedSetting("artifacts.keep_hours", "artifacts.retention_hours"),
+    RenamedSetting("manner.kind", "agent.style"),
+    *(RenamedSetting(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY),
+    RenamedSetting("watch.rules.*.over", "watch.rules.*.target"),
+    RenamedSetting("redact.secrets", "redaction.detectors"),
+    RenamedSetting("redact.patterns", "redaction.patterns"),
 )
 PROFILE_VALUES = (
     RenamedValue("prompt", "strict", "compute_first"),
@@ -190,33 +193,33 @@ PROFILE_VALUES = (
     RenamedValue("watch.rules.*.action", "ask", "deny"),
     RenamedValue("redaction.detectors", "keys", "all"),
 )
-PROFILE_REMOVALS = (Removed("isolation.egress.max_mib", _NO_TOTAL),)
+PROFILE_REMOVALS = (RemovedSetting("isolation.egress.max_mib", _NO_TOTAL),)
 CONFIG_RENAMES = (
-    Renamed("backend.kind", "backend.provider"),
-    Renamed("backend.timeout_s", "backend.read_timeout_s"),
-    Renamed("backend.attempts", "backend.max_retries", _retries),
-    Renamed("backend.context_tokens", "backend.max_model_len"),
-    Renamed("server.state_dir", "server.data_dir"),
-    Renamed("sandbox.pool.idle", "sandbox.pool.min_ready"),
-    Renamed("sandbox.pool.max_total", "sandbox.pool.max_sandboxes"),
-    Renamed("sandbox.pool.max_waiting", "sandbox.pool.queue_size"),
-    Renamed("sandbox.pool.wait_s", "sandbox.pool.queue_timeout_s"),
-    *(Renamed(f"sandbox.isolation.{name}", f"isolation.{name}") for name in _ISOLATION),
+    RenamedSetting("backend.kind", "backend.provider"),
+    RenamedSetting("backend.timeout_s", "backend.read_timeout_s"),
+    RenamedSetting("backend.attempts", "backend.max_retries", _retries),
+    RenamedSetting("backend.context_tokens", "backend.max_model_len"),
+    RenamedSetting("server.state_dir", "server.data_dir"),
+    RenamedSetting("sandbox.pool.idle", "sandbox.pool.min_ready"),
+    RenamedSetting("sandbox.pool.max_total", "sandbox.pool.max_sandboxes"),
+    RenamedSetting("sandbox.pool.max_waiting", "sandbox.pool.queue_size"),
+    RenamedSetting("sandbox.pool.wait_s", "sandbox.pool.queue_timeout_s"),
+    *(RenamedSetting(f"sandbox.isolation.{name}", f"isolation.{name}") for name in _ISOLATION),
     *(
-        Renamed(f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
+        RenamedSetting(f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
         for old in _EGRESS
     ),
-    Renamed("sessions.keep_s", "sessions.idle_s"),
-    Renamed("sessions.keep_hours", "sessions.retention_hours"),
-    Renamed("files.keep_hours", "files.retention_hours"),
-    Renamed("responses.keep_hours", "responses.retention_hours"),
-    Renamed("audit.keep_days", "audit.retention_days"),
+    RenamedSetting("sessions.keep_s", "sessions.idle_s"),
+    RenamedSetting("sessions.keep_hours", "sessions.retention_hours"),
+    RenamedSetting("files.keep_hours", "files.retention_hours"),
+    RenamedSetting("responses.keep_hours", "responses.retention_hours"),
+    RenamedSetting("audit.keep_days", "audit.retention_days"),
 )
 CONFIG_REMOVALS = (
-    Removed("sandbox.agent", "there is one guest agent"),
-    Removed("sandbox.isolation.egress.max_mib", _NO_TOTAL),
+    RemovedSetting("sandbox.agent", "there is one guest agent"),
+    RemovedSetting("sandbox.isolation.egress.max_mib", _NO_TOTAL),
 )
-_PROFILE_RULES: tuple[Renamed | RenamedValue | Removed, ...] = (
+_PROFILE_RULES: tuple[RenamedSetting | RenamedValue | RemovedSetting, ...] = (
     *PROFILE_REMOVALS,
     *PROFILE_RENAMES,
     *PROFILE_VALUES,
@@ -225,9 +228,9 @@ _PROFILE_PLACES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
 """The parts of config.yaml that contain settings of a profile."""
 
 
-def _below(place: str, rule: Renamed | RenamedValue | Removed) -> UpgradeRule:
-    """Return a profile's rule for one place in config.yaml."""
-    if isinstance(rule, Renamed):
+def _below(place: str, rule: RenamedSetting | RenamedValue | RemovedSetting) -> UpgradeRule:
+    """Return a rule for profiles, changed to apply at one place in config.yaml."""
+    if isinstance(rule, RenamedSetting):
         return replace(rule, old=place + rule.old, new=place + rule.new)
     return replace(rule, setting=place + rule.setting)
 
@@ -239,19 +242,19 @@ CONFIG_RULES: tuple[UpgradeRule, ...] = (
     *(_below(place, rule) for place in _PROFILE_PLACES for rule in _PROFILE_RULES),
 )
 REQUEST_RULES: tuple[UpgradeRule, ...] = (
-    Renamed("documents", "offload_documents"),
+    RenamedSetting("documents", "offload_documents"),
     *_PROFILE_RULES,
 )
 HEADER_RENAMES: Mapping[str, str] = {
     RequestHeader.ENABLED: "x-sandbox-computer",
     RequestHeader.OFFLOAD_DOCUMENTS: "x-sandbox-documents",
 }
-"""The old name of each header that has another name."""
+"""The old name of each renamed header."""
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a header, which may have its old name. `headers` have lower-case names.
-    Raises SpelledTwiceError."""
+    """Return the value of a header, which the client may have sent under its old name. `headers`
+    have lower-case names. Raises SpelledTwiceError."""
     value, old = headers.get(name), headers.get(HEADER_RENAMES.get(name, ""))
     if value and old:
         raise SpelledTwiceError(HEADER_RENAMES[name], name)
@@ -259,7 +262,7 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def new_spelling(path: str) -> str | None:
-    """Return the new path of a setting in config.yaml, or None if the path is no old one."""
+    """Return the new path of a setting in config.yaml, or None if `path` is not an old spelling."""
     renames = (*CONFIG_RENAMES, *PROFILE_RENAMES)
     return next((rename.new for rename in renames if rename.old == path), None)
 
@@ -275,7 +278,7 @@ def _split(path: str) -> tuple[Path, Path]:
     return tuple(f"{place}*".split(".")) if star else (), tuple(rest.split("."))
 
 
-def _at(
+def _change_sections(
     tree: Any, place: Path, change: Callable[[Mapping[str, Any], str], Any], above: str = ""
 ) -> Any:
     """Return the tree with each section at a place changed; `change` gets the section's path."""
@@ -283,12 +286,17 @@ def _at(
         return change(tree, above) if isinstance(tree, Mapping) else tree
     key, *rest = place
     if key == "*" and isinstance(tree, list):
-        return [_at(entry, tuple(rest), change, f"{above}{n}.") for n, entry in enumerate(tree)]
+        return [
+            _change_sections(entry, tuple(rest), change, f"{above}{n}.")
+            for n, entry in enumerate(tree)
+        ]
     if not isinstance(tree, Mapping):
         return tree
     keys = tree.keys() if key == "*" else tree.keys() & {key}
     return {
-        name: _at(value, tuple(rest), change, f"{above}{name}.") if name in keys else value
+        name: _change_sections(value, tuple(rest), change, f"{above}{name}.")
+        if name in keys
+        else value
         for name, value in tree.items()
     }
 

@@ -18,7 +18,7 @@ from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.context import EscapeFinding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
-from sandbox_runtime.escape.run import self_test as try_everything
+from sandbox_runtime.escape.run import self_test as run_self_test
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
 
@@ -36,8 +36,9 @@ _MARKS = {_WORKS: "ok  ", _OPTIONAL: "--  ", _BROKEN: "FAIL"}
 
 
 async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
-    """Check that the model backend answers. `key` describes where its key comes from; `windows`
-    records the context windows that the backend lists."""
+    """Check that the model backend answers. `key` describes where the backend's key comes from, for
+    the message when the backend refuses the key. `windows` records the context windows that the
+    backend lists."""
     try:
         served = await model.models()
     except BackendError as error:
@@ -51,7 +52,7 @@ async def check_model(model: Model, key: str, windows: ContextWindows | None = N
 
 
 async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
-    """Check for each of the first models that the backend lists whether it gets tools."""
+    """Check for each of the first MAX_PROBED models of the backend whether the model gets tools."""
     try:
         names = (await probe.models())[:MAX_PROBED]
         version = await probe.version() if names else None
@@ -77,8 +78,8 @@ async def _check_tools(
 
 
 def announce(listener: socket, backend: str, model: Check, network: Egress) -> None:
-    """Log the address of the server, its sandboxes and what they may reach, and its model
-    backend."""
+    """Log the sandbox backend, the network of the sandboxes, the model backend and the address of
+    the server."""
     log.info("sandboxes: %s; network: %s", backend, _reach(network))
     if model.ok:
         log.info("model backend: %s", model.detail)
@@ -94,11 +95,11 @@ def _reach(network: Egress) -> str:
     return {"none": "none", "open": "all public hosts"}[network.mode]
 
 
-async def require_sound(
+async def require_working_backend(
     backend: Backend, isolation: Isolation, *, self_test: bool
 ) -> tuple[str, ...]:
-    """Check that the sandbox backend works and, with `self_test`, that no known escape does. Return
-    the programs that are installed in its sandboxes.
+    """Check that the sandbox backend works and, with `self_test`, that no known escape from a
+    sandbox succeeds. Return the programs that are installed in its sandboxes.
 
     Raises SandboxStartError, after closing the backend.
     """
@@ -108,7 +109,7 @@ async def require_sound(
         sandbox = await start_sandbox(backend, isolation)
         try:
             if self_test:
-                _require_walls(backend.name, await run_batch(sandbox))
+                _require_isolation(backend.name, await run_batch(sandbox))
             return await installed_programs(sandbox)
         finally:
             await sandbox.close()
@@ -117,7 +118,7 @@ async def require_sound(
         raise SandboxStartError(str(error)) from error
 
 
-def _require_walls(backend: str, findings: Sequence[EscapeFinding]) -> None:
+def _require_isolation(backend: str, findings: Sequence[EscapeFinding]) -> None:
     if why := refusal(findings):
         raise SandboxStartError(f"{backend}: {why}")
     if why := untried(findings):
@@ -134,12 +135,12 @@ async def diagnose(
     *,
     self_test: bool,
 ) -> int:
-    """Print all checks, those to act on last, and whether `serve` would work. Return the exit code:
-    1 if a check failed that `serve` requires, else 0.
+    """Print all checks, and last whether `serve` would work. Failed checks that `serve` requires
+    follow the others. Return the exit code: 1 if a check failed that `serve` requires, else 0.
 
-    `key` is that of `check_model`. `builders` are the sandbox backends in order of preference:
-    `serve` uses the first that can be built. With `self_test`, slow escape attempts are made too.
-    """
+    For `key`, see `check_model`. `builders` are the sandbox backends in order of preference:
+    `serve` uses the first that can be built. With `self_test`, slow escape attempts are made
+    too."""
     found: dict[str, list[Check]] = {title: [] for title in _MARKS}
 
     def add(check: Check, *, needed: bool) -> None:
@@ -152,11 +153,11 @@ async def diagnose(
     await model.aclose()
     chosen = ""
     for name, build in builders.items():
-        checks, was_built = await _examine(name, build, isolation, self_test=self_test)
+        checks, was_built = await _backend_checks(name, build, isolation, self_test=self_test)
         needed = not chosen and (was_built or name == list(builders)[-1])
         chosen = name if needed and was_built else chosen
         for check in checks:
-            add(check, needed=needed and not _only_missed(check))
+            add(check, needed=needed and not _is_optional_program(check))
     add(Check("sandboxes", bool(chosen), chosen or "none"), needed=True)
     for title, checks in found.items():
         if checks:
@@ -177,12 +178,12 @@ def _verdict(broken: Sequence[str]) -> str:
     return "`sandbox-proxy serve` would not work: correct the lines marked FAIL."
 
 
-def _only_missed(check: Check) -> bool:
-    """Return True for a program of the image that models may miss and the proxy does not need."""
+def _is_optional_program(check: Check) -> bool:
+    """Return True if the check is about a program of the image that sandboxes do not require."""
     return check.name.startswith("image ") and check.name not in REQUIRED
 
 
-async def _examine(
+async def _backend_checks(
     name: str, build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
 ) -> tuple[list[Check], bool]:
     """Return the checks of one sandbox backend, and False if it cannot be built."""
@@ -192,30 +193,30 @@ async def _examine(
         return [Check(name, False, str(error))], False
     checks = await backend.check()
     if all(check.ok for check in checks):
-        checks += await _trial(backend, isolation)
-        checks += await _escapes(backend, isolation, self_test=self_test)
+        checks += await _sandbox_checks(backend, isolation)
+        checks += await _escape_checks(backend, isolation, self_test=self_test)
     await backend.aclose()
     return checks, True
 
 
-async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
-    """Return the results of attempts to escape: with `self_test` all, else the summary and those
-    that did not fail."""
+async def _escape_checks(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
+    """Return the results of attempts to escape: with `self_test` all results, else a summary and
+    the attempts that the sandbox did not withstand."""
     start = partial(start_sandbox, backend)
     try:
         if self_test:
             findings: list[EscapeFinding] = []
-            await try_everything(start, isolation, findings.append)
+            await run_self_test(start, isolation, findings.append)
             return [finding.check() for finding in findings]
         findings = await run_probes(start, isolation)
     except SandboxError as error:
-        return [Check(f"{backend.name} walls", False, str(error))]
+        return [Check(f"{backend.name} isolation", False, str(error))]
     held = sum(finding.verdict == "held" for finding in findings)
     bad = [finding.check() for finding in findings if finding.verdict != "held"]
-    return [Check(f"{backend.name} walls", not bad, f"{held} of {len(findings)} held"), *bad]
+    return [Check(f"{backend.name} isolation", not bad, f"{held} of {len(findings)} held"), *bad]
 
 
-async def _trial(backend: Backend, isolation: Isolation) -> list[Check]:
+async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]:
     """Run a command in a sandbox, and check the programs of its image."""
     try:
         sandbox = await start_sandbox(backend, isolation)

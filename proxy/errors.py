@@ -159,9 +159,9 @@ class QuotaError(ProxyError):
 class BudgetError(ProxyError):
     """The key's daily budget is used up."""
 
-    def __init__(self, what: str, retry_after_s: float) -> None:
+    def __init__(self, kind: str, retry_after_s: float) -> None:
         super().__init__(
-            f"You exceeded your current quota: the daily budget of {what} is used up. It begins"
+            f"You exceeded your current quota: the daily budget of {kind} is used up. It begins"
             " anew at midnight, UTC.",
             status=429,
             type="insufficient_quota",

@@ -27,12 +27,12 @@ from sandbox_runtime.egress.dialer import (
 )
 
 if TYPE_CHECKING:
-    from proxy.ssrf_safe_get import FetchedBody
+    from proxy.ssrf_safe_get import StreamedResponse
 
 FETCH_S = 20.0
-"""Time limit for one file, including its redirects."""
+"""Time limit for one file, including its redirects, in seconds."""
 CONNECT_S = 5.0
-"""Time limit for a DNS lookup, and for a connection."""
+"""Time limit for a DNS lookup, and for a connection attempt, in seconds."""
 MAX_HOSTS = 32
 """Maximum number of hosts and ports in the URLs that the backend downloads for one request."""
 MAX_CONCURRENT_CHECKS = 4
@@ -52,7 +52,7 @@ class FetchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFile:
     """A downloaded file."""
 
     data: bytes
@@ -71,7 +71,8 @@ class ParsedURL(NamedTuple):
 
 
 class ByteBudget:
-    """The bytes that may still be downloaded for one request. They are reserved in `body` too."""
+    """The number of bytes that may still be downloaded for one request. Downloaded bytes are also
+    reserved in `body`."""
 
     def __init__(self, max_bytes: int, owner: str, body: BodyReservation | None = None) -> None:
         self.owner = owner
@@ -79,7 +80,8 @@ class ByteBudget:
         self._body = body
 
     def take(self, count: int) -> None:
-        """Subtract bytes of a download. Raises FetchError if they exceed the budget."""
+        """Subtract bytes of a download. Raises FetchError if the bytes exceed the budget or the
+        memory for request bodies."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise FetchError("the request's files are too large together")
@@ -87,7 +89,7 @@ class ByteBudget:
             try:
                 self._body.take(count)
             except (BusyError, BodyTooLargeError) as error:
-                raise FetchError(f"the server has no memory for it: {error}") from error
+                raise FetchError(f"the server has no memory left for the file: {error}") from error
 
 
 class Fetcher:
@@ -116,7 +118,7 @@ class Fetcher:
         self._tls = tls
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
-    async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> Fetched:
+    async def fetch(self, url: str, *, max_bytes: int, budget: ByteBudget) -> FetchedFile:
         """Download a file. Raises FetchError."""
         dialer = self._dialers.setdefault(budget.owner, self._new_dialer())
         try:
@@ -147,7 +149,7 @@ class Fetcher:
 
     async def _follow(
         self, url: str, dialer: Dialer, max_bytes: int, budget: ByteBudget
-    ) -> Fetched:
+    ) -> FetchedFile:
         from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - imports httpcore: 70 ms
 
         tls = self._tls = self._tls or ssl.create_default_context()  # loads the CA certificates
@@ -158,7 +160,7 @@ class Fetcher:
                 is_redirect = 300 <= response.status < 400
                 location = response.headers.get("location") if is_redirect else None
                 if location is None:
-                    return await _file_of(response, max_bytes, budget)
+                    return await _read_file(response, max_bytes, budget)
             try:
                 url = urljoin(url, location)
             except ValueError as error:
@@ -230,15 +232,17 @@ def _parse_url(url: str) -> tuple[str, ParsedURL]:
     return host, ParsedURL(split.scheme, target.host, target.port, path)
 
 
-async def _file_of(response: "FetchedBody", max_bytes: int, budget: ByteBudget) -> Fetched:
+async def _read_file(
+    response: "StreamedResponse", max_bytes: int, budget: ByteBudget
+) -> FetchedFile:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise FetchError("its server sent it compressed, unasked")
+        raise FetchError("its server sent a compressed body, which was not requested")
     data = bytearray()
     async for piece in response.pieces:
         data += piece
         if len(data) > max_bytes:
             raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
         budget.take(len(piece))
-    return Fetched(bytes(data), response.headers.get("content-type", ""))
+    return FetchedFile(bytes(data), response.headers.get("content-type", ""))

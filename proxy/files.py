@@ -67,13 +67,13 @@ class FileStore:
         limits: ArtifactLimits | None = None,
     ) -> "RunArtifactStore":
         """Return the artifact store of one run. `base_url` is the URL of this server as its client
-        sees it. `limits` replace the server's."""
+        sees it. `limits` replace the server's limits."""
         return RunArtifactStore(self, container_id, base_url, owner, limits or self.limits)
 
-    async def remember(self, container_id: str, owner: str) -> None:
-        """Create the container if it does not exist, and extend its expiry."""
-        wish = NewContainer(name=container_id, minutes=self.container_minutes)
-        await self.store.containers.create(owner, wish, container_id)
+    async def ensure_container(self, container_id: str, owner: str) -> None:
+        """Create the container if it does not exist. Extend its expiry."""
+        new_container = NewContainer(name=container_id, minutes=self.container_minutes)
+        await self.store.containers.create(owner, new_container, container_id)
         await self.store.containers.use(owner, container_id)
 
     async def client_files(self, container_id: str, owner: str) -> list[InputFile]:
@@ -117,8 +117,8 @@ class FileStore:
         return self._signer.is_signed(container_id, file_id, expires, signature)
 
     async def replace_links(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
-        """Return the messages with paths in place of links to the owner's files. A content part
-        with such a link has the file's id instead, for FileLookup. Other links lose their
+        """Return the messages with paths in place of links to the owner's files. In a content part,
+        such a link is replaced by the file's id, for FileLookup. Other links lose their
         signature."""
         links = list(islice(dict.fromkeys(linked_files(list(messages))), MAX_LINKED_FILES))
         paths = {}
@@ -175,7 +175,7 @@ class RunArtifactStore:
         self._owner = owner
         self._limits = limits
         self._expires = files.link_expiry(limits)
-        self._is_open = False
+        self._has_container = False
 
     @property
     def container_id(self) -> str:
@@ -197,7 +197,7 @@ class RunArtifactStore:
             blob = await writer.commit()
         path = os.fsencode(file.path).decode(errors="replace")
         mime_type = guess_mime_type(path)
-        await self._open()
+        await self._create_container()
         await store.container_files.add_artifact(
             self._owner,
             self.container_id,
@@ -217,12 +217,14 @@ class RunArtifactStore:
             data_url=await self._data_url(store.blobs.path(blob.name), mime_type, blob.bytes),
         )
 
-    async def _open(self) -> None:
-        """Create the container before the first file is saved."""
-        if not self._is_open:
-            wish = NewContainer(name=self._container_id, minutes=self._files.container_minutes)
-            await self._files.store.containers.create(self._owner, wish, self.container_id)
-            self._is_open = True
+    async def _create_container(self) -> None:
+        """Create the container, unless an earlier call has created it."""
+        if not self._has_container:
+            new_container = NewContainer(
+                name=self._container_id, minutes=self._files.container_minutes
+            )
+            await self._files.store.containers.create(self._owner, new_container, self.container_id)
+            self._has_container = True
 
     def _file_id(self, path: str) -> str:
         digest = hashlib.sha256(f"{self.container_id}{path}".encode(errors="surrogateescape"))
@@ -237,11 +239,12 @@ class RunArtifactStore:
 
 
 class LinkSigner:
-    """Signs links, and verifies them. The key outlives a restart."""
+    """Signs links and verifies their signatures. The signing key is stored in a file, so that links
+    stay valid after a restart."""
 
-    def __init__(self, key: Path, now: Callable[[], float]) -> None:
-        """`key` is the file of the key. It is created if it does not exist."""
-        self._key = _read_or_create_key(key)
+    def __init__(self, key_file: Path, now: Callable[[], float]) -> None:
+        """`key_file` is created if it does not exist."""
+        self._key = _read_or_create_key(key_file)
         self._now = now
 
     def sign(self, container_id: str, file_id: str, expires: int) -> str:

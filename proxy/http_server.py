@@ -64,8 +64,8 @@ HEADROOM = 32
 ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024
-"""Maximum number of bytes that `CoalescingTransport` buffers. Beyond, writes go to the transport at
-once, whose flow control then pauses the writer."""
+"""Maximum number of bytes that `CoalescingTransport` buffers. Further writes go to the underlying
+transport at once, whose flow control then pauses the writer."""
 RUN_SHUTDOWN_S = 3.0
 """Maximum seconds that a run may continue after the start of the shutdown."""
 REQUEST_SHUTDOWN_S = 4.5
@@ -77,8 +77,8 @@ TICKS_PER_CHECK = 10
 
 
 def connection_limit(wanted: int, files: int) -> int:
-    """Return the maximum number of client connections: `wanted`, but at most half of the `files`
-    that the process may open. Sandboxes and the backend need the other half."""
+    """Return the maximum number of client connections: `wanted`, but at most about half of the
+    `files` that the process may open. Sandboxes and the backend need the other half."""
     if files == resource.RLIM_INFINITY:
         return wanted
     most = min(wanted, max(1, files // 2 - HEADROOM))
@@ -101,8 +101,8 @@ def is_loopback(address: str) -> bool:
 
 
 def _address_key(address: str) -> str:
-    """Return the key under which the connections of an address are counted. For IPv6 it is the /64
-    network, which one client may own."""
+    """Return the key under which the connections of an address are counted. For an IPv6 address,
+    the key is the /64 network, which one client may own."""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
         return str(IPv6Network((int(found) >> 64 << 64, 64)))
@@ -115,12 +115,12 @@ class _ConnectionGroup:
     def __init__(self, most: int) -> None:
         self._most = most
         self.open: set[HTTPProtocol] = set()
-        self.waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
+        self.idle: OrderedDict[HTTPProtocol, None] = OrderedDict()
         """Idle connections, longest idle first."""
 
     @property
     def is_far_over(self) -> bool:
-        """Return True if the number exceeds the limit and the headroom."""
+        """True if the number of connections exceeds the limit by more than the headroom."""
         return len(self.open) > self._most + HEADROOM
 
     def make_room(self) -> bool:
@@ -130,8 +130,8 @@ class _ConnectionGroup:
     def close_one(self) -> bool:
         """Close the connection that has been idle longest, and return False if none is idle. A
         connection with unsent bytes becomes idle when `close_expired` finds them sent."""
-        while self.waiting:
-            connection, _ = self.waiting.popitem(last=False)
+        while self.idle:
+            connection, _ = self.idle.popitem(last=False)
             if connection.is_idle():
                 connection.abort()
                 return True
@@ -148,8 +148,8 @@ class ConnectionRegistry(ServerState):
     def __init__(
         self, most: int, clock: Clock, is_shared: Callable[[str], bool] = is_loopback
     ) -> None:
-        """`is_shared` returns True for an address of many clients, such as a reverse proxy. It has
-        no limit of its own."""
+        """`is_shared` returns True for an address of many clients, such as a reverse proxy. Such an
+        address has no limit of its own."""
         super().__init__()
         self.clock = clock
         self._share = max(1, most // 2)
@@ -157,7 +157,7 @@ class ConnectionRegistry(ServerState):
         self._all = _ConnectionGroup(most)
         self._of_addresses: WeakValueDictionary[str, _ConnectionGroup] = WeakValueDictionary()
 
-    def bounds_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
+    def groups_of(self, address: str | None) -> tuple[_ConnectionGroup, ...]:
         """Return the groups of a connection from the address."""
         if address is None or self._is_shared(address):
             return (self._all,)
@@ -166,38 +166,38 @@ class ConnectionRegistry(ServerState):
             self._of_addresses.setdefault(_address_key(address), _ConnectionGroup(self._share)),
         )
 
-    def enter(self, connection: "HTTPProtocol") -> None:
+    def add(self, connection: "HTTPProtocol") -> None:
         """Add a new connection. If a limit and its headroom are exceeded, close the connection that
-        has been idle longest: the new one if all others have a request."""
-        for each in connection.bounds:
+        has been idle longest, which is the new connection if all others have a request."""
+        for each in connection.groups:
             each.open.add(connection)
-            each.waiting[connection] = None
-        for each in connection.bounds:
+            each.idle[connection] = None
+        for each in connection.groups:
             if each.is_far_over:
                 each.close_one()
 
-    def wait(self, connection: "HTTPProtocol") -> None:
+    def mark_idle(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as idle."""
-        for each in connection.bounds:
-            each.waiting[connection] = None
+        for each in connection.groups:
+            each.idle[connection] = None
 
-    def begin(self, connection: "HTTPProtocol") -> None:
+    def mark_active(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as having a request."""
-        for each in connection.bounds:
-            each.waiting.pop(connection, None)
+        for each in connection.groups:
+            each.idle.pop(connection, None)
 
     def make_room(self, connection: "HTTPProtocol") -> bool:
         """Return True if one more request may be answered on the connection."""
-        for each in connection.bounds:  # noqa: SIM110 - a loop is faster, and every request needs it
+        for each in connection.groups:  # noqa: SIM110 - a loop is faster, and every request needs it
             if not each.make_room():
                 return False
         return True
 
-    def leave(self, connection: "HTTPProtocol") -> None:
+    def remove(self, connection: "HTTPProtocol") -> None:
         """Remove a closed connection. Idempotent."""
-        for each in connection.bounds:
+        for each in connection.groups:
             each.open.discard(connection)
-            each.waiting.pop(connection, None)
+            each.idle.pop(connection, None)
 
     def close_expired(self) -> None:
         """Close the connections whose clients exceed a time limit. Mark connections as idle whose
@@ -209,8 +209,8 @@ class ConnectionRegistry(ServerState):
                 connection.abort()
                 closed += 1
             elif connection.is_idle():
-                for each in connection.bounds:
-                    each.waiting.setdefault(connection)
+                for each in connection.groups:
+                    each.idle.setdefault(connection)
         if closed:
             log.info("closed %d connections whose clients exceeded a time limit", closed)
 
@@ -228,14 +228,14 @@ class HTTPProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.bounds: tuple[_ConnectionGroup, ...] = ()
+        self.groups: tuple[_ConnectionGroup, ...] = ()
         """The groups of this connection."""
         self._idle_bytes = 0
         """Bytes received since the last complete head, body piece or message."""
         self._is_in_head = False
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered, or the last one. `cycle` is the newest received
-        one."""
+        """The request that is being answered, or the last one. `cycle` is the request that was
+        received last."""
         self._expires_at = math.inf
         """Time at which the connection is closed, unless the client sends more."""
         self._out: CoalescingTransport
@@ -248,11 +248,11 @@ class HTTPProtocol(HttpToolsProtocol):
         self._out = CoalescingTransport(transport)
         super().connection_made(self._out)
         self._expire_in(HEAD_S)
-        self.bounds = self.server_state.bounds_of(self.client[0] if self.client else None)
-        self.server_state.enter(self)
+        self.groups = self.server_state.groups_of(self.client[0] if self.client else None)
+        self.server_state.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server_state.leave(self)
+        self.server_state.remove(self)
         super().connection_lost(exc)
         if self._running and not self._running.response_complete:
             self._running.disconnected = True
@@ -283,7 +283,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests before the first is answered")
         is_first = not self._is_answering()
-        self.server_state.begin(self)
+        self.server_state.mark_active(self)
         always = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         has_room = always or self.server_state.make_room(self)
         self.app = self.config.loaded_app if has_room else self._refuse_too_many
@@ -322,7 +322,7 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._expire_in(HEAD_S if self._is_in_head else IDLE_S)
-        self.server_state.wait(self)
+        self.server_state.mark_idle(self)
 
     def is_expired(self, now: float) -> bool:
         """Return True if the client exceeds a time limit for its request or for its response."""
@@ -353,7 +353,7 @@ class HTTPProtocol(HttpToolsProtocol):
         """Close the connection at once."""
         # asyncio calls `connection_lost` later, but the connection must not count from now on.
         self.connections.discard(self)
-        self.server_state.leave(self)
+        self.server_state.remove(self)
         self.transport.abort()
 
     def _is_answering(self) -> bool:
@@ -366,8 +366,8 @@ class HTTPProtocol(HttpToolsProtocol):
         """Parse data, and ignore an offer to switch protocols, such as Java's HTTP/2 offer.
 
         After an offer, httptools treats all further bytes as the other protocol, even a body,
-        although the server has not accepted. So the head is parsed again without the offer.
-        """
+        although the server has not accepted the offer. So the head is parsed again without the
+        offer."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
@@ -396,7 +396,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     async def _refuse_too_many(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = TooManyConnectionsError()
-        # To close before the whole body has arrived would reset the connection, and the response
+        # Closing the connection before the whole body has arrived would reset it, and the response
         # would be lost.
         if not self.cycle.more_body:
             error.headers[ResponseHeader.CONNECTION] = "close"

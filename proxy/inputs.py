@@ -40,7 +40,7 @@ from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
 from proxy.body_memory import BodyReservation
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError, refuse_private_urls
+from proxy.fetch import ByteBudget, FetchedFile, Fetcher, FetchError, refuse_private_urls
 from proxy.schemas.content_parts import (
     FilePart,
     InlineData,
@@ -56,13 +56,13 @@ from proxy.store.records import EmptyUploadLookup, Upload, UploadLookup
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
-"""Maximum number of URLs of one request that are downloaded. The last ones are."""
+"""Maximum number of URLs of one request that are downloaded. The last URLs take precedence."""
 MAX_CONCURRENT_FETCHES = 8
 MAX_SHOWN_BYTES = 20 << 20
 """Maximum size of a file that the model receives. A larger file is in the sandbox only."""
 MAX_ALL_SHOWN_BYTES = 50 << 20
 """Maximum total size of the files that the model receives with one request. A file counts once for
-each part that names it. OpenAI accepts 50 MB. Files beyond are in the sandbox only."""
+each part that names it. OpenAI accepts 50 MB. Files beyond the limit are in the sandbox only."""
 COUNT_S = 2.0
 """Seconds to wait for the token counts of a request's texts, before estimates are used."""
 MAX_COUNTED = 8
@@ -90,7 +90,8 @@ class InputContext:
     present: Sequence[InputFile]
     """The stored files of the container that the workspace snapshot does not contain."""
     notes_follow: bool
-    """True if the notes on the files of the user's last message are not inserted in it."""
+    """True if the run's style adds the notes on the files of the user's last message, so that the
+    notes are not inserted in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,10 @@ class _FileContent:
     read: Callable[[], Pieces] | None = None
     fault: str = ""
     filename: str = ""
-    """The file's name, if the part has none."""
+    """The file's name, if the part does not name the file."""
     shown: Mapping[str, Any] | None = None
     """The content part for a model that accepts this kind of file."""
-    fetched: Fetched | None = None
+    fetched: FetchedFile | None = None
     """The downloaded file of a part with a URL."""
 
 
@@ -139,7 +140,8 @@ class Inputs:
         self, messages_with_files: Sequence[Message], body: Mapping[str, Any], context: InputContext
     ) -> AgentInput | PendingInput:
         """Return the messages without their files, and the files of the messages and of other
-        fields of the body. The run downloads files, so that a stream is answered meanwhile.
+        fields of the body. If files have to be downloaded, return a PendingInput: the run downloads
+        them, so that a stream can start earlier.
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
@@ -151,7 +153,7 @@ class Inputs:
         media = ModelMedia(context.body)
         local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
         if not any(isinstance(part.source, RemoteFile) for part in parts):
-            return await self._place(messages, parts, local, context)
+            return await self._place_files(messages, parts, local, context)
         bytes_left = (limits.max_total_mib << 20) - sum(sizes.values())
         budget = ByteBudget(bytes_left, context.owner, context.body)
         download = partial(self._download, messages, parts, local, budget, media, context)
@@ -184,9 +186,9 @@ class Inputs:
             else content
             for part, content in zip(parts, local, strict=True)
         ]
-        return await self._place(messages, parts, contents, context)
+        return await self._place_files(messages, parts, contents, context)
 
-    async def _place(
+    async def _place_files(
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
@@ -195,7 +197,8 @@ class Inputs:
     ) -> AgentInput:
         """Return the messages with a sandbox path in place of each file and each long text."""
         files = [
-            self._given_file(part, content) for part, content in zip(parts, contents, strict=True)
+            self._received_file(part, content)
+            for part, content in zip(parts, contents, strict=True)
         ]
         over = await self._text_limit(messages, context)
         near = texts_to_count(messages, over) if self._lengths else ()
@@ -222,8 +225,8 @@ class Inputs:
         )
 
     async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
-        """Return the number of tokens above which a text becomes files, or None. The model's
-        context window is looked up only if a text is long."""
+        """Return the number of tokens above which a text is moved to files, or None for no limit.
+        The model's context window is looked up only if a text is long."""
         limit = context.limits.offload_text_over_tokens
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
@@ -247,7 +250,7 @@ class Inputs:
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
-    def _given_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
+    def _received_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
         return ReceivedFile(
             position=part.at,
             kind=part.kind,
@@ -287,8 +290,8 @@ class Inputs:
     async def _fetch_all(
         self, parts: Sequence[FilePart], budget: ByteBudget, limits: InputLimits
     ) -> dict[str, _FileContent]:
-        """Return the file of each URL. The newest are downloaded first: they take precedence under
-        the size limit."""
+        """Return the file of each URL. The newest URLs are downloaded first, so that they take
+        precedence under the size limit."""
         newest = (
             part.source.url for part in reversed(parts) if isinstance(part.source, RemoteFile)
         )
@@ -417,7 +420,7 @@ class ModelMedia:
     async def downloaded(
         self, part: FilePart, mime_type: str, data: bytes
     ) -> dict[str, Any] | None:
-        """Return the part of an image, audio or video URL with a data URL instead. Return None if
+        """Return an image, audio or video part with a data URL in place of its URL. Return None if
         the data is of another type or too large. Raises BusyError."""
         known_type = media_type_to_show(part, mime_type)
         if known_type is None:
@@ -470,8 +473,8 @@ class TextLengths:
     async def counted(
         self, model: str, texts: Iterable[str], credentials: Credentials | None = None
     ) -> dict[str, int]:
-        """Return the token counts of the texts that are counted before the timeout. `credentials`
-        are the client's own for the backend."""
+        """Return the token counts of the texts that are cached or counted before the timeout.
+        `credentials` are the client's own credentials for the backend."""
         backend = self._model.for_client(credentials) if credentials else self._model
         found: dict[str, int] = {}
         unknown: dict[str, tuple[str, bytes]] = {}

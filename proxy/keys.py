@@ -37,10 +37,10 @@ _UNDECIDED = frozenset({403, 404, 405})
 the server lists no models."""
 _NOT_ALLOWED = frozenset({401, 403})
 _INVALID_BODY = frozenset({400, 422})
-"""Statuses of a request that the backend rejects after it has accepted the key."""
+"""Statuses with which a backend that has accepted the key rejects an invalid request."""
 _ANY_KEY = (
-    "The backend accepts any key, so it cannot tell clients apart: give it keys of its own, or set"
-    " backend.forward_client_key to false."
+    "The backend accepts any key, so it cannot tell clients apart: configure keys on the backend,"
+    " or set backend.forward_client_key to false."
 )
 ANYONE = "anyone"
 """The key name of all clients of a server without keys."""
@@ -52,7 +52,7 @@ class Key:
 
     name: str = ANYONE
     profiles: tuple[str, ...] = ()
-    """The profiles that a request with this key may name. The first is the default."""
+    """The profiles that the configuration lists for the key. The first is the default."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """Settings that restrict the profile."""
 
@@ -79,12 +79,12 @@ class Keyring:
 
     @property
     def is_open(self) -> bool:
-        """Return True if the server requires no key."""
+        """True if the server requires no key."""
         return not self._keys and not self._is_closed
 
     @property
     def has_many(self) -> bool:
-        """Return True if clients have different keys."""
+        """True if clients may have different keys."""
         return self._is_closed or len(self._keys) > 1
 
     def find(self, sent: str) -> Key | None:
@@ -93,8 +93,8 @@ class Keyring:
         return _ANYONE if self.is_open else self._keys.get(_digest(sent))
 
     def is_operator(self, sent: str) -> bool:
-        """Return True for the operator's secret. Without one, return True for the only key of a
-        server with one key, and for any key on an open server."""
+        """Return True for the operator's secret. If the operator has no secret, return True for the
+        only key of a server with one key, and for any key on an open server."""
         if self._operator is not None:
             return _digest(sent) == self._operator
         return self.is_open or (len(self._keys) == 1 and self.find(sent) is not None)
@@ -177,15 +177,16 @@ class ClientKeys:
         return await _status(model, UpstreamRequest("GET", "/v1/models", {}, None))
 
     async def _may_complete(self, credentials: Credentials) -> bool:
-        """Return True if the backend accepts the key of an invalid completion request: backends
-        verify the key before the request."""
+        """Return True if the backend accepts the key. The key is sent with an invalid completion
+        request, because backends verify the key before the request."""
         model = self._model.for_client(credentials)
         sent_request = UpstreamRequest("POST", "/v1/chat/completions", _JSON, b"{}")
         return await _status(model, sent_request) not in _NOT_ALLOWED
 
 
 async def _status(model: Model, sent_request: UpstreamRequest) -> int:
-    """Return the status of a response that is about the key. Raises BackendError for another."""
+    """Return the status of the response. Raises BackendError for a status that does not depend on
+    the key."""
     upstream = model.upstream
     assert upstream, "only a backend that is a server has client keys"
     relayed = await upstream.send(sent_request)

@@ -1,4 +1,4 @@
-"""The proxy's Prometheus metrics: their definitions, and what observes runs, model calls and the
+"""The proxy's Prometheus metrics: their definitions, and the observers of runs, model calls and the
 pool of sandboxes."""
 
 import asyncio
@@ -36,11 +36,13 @@ NAMESPACE, NEW_PREFIX = "llm_sandbox", "llm_"
 OTHER = "other"
 """The label value of models, profiles and tools that have no value of their own."""
 MAX_MODELS = 32
-"""The most models with a label value of their own, beside those that are configured."""
+"""Maximum number of models with a label value of their own, in addition to the configured
+models."""
 MAX_PROFILES = 32
 MAX_LABEL_CHARS = 128
 MAX_AMOUNT = 2**53
-"""The most that one run adds to a counter: the token counts are the backend's claims."""
+"""Maximum that one run adds to a counter, because token counts come from the backend and may be
+false."""
 
 RUN_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600)
 TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
@@ -52,7 +54,7 @@ POOL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5,
 CLIENT_LEFT, FAILED = "client_left", "failed"
 ENDINGS = (*(str(reason) for reason in StopReason), CLIENT_LEFT, FAILED)
 SPENT = {
-    "turns": "Model calls with tools.",
+    "turns": "Turns of the agent loop.",
     "llm_calls": "Model calls.",
     "tool_calls": "Calls of the sandbox's tools.",
     "prompt_tokens": "Tokens sent to the model.",
@@ -62,17 +64,17 @@ SPENT = {
     "reasoning_tokens": "Tokens of reasoning that the model wrote.",
     "trajectory_tokens": "Tokens sent and written, each counted once.",
 }
-"""Fields of a run's Tally, each a counter."""
+"""Fields of RunStats. Each has a counter."""
 SECONDS = ("model", "sandbox", "own")
 POOL_COUNTS = {
     "hits": "Leases that found a sandbox ready.",
     "misses": "Leases that found no sandbox ready.",
     "refused": "Leases that were refused with a Retry-After.",
-    "replaced": "Ready sandboxes given up: dead, expired, of an old image, or with other limits.",
+    "replaced": "Ready sandboxes discarded: dead, expired, of an old image, or with other limits.",
     "started": "Sandboxes started.",
     "failed": "Sandbox starts that failed.",
 }
-"""Fields of PoolStats, each a counter."""
+"""Fields of PoolStats. Each has a counter."""
 PIECES = (ReasoningDelta, TextDelta, ToolCallDelta)
 
 Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Completion]]
@@ -82,7 +84,7 @@ class Metrics(Collector):
     """The metrics of one proxy, in a registry of their own."""
 
     def __init__(self, models: Iterable[str] = ()) -> None:
-        """`models` are the configured names: each has a label value of its own."""
+        """Each name in `models`, the configured models, has a label value of its own."""
         self._registry = CollectorRegistry()
         self.durations = _Durations(self._registry)
         self.counts = _Counts(self._registry)
@@ -93,16 +95,16 @@ class Metrics(Collector):
         self.tools = _LabelValues(0, (tool.name for tool in make_tools()))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; those of the last release under their old names as well. The times at
-        which series were created are left out: they would double the counters."""
+        """Yield all metrics, and those of the last release also under their old names. The
+        `_created` samples are left out, because they would double the number of series."""
         for family in self._registry.collect():
             family.samples = [each for each in family.samples if not each.name.endswith("_created")]
             yield family
             if family.type != "histogram":
                 yield _under_old_name(family)
 
-    def of_run(self, task: AgentTask) -> "_RunMetrics":
-        """Count a run that starts, and return its observer."""
+    def start_run(self, task: AgentTask) -> "_RunMetrics":
+        """Count a run as in flight. Return the observer that counts its end."""
         self._profiles.add(task.profile.name)
         self.counts.runs_in_flight.inc()
         return _RunMetrics(self, task)
@@ -116,8 +118,8 @@ class Metrics(Collector):
     async def model_call(
         self, complete: Complete, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
-        """Return the completion of a model call, and observe its duration. The model's name is a
-        label value from its first answered call on. Raises the errors of `complete`."""
+        """Return the completion of a model call, and observe its duration. The model has a label
+        value of its own once one of its calls was answered. Raises the errors of `complete`."""
         model, began = str(body.get("model")), time.monotonic()
         first: float | None = None
 
@@ -264,13 +266,15 @@ class _Counts:
         self.runs_in_flight = Gauge(
             "runs_in_flight", "Runs under way.", namespace=NAMESPACE, registry=registry
         )
-        self.runs = counter("runs", "Runs that have ended, by how.", "stop_reason")
+        self.runs = counter("runs", "Runs that have ended, by stop reason.", "stop_reason")
         self.spent = {name: counter(name, words) for name, words in SPENT.items()}
-        self.run_seconds = counter("run", "What the runs' time went to.", "spent", unit="seconds")
+        self.run_seconds = counter(
+            "run", "Time of runs, by where it was spent.", "spent", unit="seconds"
+        )
         self.capability_turns = counter(
             "capability_turns", "Turns that used a meta-capability.", "capability"
         )
-        self.rules_met = counter("rules_met", "Rules that were met.", "rule", "action")
+        self.rules_met = counter("rules_met", "Rule matches.", "rule", "action")
         for labelled, values in (
             (self.runs, ENDINGS),
             (self.run_seconds, SECONDS),
@@ -283,14 +287,14 @@ class _Counts:
         """Add the statistics of one choice of a run that has a result: its expenses, times and
         capability turns."""
         for name, counter in self.spent.items():
-            counter.inc(_amount(getattr(stats, name)))
+            counter.inc(_clamped(getattr(stats, name)))
         for name in SECONDS:
-            self.run_seconds.labels(name).inc(_amount(getattr(stats, f"{name}_ms")) / 1000)
+            self.run_seconds.labels(name).inc(_clamped(getattr(stats, f"{name}_ms")) / 1000)
         for capability, turns in stats.capability_turns.items():
-            self.capability_turns.labels(capability).inc(_amount(turns))
+            self.capability_turns.labels(capability).inc(_clamped(turns))
 
 
-def _amount(number: int) -> int:
+def _clamped(number: int) -> int:
     return min(max(number, 0), MAX_AMOUNT)
 
 
@@ -304,13 +308,15 @@ class _Readings(Collector):
     def collect(self) -> Iterator[Metric]:
         failures = self.audit_failures() if self.audit_failures else 0
         yield CounterMetricFamily(
-            f"{NAMESPACE}_audit_failures", "Audit logs that broke off.", failures
+            f"{NAMESPACE}_audit_failures",
+            "Audit logs that could not be written completely.",
+            failures,
         )
         if self.pool_stats:
-            yield from _pool(self.pool_stats())
+            yield from _pool_metrics(self.pool_stats())
 
 
-def _pool(stats: PoolStats) -> Iterator[Metric]:
+def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:
     sandboxes = GaugeMetricFamily(
         f"{NAMESPACE}_pool_sandboxes", "Sandboxes, by state.", labels=["state"]
     )

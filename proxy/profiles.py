@@ -1,9 +1,8 @@
 """The profiles of this server: built from the configuration, selected for each request, printed.
 
-`build_profiles` reads the shipped profiles and the operator's, `Profiles` decides which one holds
-for a request, `overlaid` puts settings over a profile, `read_prompt_file` reads a prompt file, and
-`profile_table` shows all profiles as Markdown.
-"""
+`build_profiles` reads the shipped profiles and the operator's, `Profiles` selects the profile of a
+request, `overlaid` applies settings to a profile, `read_prompt_file` reads a prompt file, and
+`profile_table` shows all profiles as Markdown."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ REMOVED_PROFILES = {
 }
 """Profiles that were shipped with the last release, and what to write instead."""
 MAX_ENTRIES = 256
-"""The longest list in a profile: each of its rules is compared with each other."""
+"""Maximum length of a list in a profile: rules are compared pairwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class ModelPolicy:
 
 
 class Profiles:
-    """Decides which profile holds for a request."""
+    """Selects the profile of a request."""
 
     def __init__(
         self,
@@ -76,7 +75,8 @@ class Profiles:
 
     @property
     def default(self) -> Profile:
-        """The profile of requests that name none."""
+        """The profile of requests for which neither the request, the model nor the key names
+        one."""
         return self.named[self._default]
 
     def of(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
@@ -96,15 +96,15 @@ class Profiles:
                 param=f"sandbox.{error.path}",
                 code="invalid_value",
             ) from error
-        if refusal := allowed.refusal(requested, _set_by(tree)):
+        if refusal := allowed.refusal(requested, _changed_paths(tree)):
             raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return requested
 
-    def open_to(self, key: Key) -> list[str]:
-        """Return the names of the profiles that a key may ask for."""
-        return [name for name in self.named if self._is_open_to(key, name)]
+    def names_for(self, key: Key) -> list[str]:
+        """Return the names of the profiles that requests with a key may select."""
+        return [name for name in self.named if self._may_name(key, name)]
 
-    def _is_open_to(self, key: Key, name: str) -> bool:
+    def _may_name(self, key: Key, name: str) -> bool:
         try:
             self._allowed(key, "", name)
         except ForbiddenError:
@@ -113,11 +113,11 @@ class Profiles:
 
     def _allowed(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
         policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
-        usual = self._usual(key, policy)
+        usual = self._default_for(key, policy)
         if name is None or name == usual:
             return self._restricted(key, policy, usual)
         if name not in self.named:
-            names = ", ".join(map(repr, self.open_to(key)))
+            names = ", ".join(map(repr, self.names_for(key)))
             raise BadRequestError(
                 f"There is no profile {name!r}: one of {names}.",
                 param="sandbox.profile",
@@ -129,8 +129,8 @@ class Profiles:
         return allowed
 
     def _require_within(self, usual: EffectivePolicy, requested: Profile) -> None:
-        """Raise ForbiddenError if a profile that the key does not list allows more than the key's
-        default one."""
+        """Raise ForbiddenError if the requested profile, which the key does not list, allows more
+        than `usual`, the default profile of the key and the model."""
         if refusal := usual.refusal(requested, setting_paths(requested)):
             raise ForbiddenError(
                 f"Profile {requested.name!r} needs a key that lists it, because it allows more than"
@@ -138,7 +138,7 @@ class Profiles:
                 param="sandbox.profile",
             )
 
-    def _usual(self, key: Key, model: ModelPolicy | None) -> str:
+    def _default_for(self, key: Key, model: ModelPolicy | None) -> str:
         if model and model.profile and (not key.profiles or model.profile in key.profiles):
             return model.profile
         return key.profiles[0] if key.profiles else self._default
@@ -154,7 +154,7 @@ class Profiles:
 
 
 def _restricted(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
-    return allowed.restricted(overlaid(allowed.profile, tree), _set_by(tree), by)
+    return allowed.restricted(overlaid(allowed.profile, tree), _changed_paths(tree), by)
 
 
 def build_profiles(config: Config) -> Profiles:
@@ -177,22 +177,22 @@ def build_profiles(config: Config) -> Profiles:
         audit=AuditSettings(config.audit.enabled, config.audit.required),
         redaction=config.redaction,
     )
-    named = {name: _bundle(base, name, tree) for name, tree in shipped().items()}
+    named = {name: _extended(base, name, tree) for name, tree in shipped().items()}
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
             raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
         own = {key: value for key, value in tree.items() if key != "extends"}
-        named[name] = _bundle(named[extends], name, own)
+        named[name] = _extended(named[extends], name, own)
     models = [
         ModelPolicy(pattern, model.profile, model.policy)
         for pattern, model in config.models.items()
     ]
-    _check(config, named)
+    _check_references(config, named)
     return Profiles(named, config.profile, models)
 
 
-def _check(config: Config, named: Mapping[str, Profile]) -> None:
+def _check_references(config: Config, named: Mapping[str, Profile]) -> None:
     """Check each setting that names a profile or restricts one. Raises ConfigError."""
     names = {"profile": [config.profile]}
     policies: dict[str, Tree] = {}
@@ -216,25 +216,27 @@ def _unknown_profile(name: str) -> str:
 
 
 def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
-    """Check settings that restrict a profile, which may be any of them. Raises ConfigError."""
+    """Check the settings of a policy, which may restrict any of the profiles. Raises
+    ConfigError."""
     for profile in named.values():
         try:
             overlaid(profile, tree)
         except SettingError as error:
             raise ConfigError(f"{place}.{error.path}: {error.why}") from error
-    if settled := FIXED_FIELDS & tree.keys():
-        raise ConfigError(f"{place}.{min(settled)}: this can only be set in profiles")
+    if fixed := FIXED_FIELDS & tree.keys():
+        raise ConfigError(f"{place}.{min(fixed)}: this can only be set in profiles")
 
 
-def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
+def _extended(base: Profile, name: str, tree: Tree) -> Profile:
     try:
-        return overlaid(base, {**_added(base, tree), "name": name})
+        return overlaid(base, {**_with_inherited_entries(base, tree), "name": name})
     except SettingError as error:
         raise ConfigError(f"profiles.{name}.{error.path}: {error.why}") from error
 
 
-def _added(base: Profile, tree: Tree) -> Tree:
-    """Return the profile's settings, with its rules and secrets added to those of the base."""
+def _with_inherited_entries(base: Profile, tree: Tree) -> Tree:
+    """Return the settings of `tree`. Its lists of rules and secrets are added to those of the base
+    instead of replacing them."""
     sections = {
         name: dict(tree[name])
         for name in ("watch", "redaction")
@@ -272,7 +274,7 @@ class SettingError(Exception):
         self.why = why
 
 
-class _Read(BaseModel):
+class _ProfileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     profile: Profile
 
@@ -283,17 +285,17 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         raise SettingError(long, f"has more than {MAX_ENTRIES} entries")
     merged = _merged(asdict(base), tree)
     try:
-        profile = _Read.model_validate({"profile": merged}).profile
+        profile = _ProfileModel.model_validate({"profile": merged}).profile
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"][1:])
         raise SettingError(path, first["msg"]) from error
     if below := next(invalid_amounts(asdict(profile)), None):
         raise SettingError(below, NOT_FINITE)
-    for name, least in MIN_LIMITS.items():
+    for name, minimum in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
-        if value is not None and value < least:
-            raise SettingError(f"isolation.{name}", f"is at least {least:g}")
+        if value is not None and value < minimum:
+            raise SettingError(f"isolation.{name}", f"is at least {minimum:g}")
     return profile
 
 
@@ -318,21 +320,21 @@ def _merged(base: Mapping[str, Any], tree: Any) -> Any:
 
 
 def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
-    """Return the settings that a change of the network mode resets: the base's hosts are not for
-    another mode, and hosts have no meaning without a network."""
+    """Return the settings that a change of the network mode resets: the hosts of `base` were
+    allowed for its own mode, and hosts have no meaning without a network."""
     if "mode" not in network:
         return {"allowed_hosts": ()} if mode == "none" else {}
     kept = {"allowed_hosts": network.get("allowed_hosts", ())}
     return {**kept, "headers": (), "allowed_cidrs": ()} if mode == "none" else kept
 
 
-def _set_by(tree: Tree, above: str = "") -> list[str]:
-    """Return the paths of all settings in a tree."""
+def _changed_paths(tree: Tree, above: str = "") -> list[str]:
+    """Return the paths of all settings in a tree. `isolation.network` counts as one setting."""
     paths = []
     for key, value in tree.items():
         path = above + key
         if isinstance(value, Mapping) and path != "isolation.network":
-            paths += _set_by(value, f"{path}.")
+            paths += _changed_paths(value, f"{path}.")
         else:
             paths.append(path)
     return paths
@@ -344,7 +346,8 @@ _OUTPUT_DIRS = tuple(posixpath.dirname(path) for path in ANSWER_FILES)
 
 
 class _PromptFile(BaseModel):
-    """The fields that are read; the benchmarks of the reference have more, which are ignored."""
+    """The fields of a prompt file that are read. Other fields, such as those of the reference's
+    benchmarks, are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -404,8 +407,9 @@ _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---
 
 
 def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[str]:
-    """Yield the lines of a Markdown table: each setting with its usual value, the profiles with
-    another, and the values to which a model, a key or a request may restrict it."""
+    """Yield the lines of a Markdown table: for each setting its value in the profile `usual`, the
+    profiles with another value, and the values to which a model, a key or a request may restrict
+    the setting."""
     yield from _TABLE_HEAD
     for path in setting_paths(usual):
         value = get_setting(usual, path)

@@ -16,7 +16,7 @@ from sandbox_runtime.egress.dialer import Dialer
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedBody:
+class StreamedResponse:
     """An HTTP response with an unread body."""
 
     status: int
@@ -31,7 +31,7 @@ async def ssrf_safe_get(
     headers: Sequence[tuple[str, str]],
     dialer: Dialer,
     tls: ssl.SSLContext,
-) -> AsyncIterator[FetchedBody]:
+) -> AsyncIterator[StreamedResponse]:
     """Send a GET request to `url`: scheme, host, port and path. Raises EgressError, OSError."""
     scheme, host, port, path = url
     target = httpcore.URL(scheme=scheme, host=host, port=port, target=path)
@@ -44,7 +44,7 @@ async def ssrf_safe_get(
                 name.decode("latin-1").lower(): value.decode("latin-1")
                 for name, value in response.headers
             }
-            yield FetchedBody(response.status, received, response.aiter_stream())
+            yield StreamedResponse(response.status, received, response.aiter_stream())
     except (httpcore.NetworkError, httpcore.ProtocolError) as error:
         raise ConnectionError(str(error)) from error
 

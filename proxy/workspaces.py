@@ -32,8 +32,9 @@ from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
 logger = logging.getLogger(__name__)
 
 Origin = Literal["new", "kept", "restored"]
+"""Origin of the files in a workspace: none (an empty workspace), an idle sandbox, or a snapshot."""
 SNAPSHOT_S = 60.0
-"""Timeout of saving a snapshot, in seconds. The files are lost after it."""
+"""Timeout of saving a snapshot, in seconds. After the timeout, the workspace is lost."""
 MAX_SNAPSHOT_MIB = 1024
 """Maximum size of a snapshot. Larger workspaces last only as long as their idle sandbox."""
 
@@ -45,7 +46,7 @@ class SnapshotStore(Protocol):
         """Store the bytes that `write` sends, all or none of them. Raises the errors of `write`."""
 
     async def alias(self, state: SessionState, of: SessionState) -> None:
-        """Make `state` an alias of the state `of`, if that is stored."""
+        """Make `state` an alias of the state `of`, if `of` is stored."""
 
     async def newest(self, session: Session) -> str | None:
         """Return the name of the state that was saved last, or None."""
@@ -69,7 +70,8 @@ class WorkspaceLease:
         self.on_decision: OnDecision | None = None
         """Callback of the current run for network connections of the sandbox."""
         self.confirm_target: ConfirmTarget | None = None
-        """Callback that allows or denies a host; after the end of a run, still that of the run."""
+        """Callback that allows or denies a connection. After the end of a run, the callback of that
+        run stays in use."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """Copies the files of the state that the run resumes from into a new sandbox."""
         self.save_as: SessionState | None = None
@@ -100,7 +102,8 @@ class WorkspaceLease:
             return sandbox
 
     async def request_sandbox(self) -> Lease:
-        """Request a sandbox without waiting for it. Raises SandboxUnavailableError."""
+        """Request a sandbox without waiting for it. Raises NoFreeSandboxError,
+        SandboxStartError."""
         if self._lease is None:
             lease = self._sandboxes.lease(self.isolation, self._report, self._confirm)
             self._lease = await self._exit_stack.enter_async_context(lease)
@@ -159,7 +162,8 @@ class Workspaces:
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
-        """Set while an eviction found no idle sandbox: True if the request is still queued."""
+        """The callback of an eviction that found no idle sandbox; None if there is none. The
+        callback returns True while the waiting request is queued."""
 
     @asynccontextmanager
     async def use(
@@ -169,9 +173,8 @@ class Workspaces:
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[WorkspaceLease]:
-        """Lease a workspace for the duration of the block. Save it afterwards if its `save_as` is
-        set and the block did not fail.
-        """
+        """Lease a workspace for the duration of the block. After a block that did not fail, save
+        the workspace in the background if the `save_as` of the lease is set."""
         parent = await self._parent(resume_from) if resume_from else None
         lease = self._take_idle(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
         try:
@@ -201,7 +204,7 @@ class Workspaces:
 
     def evict_idle(self, is_wanted: Callable[[], bool]) -> None:
         """End the oldest idle sandbox, because a request waits for one. If there is none, end the
-        next sandbox that becomes idle, if `is_wanted` is still True by then."""
+        next sandbox that becomes idle, if `is_wanted()` still returns True by then."""
         if self._eviction is None:
             self._eviction = asyncio.create_task(self._evict_one(is_wanted))
             self._tasks.add(self._eviction)
@@ -301,7 +304,7 @@ class Workspaces:
             await lease.release()
 
     async def _save_snapshot(self, state: SessionState, lease: WorkspaceLease) -> bool:
-        """Save a snapshot. Return False if the sandbox is lost."""
+        """Save a snapshot. Return False if the sandbox is lost or the snapshot takes too long."""
         assert lease.current_sandbox
         try:
             async with asyncio.timeout(SNAPSHOT_S):

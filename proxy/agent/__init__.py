@@ -1,1 +1,1 @@
-"""The agent loop, its events and its history. Knows no HTTP."""
+"""The agent loop, its events and its history. These modules do not depend on HTTP."""

@@ -45,12 +45,13 @@ from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
 
 MIN_DEADLINE_S = 0.001
-"""The rest of a deadline that the downloads of a request have used up."""
+"""Minimum deadline of a run, in seconds, for requests whose downloads took all of the client's
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Answers tasks with one model, in the workspaces and with the tools that its runs may use."""
+    """Answers tasks with one model. `make_tools` returns the tools of a run by its profile."""
 
     model: Model
     workspaces: Workspaces
@@ -66,11 +67,10 @@ class Agent:
         return await self.windows.get_without_refresh(self._model_for(credentials), owner, model)
 
     async def answer(self, task: AgentTask, emit: Emit) -> Result:
-        """Return the answer to a request with all its choices, each from a run and a sandbox of its
-        own, and emit the events. The first run that fails cancels the others.
+        """Return the result of a task and emit the events of its run. Each further choice (`n`) has
+        a run and a workspace of its own. The first run that fails cancels the others.
 
-        Raises BackendError, SandboxError, OutOfTimeError.
-        """
+        Raises BackendError, SandboxError, OutOfTimeError, BusyError."""
         if task.is_single_call:
             return await _single_call(self.model_of(task), task, emit)
         began, deadline_s = time.monotonic(), task.limits.deadline_s
@@ -94,9 +94,9 @@ class Agent:
         return replace(first.result(), others=[other.result() for other in others])
 
     async def _run(
-        self, given: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
+        self, agent_input: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
-        """Return the answer of one choice, from a run with tools."""
+        """Return the result of one choice, from a run with tools."""
         clock = RunClock(time.monotonic(), deadline_s)
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
@@ -110,7 +110,7 @@ class Agent:
                 self.make_tools(task.profile),
                 self.equipment,
                 task,
-                given,
+                agent_input,
                 emit,
                 lease,
                 watch,
@@ -127,7 +127,8 @@ class Agent:
             return result
 
     def model_of(self, task: AgentTask) -> Model:
-        """Return the model. Its calls use the client's own credentials if the task has them."""
+        """Return the model that calls the backend with the task's credentials, if the task has
+        any."""
         return self._model_for(task.credentials)
 
     def _model_for(self, credentials: Credentials | None) -> Model:
@@ -142,12 +143,12 @@ def _emit_choice(index: int, emit: Emit) -> Emit:
 
 
 async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
-    """Return the model's answer in one call without tools. Raises BackendError, OutOfTimeError."""
-    budget, waited = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
+    """Return the result of one model call without tools. Raises BackendError, OutOfTimeError."""
+    budget, model_time = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.limits.deadline_s):
-            completion = await _complete(MeteredModel(model, budget), task, emit, waited)
+            completion = await _complete(MeteredModel(model, budget), task, emit, model_time)
     except TimeoutError as error:
         raise out_of_time(task) from error
     refusal = refusal_of(completion.message)
@@ -166,7 +167,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
         usage=completion.usage,
         usages=[completion.usage],
         segments=1,
-        stats=_single_call_stats(completion, budget, waited.spent_s),
+        stats=_single_call_stats(completion, budget, model_time.spent_s),
         artifacts=(),
         skipped_files=(),
         choice=completion.choice,
@@ -199,8 +200,8 @@ class _SingleCallHandler:
         self._has_shown = False
 
     async def on_delta(self, delta: ModelDelta) -> None:
-        """Emit a piece. Raises StopRetryingError if the client has seen a piece of the failed
-        attempt."""
+        """Emit a piece. After a failed attempt, raises StopRetryingError if the client has already
+        seen a piece of it, or if the status line can be held back no longer."""
         match delta:
             case ReasoningDelta():
                 self._has_shown = True
@@ -214,7 +215,9 @@ class _SingleCallHandler:
                 await self._first_call.on_progress(delta)
 
 
-async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
+async def _complete(
+    model: ChatModel, task: AgentTask, emit: Emit, model_time: Stopwatch
+) -> Completion:
     body = {
         "model": task.model,
         "messages": list(task.input.messages),
@@ -223,13 +226,13 @@ async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopw
         **task.params.token_limits,
     }
     on_delta = (
-        waited.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
+        model_time.pausing(_SingleCallHandler(task, emit).on_delta) if task.request.stream else None
     )
     try:
-        with waited:
+        with model_time:
             completion = await model.complete(body, on_delta)
     except BackendError as error:
-        error.renumber(lambda _: None)  # the client wrote them in another API
+        error.renumber(lambda _: None)  # the message indexes are not those of the client's request
         raise
     if not task.request.stream:
         await emit_reasoning(completion, emit)
@@ -241,4 +244,4 @@ async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopw
 def _text(completion: Completion) -> str:
     return (
         text_of(completion.message).encode(errors="replace").decode()
-    )  # half a surrogate is no text
+    )  # UTF-8 cannot encode a lone surrogate

@@ -51,7 +51,8 @@ class AnswerWriter:
         """The beginning of a submitted answer, held while it repeats the narration before it."""
         self._linked_paths = set[str]()
         self._narration: _AnswerPart | None = None
-        """Text sent as an answer that turned out to be narration, until other text follows."""
+        """The text that was sent as an answer and turned out to be narration; None once other text
+        was sent."""
         self.source = ""
         """The answer so far, with paths as the model wrote them."""
         self.text = ""
@@ -60,7 +61,7 @@ class AnswerWriter:
         """Number of characters that were streamed before the answer."""
 
     async def begin(self) -> None:
-        """Begin a new answer. Text of an earlier one becomes narration."""
+        """Begin a new answer. Text of an earlier answer becomes narration."""
         await self._end()
         if self.text:
             self._narration = _AnswerPart(self.source, self.text)
@@ -104,19 +105,21 @@ class AnswerWriter:
         await self._end()
 
     async def list_files(self, artifacts: Iterable[Artifact]) -> None:
-        """Append links to the files that the answer does not link to."""
+        """Append links to the files that the answer does not link to, if the profile's
+        `artifacts.list_files` is "always"."""
         unnamed = [artifact for artifact in artifacts if artifact.url not in self.text]
         if self._rewrite_links and unnamed and self._profile.artifacts.list_files == "always":
             separator = SEPARATOR if self.text else ""
-            await self._send(separator + "\n".join(map(_listed, unnamed)), None)
+            await self._send(separator + "\n".join(map(_link_item, unnamed)), None)
 
     async def unsaved_links(self) -> list[str]:
-        """Return the linked paths whose files are not saved: not yet, or no longer if an earlier
-        run produced them."""
+        """Return the linked paths whose files are not in the store: files that were not saved yet,
+        and files of earlier runs that have expired."""
         return [path for path in self._linked_paths if not await self._artifact_store.has(path)]
 
     async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
-        """Return the paths of the files that will become artifacts. Other links would be dead."""
+        """Return the paths of the files that will become artifacts. Links to other files would be
+        dead."""
         if sandbox is None or not self._rewrite_links:
             return []
         try:
@@ -163,7 +166,7 @@ class _AnswerPart:
         return _without_space(self.source) == _without_space(answer)
 
 
-def _listed(artifact: Artifact) -> str:
+def _link_item(artifact: Artifact) -> str:
     """Return the Markdown list item that links to a file."""
     name = artifact.filename or display_name(artifact.path)
     image = "!" if artifact.mime_type.startswith("image/") else ""
@@ -236,8 +239,8 @@ class LinkRewriter:
         return begins or rest[:-1] in self._targets
 
     def _release(self, end: int) -> str:
-        """Return the pending text up to `end`, rewritten. A path that begins before `end` is
-        matched beyond it."""
+        """Return the pending text up to `end`, with paths rewritten to links. A path that begins
+        before `end` is included even if it extends beyond `end`."""
         text = self._lookbehind + self._pending
         out: list[str] = []
         position = len(self._lookbehind)
@@ -273,7 +276,7 @@ def _spelling_pattern(spelling: str) -> str:
 
 
 def _spellings(paths: Iterable[str]) -> dict[str, str]:
-    """Return a map from every spelling that a model may use to its path."""
+    """Return a map from each spelling that a model may use for a path to that path."""
     found: dict[str, str] = {}
     for path in paths:
         relative = path.removeprefix(OUTPUT_DIR + "/")

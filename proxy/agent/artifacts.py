@@ -1,5 +1,5 @@
 """The output directory of a run: finding the files that the run produced, saving them as artifacts,
-and reading what earlier runs left in the workspace."""
+and recognizing the files of earlier runs in the workspace."""
 
 import asyncio
 import json
@@ -37,11 +37,12 @@ _MAX_MANIFEST_BYTES = 1 << 20
 _UNLISTED = Listing((), truncated=True)
 NOT_ALL_LISTED = RunWarning(
     "files_not_listed",
-    "The output directory has more files than could be listed: those that are missing stay there.",
+    "The output directory has more files than could be listed. Files that are missing here are"
+    " still in the output directory.",
 )
 SANDBOX_LOST = RunWarning(
     "sandbox_lost",
-    "The sandbox was lost before all files were taken out of it: those that are missing are gone.",
+    "The sandbox was lost before all files were saved. Files that are missing here are lost.",
 )
 
 
@@ -75,7 +76,7 @@ class ArtifactCollector:
         self._is_before_known = True
 
     async def record_existing(self, sandbox: Sandbox, seconds: float) -> None:
-        """Record the files of earlier runs, as far as `seconds` allow."""
+        """Record the files of earlier runs. `seconds` limits the time for listing and hashing."""
         listing = await self._hashed(sandbox, seconds)
         self._is_before_known = listing is not _UNLISTED
         existing = {output_path(entry.path): _contents(entry) for entry in listing.entries}
@@ -117,7 +118,7 @@ class CollectedArtifacts:
     artifacts: Sequence[Artifact] = ()
     skipped_files: Sequence[SkippedFile] = ()
     warnings: Sequence[RunWarning] = ()
-    """Warnings of files that a rule withholds, or that are lost."""
+    """Warnings about files that a rule withholds, that are lost, or that could not be listed."""
 
 
 async def collect_artifacts(

@@ -54,8 +54,8 @@ from sandbox_runtime.tools.base import Observation
 
 
 class RunBudget:
-    """The expenses of one run. The run reserves each expense before it is made and reports it
-    after."""
+    """The limits and expenses of one run. The run reserves each expense in advance and reports the
+    actual expense afterwards."""
 
     def __init__(self, task: AgentTask, limits: Limits, began: float) -> None:
         """`limits` are those of the profile, with the wall time cut to the client's deadline.
@@ -70,7 +70,7 @@ class RunBudget:
         self.partial_completion: Completion | None = None
         """The reply to the last call as far as it arrived, if it was cut off."""
         reservation = task.limits.reservation
-        self._day = DailyBudgetUse(reservation.account) if reservation else None
+        self._daily = DailyBudgetUse(reservation.account) if reservation else None
         self._began = began
         self._calls = 0
         self._tokens = 0
@@ -91,20 +91,20 @@ class RunBudget:
 
     @property
     def egress_bytes(self) -> int:
-        """Bytes between the run's sandboxes and the network, in both directions."""
+        """Bytes transferred between the run's sandboxes and the network, in both directions."""
         return sum(traffic.bytes - before for traffic, before in self._traffic_quotas)
 
-    async def before_turn(
+    async def reserve_turn(
         self, messages: list[Message], trajectory_tokens: int
     ) -> StopReason | None:
         """Reserve a model call with tools. Return the limit that rules the call out, or None."""
         if stop := exceeded(self._limits, self._spent(trajectory_tokens)):
             return stop
-        return await self._take_call(messages)
+        return await self._reserve_call(messages)
 
-    async def before_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
-        """Reserve a model call beside the turn's own call, which is still to be made. Return the
-        limit that rules the call out, or None."""
+    async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> StopReason | None:
+        """Reserve a model call in addition to the turn's own call, which is still to be made.
+        Return the limit that rules the call out, or None."""
         spent = self._spent()
         with_turn = replace(
             spent,
@@ -113,18 +113,18 @@ class RunBudget:
         )
         if stop := exceeded_spending(self._limits, with_turn):
             return stop
-        return await self._take_call(messages)
+        return await self._reserve_call(messages)
 
-    async def _take_call(self, messages: Sequence[Message]) -> StopReason | None:
-        return await self._day.take_call(self._expected(messages)) if self._day else None
+    async def _reserve_call(self, messages: Sequence[Message]) -> StopReason | None:
+        return await self._daily.reserve_call(self._expected(messages)) if self._daily else None
 
     async def call(
         self, model: ChatModel, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
         """Make a model call, even over budget: the final-answer call is always allowed. A reply
         that is cut off, by `on_delta` or by cancellation, is counted as far as it arrived."""
-        expected = self._expected(body["messages"]) if self._day else Expense()
-        reservation = await self._day.call_reservation(expected) if self._day else None
+        expected = self._expected(body["messages"]) if self._daily else Expense()
+        reservation = await self._daily.pop_call_reservation(expected) if self._daily else None
         recorder = CompletionRecorder(body["messages"])
         self.partial_completion = None
         try:
@@ -146,42 +146,44 @@ class RunBudget:
         self._calls += 1
         self._tokens += tokens.total
         self._prompt_tokens = tokens.prompt
-        if self._day and reservation:
-            await self._day.settle(reservation, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
+        if self._daily and reservation:
+            await self._daily.settle(
+                reservation, Expense(tokens=tokens.total, cost_usd=cost or 0.0)
+            )
 
     async def _count_cut_off(
         self, recorder: "CompletionRecorder", reservation: Reservation | None, *, was_made: bool
     ) -> None:
-        """Count a reply that was cut off. If `was_made`, the backend worked on the call even if
-        nothing arrived, so the expected expense stands."""
+        """Count a reply that was cut off. `was_made` is True if the backend may have worked on the
+        call. The expected expense then stays reserved even if nothing arrived."""
         if recorder.has_begun:
             self.partial_completion = recorder.completion()
             await self._count_call(parse_usage(self.partial_completion.usage), reservation)
-        elif self._day and reservation and not was_made:
-            await self._day.settle(reservation, Expense())
+        elif self._daily and reservation and not was_made:
+            await self._daily.settle(reservation, Expense())
 
     def _expected(self, messages: Sequence[Message]) -> Expense:
         prompt = TokenUsage(prompt=max(self._prompt_tokens, estimate_prompt_tokens(messages)))
         return Expense(tokens=prompt.prompt, cost_usd=cost_usd(self._tariff, prompt) or 0.0)
 
-    async def before_command(self) -> StopReason | None:
+    async def reserve_command(self) -> StopReason | None:
         """Reserve and count a command. Return the limit that rules the command out, or None."""
         stop = exceeded_command_limit(self._limits, self._spent())
-        if not stop and self._day:
-            stop = await self._day.take_command()
+        if not stop and self._daily:
+            stop = await self._daily.reserve_command()
         if not stop:
             self.commands += 1
             self._limit_egress()
         return stop
 
-    async def after_command(self, observation: Observation) -> None:
+    async def settle_command(self, observation: Observation) -> None:
         """Count the expenses of a command that has ended."""
         self.cpu_s += observation.cpu_s
         self._output_chars += len(observation.text)
-        if self._day:
+        if self._daily:
             chars = len(observation.text)
             actual = Expense(commands=1, cpu_s=observation.cpu_s, tool_output_chars=chars)
-            await self._day.end_command(actual, self.egress_bytes)
+            await self._daily.end_command(actual, self.egress_bytes)
 
     def track_traffic(self, traffic: TrafficQuota) -> None:
         """Count the traffic of a sandbox from now on."""
@@ -191,8 +193,8 @@ class RunBudget:
     def _limit_egress(self) -> None:
         """Cap the traffic of the current sandbox at the bytes that are left."""
         left = in_bytes(self._limits.max_egress_mib) - self.egress_bytes
-        if self._day:
-            left = self._day.egress_left(left, self.egress_bytes)
+        if self._daily:
+            left = self._daily.egress_left(left, self.egress_bytes)
         self._cap_traffic(left)
 
     def _cap_traffic(self, count: int) -> None:
@@ -203,12 +205,12 @@ class RunBudget:
         """Return a line that names the budgets that are nearly used up, or "". Each budget is named
         once at each of a few levels."""
         spent = self._spent()
-        is_over = exceeded(self._limits, spent) or (self._day and self._day.is_over)
+        is_over = exceeded(self._limits, spent) or (self._daily and self._daily.is_over)
         if is_over or not self._limits.tell_remaining:
             return ""
         left = low_budget_hints(self._limits, spent)
-        if self._day:
-            left |= self._day.low_budget_hints()
+        if self._daily:
+            left |= self._daily.low_budget_hints()
         line = reminder(left, self._reminded)
         self._reminded |= {
             kind: max(remaining.level, self._reminded.get(kind, 0))
@@ -220,11 +222,11 @@ class RunBudget:
         """Settle the daily budget, if there is one: refund the reservations of calls that were not
         made, and count the traffic since the last command. If the budget limits traffic, the
         sandbox is cut off from the network until its next run."""
-        if self._day:
-            if self._day.bounds_egress:
+        if self._daily:
+            if self._daily.bounds_egress:
                 self._cap_traffic(0)
-            await self._day.refund_unused()
-            await self._day.count_egress(self.egress_bytes)
+            await self._daily.refund_unused()
+            await self._daily.count_egress(self.egress_bytes)
 
     def _spent(self, trajectory_tokens: int = 0) -> Spent:
         next_prompt = TokenUsage(prompt=self._prompt_tokens, cached=self._prompt_tokens)
@@ -261,8 +263,9 @@ class MeteredModel:
         return self._budget.partial_completion
 
     async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> bool:
-        """Reserve a call beside the turn's own. Return False if the budget rules the call out."""
-        return await self._budget.before_out_of_band_call(messages) is None
+        """Reserve a call in addition to the turn's own call. Return False if the budget rules the
+        call out."""
+        return await self._budget.reserve_out_of_band_call(messages) is None
 
 
 class DailyBudgetUse:
@@ -274,7 +277,7 @@ class DailyBudgetUse:
         self._spent = Expense()
         """Expenses of the key, as of the last reservation."""
         self._calls: list[Reservation] = []
-        """Receipts for calls that are still to be made; the last is that of the next call."""
+        """Reservations of calls that are still to be made. The next call uses the last one."""
         self._command: Reservation | None = None
         self._egress_counted = 0
         self._stop: StopReason | None = None
@@ -290,13 +293,14 @@ class DailyBudgetUse:
     def bounds_egress(self) -> bool:
         return self._account.budget.egress_mib is not None
 
-    async def take_call(self, expected: Expense) -> StopReason | None:
-        reservation = None if self._stop else await self._taken(expected)
+    async def reserve_call(self, expected: Expense) -> StopReason | None:
+        reservation = None if self._stop else await self._reserve(expected)
         self._calls += [reservation] if reservation else []
         return self._stop
 
-    async def call_reservation(self, expected: Expense) -> Reservation:
-        """Return the reservation that was made for the call, or else overdraw the account."""
+    async def pop_call_reservation(self, expected: Expense) -> Reservation:
+        """Remove and return the reservation that was made for the next call. If there is none,
+        overdraw the account."""
         if self._calls:
             return self._calls.pop()
         reservation = await self._account.overdraw(expected)
@@ -308,9 +312,9 @@ class DailyBudgetUse:
         while self._calls:
             await self.settle(self._calls.pop(), Expense())
 
-    async def take_command(self) -> StopReason | None:
+    async def reserve_command(self) -> StopReason | None:
         if not self._stop:
-            self._command = await self._taken(Expense(commands=1))
+            self._command = await self._reserve(Expense(commands=1))
         return self._stop
 
     async def end_command(self, actual: Expense, egress_bytes: int) -> None:
@@ -330,19 +334,19 @@ class DailyBudgetUse:
         self._spent += actual - reservation.expected
         await self._account.settle(reservation, actual)
 
-    def egress_left(self, usual: int, egress_bytes: int) -> int:
-        """Return the number of bytes that may still pass, at most `usual`. `egress_bytes` is the
+    def egress_left(self, limit: int, egress_bytes: int) -> int:
+        """Return the number of bytes that may still pass, at most `limit`. `egress_bytes` is the
         run's traffic so far."""
         mib = self._account.budget.egress_mib
         if mib is None:
-            return usual
+            return limit
         uncounted = egress_bytes - self._egress_counted
-        return min(usual, in_bytes(mib) - self._spent.egress_bytes - uncounted)
+        return min(limit, in_bytes(mib) - self._spent.egress_bytes - uncounted)
 
     def low_budget_hints(self) -> dict[str, LowBudgetHint]:
         return low_daily_budget_hints(self._account.budget, self._spent)
 
-    async def _taken(self, expected: Expense) -> Reservation | None:
+    async def _reserve(self, expected: Expense) -> Reservation | None:
         reservation = await self._account.take(expected)
         self._spent = reservation.spent
         if reservation.exhausted:
@@ -383,9 +387,8 @@ class CompletionRecorder:
     def completion(self, stopped: CompletionStopped | None = None) -> Completion:
         """Return the reply as far as it arrived. `stopped` is the cause if the proxy cut it off.
 
-        Tool calls are left out. Only a reply that was cut off for its many calls keeps them: all
-        complete calls and one more, which shows that there were more.
-        """
+        Tool calls are left out, except in a reply that was cut off because of too many calls. That
+        reply keeps its complete calls and one further call, so that `Turn.has_more` is True."""
         if stopped is not None and stopped.cause == "many_calls" and stopped.partial:
             return replace(stopped.partial, usage=self._usage(), stopped="many_calls")
         reasoning = "".join(self._reasoning)
@@ -453,7 +456,8 @@ class CompletionRecorder:
 
 
 def _counted(reply: Completion, messages: list[Message]) -> TokenUsage:
-    """Return the tokens of a call; an estimate if the backend reports none."""
+    """Return the tokens of a call, or an estimate if the backend reports neither tokens nor a
+    cost."""
     tokens = parse_usage(reply.usage)
     if tokens.total or tokens.reported_usd is not None:
         return tokens

@@ -39,14 +39,15 @@ SPARE_TOKENS = 32
 SPARE_DIVISOR = 32
 """A prompt may be longer than its estimate by SPARE_TOKENS and 1/32."""
 REFUSED_SHARE = 0.9
-"""Share of a refused prompt that the next prompt may have if no better number is known."""
+"""Maximum size of the next prompt, as a share of the refused prompt, if no smaller limit is
+known."""
 MIN_SUMMARY_TOKENS = 400
-"""Turns of less than twice as many tokens are not summarized."""
+"""A summary is requested only if it replaces at least twice as many tokens."""
 MAX_SUMMARY_TOKENS = 2000
 SUMMARY_DIVISOR = 8
 """A summary takes at most 1/8 of the prompt."""
 MAX_SUMMARY_ATTEMPTS = 4
-"""Maximum number of summary calls. After each that does not fit, the transcript is halved."""
+"""Maximum number of summary calls. After each call that does not fit, the transcript is halved."""
 MIN_SHOWN_CHARS = 200
 """Minimum number of characters that a transcript shows of each message."""
 MAX_CHARS_A_TOKEN = 6
@@ -57,7 +58,7 @@ WRITE_TIMEOUT_S = 10.0
 _THINK, _END_THINK = "<think>", "</think>"
 
 OutOfBandCall = Callable[[Sequence[Message]], Awaitable[Completion | None]]
-"""Makes a model call without tools. Returns None if the budget rules it out. Raises
+"""Makes a model call without tools. Returns None if the budget rules the call out. Raises
 BackendError."""
 
 
@@ -82,7 +83,7 @@ class ContextFitter:
         self._counter = counter
         self._compactor = _Compactor(history, counter, files, complete)
         self._ceiling: int | None = None
-        """Maximum prompt tokens, learnt from refusals; None if no refusal set it."""
+        """Maximum prompt tokens, learnt from refusals; None before the first refusal."""
 
     @property
     def known_window(self) -> int | None:
@@ -109,8 +110,9 @@ class ContextFitter:
     async def fit_after_overflow(
         self, extra: Mapping[str, Any], error: ContextOverflowError, *, may_compact: bool
     ) -> Mapping[str, Any]:
-        """Return the fields of a call that the backend refused as too long, with less to send.
-        Raises `error` if nothing can be made smaller."""
+        """Make a call smaller that the backend refused as too long: compact the history if
+        `may_compact` is True, and lower the token limit. Return the fields of the call. Raises
+        `error` if neither is possible."""
         self._learn(extra, error.sizes)
         window = await self._window.tokens()
         limit, before = self._limit(window, extra), self._tokens()
@@ -127,7 +129,8 @@ class ContextFitter:
     async def limit_after_overflow(
         self, extra: Mapping[str, Any], error: ContextOverflowError
     ) -> Mapping[str, Any]:
-        """Return the fields of a call with the token limit lowered to the sizes in the refusal."""
+        """Return the fields of a refused call, with the token limit lowered to fit the window that
+        the refusal names."""
         self._learn(extra, error.sizes)
         return self._with_token_limit(await self._window.tokens(), extra)
 
@@ -209,7 +212,7 @@ class _Compactor:
         self.compactions: list[Compaction] = []
 
     async def make_room(self, overflow: _Overflow) -> bool:
-        """Compact the history. Return False if there is nothing left to compact."""
+        """Compact the history. Return True if the prompt became smaller."""
         after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
         lasts = after <= overflow.limit * (1 + COMPACTED_SHARE) / 2 or any(
@@ -237,7 +240,7 @@ class _Compactor:
             tokens -= self._counter.estimate([entry.message]) - self._counter.estimate([shorter])
         if stubs:
             self._history.replace_with_stubs(stubs)
-            self._note("stubs", overflow, tokens)
+            self._record_compaction("stubs", overflow, tokens)
         return tokens
 
     def _long_observations(self) -> list[tuple[int, Entry]]:
@@ -250,27 +253,28 @@ class _Compactor:
         ]
 
     async def _summarize(self, overflow: _Overflow) -> bool:
-        """Replace all but the latest turns by a summary. Return False if there is no summary."""
+        """Replace all but the latest turns by a summary. Return False if the history was left
+        unchanged."""
         turns = self._history.turns()
         allowed = min(MAX_SUMMARY_TOKENS, overflow.limit // SUMMARY_DIVISOR)
         latest = self._latest(turns, round(overflow.limit * SUMMARY_SHARE) - allowed)
-        gone = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
-        if self._gave_up or self._counter.estimate(gone) < 2 * MIN_SUMMARY_TOKENS:
+        dropped = [e.message for turn in turns[: len(turns) - len(latest)] for e in turn]
+        if self._gave_up or self._counter.estimate(dropped) < 2 * MIN_SUMMARY_TOKENS:
             return False
         summary = await self._summary(allowed, overflow.limit)
         if not summary:
             self._gave_up = summary is not None
             return False
         self._history.replace_with_summary(summary_message(summary), latest)
-        self._note("summary", overflow, self._counter.tokens(self._history.messages))
+        self._record_compaction("summary", overflow, self._counter.tokens(self._history.messages))
         return True
 
     def _latest(self, turns: Sequence[Sequence[Entry]], free: int) -> Sequence[Sequence[Entry]]:
         """Return the last turns that fit into `free` tokens beside the client's messages. A last
         turn with results of the client's tools is always kept: the model has not read them yet."""
         entries = self._history.entries
-        theirs = [entry.message for entry in entries if entry.kind == "theirs"]
-        tokens, count = self._counter.tokens(theirs), 0
+        client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
+        tokens, count = self._counter.tokens(client_messages), 0
         for turn in reversed(turns):
             tokens += self._counter.estimate([e.message for e in turn if e.kind != "theirs"])
             if tokens > free:
@@ -305,19 +309,25 @@ class _Compactor:
             return strip_reasoning(text_of(reply.message))[: allowed * MAX_CHARS_A_TOKEN]
         return ""
 
-    def _note(self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int) -> None:
+    def _record_compaction(
+        self, kind: Literal["stubs", "summary"], overflow: _Overflow, after: int
+    ) -> None:
         self.compactions.append(Compaction(kind, overflow.cause, overflow.before, after))
         _LOG.info("context %s: %s, %d to %d tokens", overflow.cause, kind, overflow.before, after)
 
 
 def _transcript(entries: Sequence[Entry], chars: int) -> list[Message]:
-    """Return the client's messages and one more message with the later messages, cut to about
-    `chars` characters: each message to the same length, and the oldest dropped."""
-    theirs = [entry.message for entry in entries if entry.kind == "theirs"]
-    ours = [entry.message for entry in entries if entry.kind != "theirs"]
-    chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(ours)))
-    lines = [f"{message['role']}: {_cut(_text_and_calls(message), chars_each)}" for message in ours]
-    return [*theirs, {"role": "user", "content": "\n\n".join(lines)[-chars:]}]
+    """Return the client's messages and one more message with the later messages, truncated to about
+    `chars` characters: each message is truncated to the same length, and the oldest messages are
+    dropped."""
+    client_messages = [entry.message for entry in entries if entry.kind == "theirs"]
+    run_messages = [entry.message for entry in entries if entry.kind != "theirs"]
+    chars_each = max(MIN_SHOWN_CHARS, chars // max(1, len(run_messages)))
+    lines = [
+        f"{message['role']}: {_cut(_text_and_calls(message), chars_each)}"
+        for message in run_messages
+    ]
+    return [*client_messages, {"role": "user", "content": "\n\n".join(lines)[-chars:]}]
 
 
 def _text_and_calls(message: Message) -> str:
@@ -333,8 +343,8 @@ def strip_reasoning(text: str) -> str:
     """Return a text without the reasoning between `<think>` and `</think>`, also if the opening tag
     is in the chat template or the closing tag was cut off."""
     *blocks, rest = text.split(_END_THINK)  # a regular expression would take quadratic time
-    spoken = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]
-    return "".join([*spoken, rest.partition(_THINK)[0]]).strip()
+    outside = [block.partition(_THINK)[0] if _THINK in block else "" for block in blocks]
+    return "".join([*outside, rest.partition(_THINK)[0]]).strip()
 
 
 class TokenCounter:
@@ -360,7 +370,7 @@ class TokenCounter:
 
     def tokens(self, messages: Sequence[Message]) -> int:
         """Return the tokens of a prompt of these messages and the tools."""
-        self._take_count()
+        self._apply_count()
         known = len(self._counted)
         if known and _begins_with(messages, self._counted):
             # The message after the counted prompt is the answer, which is counted too.
@@ -369,19 +379,19 @@ class TokenCounter:
 
     def estimate(self, messages: Sequence[Message]) -> int:
         """Return the estimated tokens of these messages, without the tools."""
-        self._take_count()
+        self._apply_count()
         return round(sum(map(_bytes_of, messages)) * self._density)
 
     def chars(self, tokens: int) -> int:
         """Return how many characters of text make about `tokens` tokens."""
-        self._take_count()
+        self._apply_count()
         return int(tokens / self._density)
 
     @cached_property
     def _tools_bytes(self) -> int:
         return len(json.dumps(self._tools)) if self._tools else 0
 
-    def _take_count(self) -> None:
+    def _apply_count(self) -> None:
         if self._uncounted is None:
             return
         (messages, prompt, answer), self._uncounted = self._uncounted, None

@@ -13,7 +13,8 @@ from proxy.errors import BackendError
 K = TypeVar("K")
 
 WINDOW_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""The fields of vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has its own in `meta`."""
+"""The fields of a model list that contain the window: of vLLM and SGLang, OpenRouter, Groq,
+Mistral. llama.cpp has a field in `meta` instead."""
 LISTING_TIMEOUT_S = 5.0
 """Timeout of listing the server's models, in seconds."""
 REFRESH_S = 600.0
@@ -49,7 +50,8 @@ class ContextWindows:
         return self.known(owner, name) or self._unless_outgrown(owner, name, self._default)
 
     async def get_without_refresh(self, model: Model, owner: str, name: str) -> int | None:
-        """Return the window, or None. List the server's models only if that was never done."""
+        """Return the window, or None. List the server's models only if they were never listed
+        before."""
         if self._listed_at is None:
             return await self.get(model, owner, name)
         return self.known(owner, name) or self._unless_outgrown(owner, name, self._default)

@@ -57,8 +57,8 @@ class Conversation:
         window: ContextWindow,
         files: ObservationFiles,
     ) -> None:
-        """`messages` and `params` are the task's, adapted by the run's style. `prompt` is the
-        proxy's system prompt."""
+        """`messages` and `params` are those of the task, adapted by the run's style. `prompt` is
+        the proxy's system prompt."""
         self._model = model
         self._task, self._request, self._params = task, task.request, params
         self._client_message_count = len(messages)
@@ -73,7 +73,7 @@ class Conversation:
         self.model_time = Stopwatch()
         """Time spent waiting for the model, without the time spent on handling its deltas."""
         self._known_stubs = 0
-        """Number of stub compactions that the trajectory accounts for."""
+        """Number of stub compactions that the token counts of the trajectory take into account."""
         self._is_final = False
         """True once the call that ends the run was requested."""
         self._optional = params.optional
@@ -171,7 +171,7 @@ class Conversation:
         self, answer: str, request: str, on_delta: OnDelta | None
     ) -> Completion:
         """Request the visible answer again after `answer`, which violates the form. `request` is
-        the message that says how."""
+        the message that explains the violation."""
         self.history.append({"role": "assistant", "content": answer})
         self.history.append_request(request)
         return await self._complete(self._params.final, on_delta)
@@ -229,7 +229,8 @@ class Conversation:
 
     async def _complete_out_of_band(self, messages: Sequence[Message]) -> Completion | None:
         """Make a model call without tools whose messages do not enter the history. Return None if
-        the budget does not allow the call; it is always allowed for the final answer."""
+        the budget does not allow the call. While the run requests its final answer, the budget is
+        not checked."""
         if not self._is_final and not await self._model.reserve_out_of_band_call(messages):
             return None
         reply = await self._call_model(self._body(messages, self._token_limits()), ignore_delta)
@@ -240,7 +241,7 @@ class Conversation:
         self, body: Mapping[str, Any], on_delta: OnDelta | None, index_offset: int | None = None
     ) -> Completion:
         """Make a model call. `index_offset` is the number of the proxy's messages before the
-        client's; None stands for that of the history."""
+        client's; None: as in the history."""
         if body.get("prompt_logprobs") is not None:
             on_delta = None  # no engine returns prompt_logprobs in a stream
         try:

@@ -101,7 +101,7 @@ class ClientCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """The backend's token counts so far, if it reports them during the reply."""
+    """The token counts so far, from a backend that reports them during the reply."""
 
     prompt: int
     completion: int
@@ -146,20 +146,22 @@ class StepsOmitted:
 
 @dataclass(frozen=True, slots=True)
 class EgressDecided:
-    """A program in the sandbox tried to reach a host; emitted when the connection is over."""
+    """A program in the sandbox tried to reach a host. Emitted when the connection is closed or
+    refused, or at the end of the run."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMatched:
-    """A rule matches something that the run is about to do."""
+    """A rule of the profile matches a command, a file or a connection. Emitted before the run
+    acts."""
 
     rule: str
     action: Action
     over: RuleTarget
     subject: str
-    """The command, path or `host:port`, possibly cut."""
+    """The command, path or `host:port`, possibly truncated."""
     reason: str
 
 
@@ -173,8 +175,8 @@ class AnswerDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRestarted:
-    """The answer starts again: the answer text so far was narration. It stays in a stream and is
-    not part of a complete answer."""
+    """The answer starts again, because the text that was sent as the answer so far was narration. A
+    stream keeps that text; the answer in the Result does not contain it."""
 
 
 @dataclass(frozen=True, slots=True)

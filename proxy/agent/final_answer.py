@@ -45,7 +45,8 @@ FORMS = frozenset(
         "guided_whitespace_pattern",
     }
 )
-"""Parameters that request a form; an answer can be validated against it instead."""
+"""Parameters that request a form. An answer that was written without them can be validated against
+the form instead."""
 STREAMABLE_PARAMS = frozenset({"stop", *LOGPROBS_PARAMS})
 """Parameters of the visible answer that the prose of any turn can satisfy while it streams."""
 
@@ -57,15 +58,16 @@ class FinalAnswer:
 
     text: str
     finish_reason: str | None = None
-    """None if the run's own finish reason applies."""
+    """None: the finish reason of the run."""
     reply: Completion | None = None
-    """The reply that contains it."""
+    """The complete reply that contains `text`, if there is one."""
     refusal: str | None = None
     warnings: tuple[RunWarning, ...] = ()
 
 
 class BestAnswer:
-    """Finds the best answer of a run, in this order: submitted, in an answer file, the last prose.
+    """Finds the best answer of a run: the submitted answer, else an answer file, else the last
+    prose.
 
     The final-answer call is made if there is none of these, if a limit has ended a run that used
     tools, or if the answer cannot satisfy the client's parameters.
@@ -155,8 +157,9 @@ class FinalCall:
         self._handler: StreamHandler | None = None
 
     async def answer(self, stop: StopReason, fallback: str, seconds: float) -> FinalAnswer:
-        """Return the model's answer, or `fallback` if there is none. Raises BackendError and
-        OutOfTimeError if there is no fallback either."""
+        """Return the model's answer, or `fallback` if there is none. Raises BackendError if the
+        call failed and there is no fallback, or a part of the answer was already sent. Raises
+        OutOfTimeError after the timeout if there is neither a part of the answer nor a fallback."""
         await self._writer.begin()
         try:
             async with asyncio.timeout(seconds):
@@ -171,7 +174,8 @@ class FinalCall:
             raise out_of_time(self._task) from error
 
     async def without_call(self, answer: str) -> FinalAnswer:
-        """Return the run's own answer, which may be empty, without a model call."""
+        """Return `answer`, which may be empty, validated against the client's form. Make no model
+        call."""
         return await self._validated(FinalAnswer(answer))
 
     async def _complete_in_form(self, stop: StopReason, fallback: str) -> FinalAnswer:
@@ -249,7 +253,8 @@ class FinalCall:
 
 
 def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
-    """Return a callback that drops tool-call deltas, for the call offers no tools."""
+    """Return a callback that drops tool-call deltas, because the final-answer call offers no
+    tools."""
 
     async def without_tool_calls(delta: ModelDelta) -> None:
         if not isinstance(delta, ToolCallDelta):
@@ -259,9 +264,9 @@ def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
 
 
 async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
-    """Strip the code fence from an answer and validate it against its form. An answer that fails
-    gets a warning and the finish reason "length", so that no client takes it for valid.
-    """
+    """Strip the code fence from an answer and validate it against its form. An answer that violates
+    the form gets a warning and the finish reason "length", so that no client takes it for valid. If
+    the validation times out, the answer only gets a warning."""
     text = strip_code_fence(final.text)
     try:
         fault = await _fault(form, text, seconds)

@@ -51,7 +51,7 @@ class Guard:
             if file.path in ANSWER_FILES:
                 continue
             if refused := await self._refusal("file", file.path):
-                message = f"The file {file.path} is not handed back: {refused}."
+                message = f"The file {file.path} is withheld: {refused}."
                 warnings[file.path] = RunWarning("file_withheld", message)
         return warnings
 
@@ -114,15 +114,16 @@ class EgressWatch:
             self._open.pop(target, None)
         if _has_failed(decision):
             await self._emit_failed(self._failed.start_period(self._now()))
-            if not self._failed.allows():
+            if not self._failed.try_acquire():
                 return
         await self._emit_decision(decision)
 
     async def flush(self) -> None:
-        """Emit the connections that are still open, and the summary of those that were counted."""
-        await self._emit_failed(self._failed.take_held_back())
-        for throttle, met in self._rules.values():
-            await self._emit_suppressed(met, throttle.take_held_back())
+        """Emit the connections that are still open, and summaries of the failed connections and of
+        the rule matches that were suppressed."""
+        await self._emit_failed(self._failed.take_suppressed())
+        for throttle, event in self._rules.values():
+            await self._emit_suppressed(event, throttle.take_suppressed())
         for target in list(self._open.elements()):
             decision = Decision(target.host, target.port, "allowed", STILL_OPEN, 0, 0, 0.0)
             await self._emit_event(EgressDecided(decision))
@@ -131,7 +132,7 @@ class EgressWatch:
         """Stop emitting, because the run is over. Later connections are only logged."""
         self._emit = None
         self._open.clear()
-        if more := self._failed.take_held_back():
+        if more := self._failed.take_suppressed():
             self._log(_summary(more))
 
     async def _on_rule(self, event: Event) -> None:
@@ -140,7 +141,7 @@ class EgressWatch:
         throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_EMITTED, PERIOD_S), event)
         self._rules[event.rule] = (throttle, event)
         await self._emit_suppressed(event, throttle.start_period(self._now()))
-        if throttle.allows():
+        if throttle.try_acquire():
             await self._emit_event(event)
 
     async def _emit_suppressed(self, event: RuleMatched, more: int) -> None:
@@ -183,7 +184,7 @@ def _summary(more: int) -> Decision:
 
 
 class Throttle:
-    """Allows `most` log lines or events in each period and counts the others."""
+    """Allows `most` log lines or events in each period. Counts the others, which are suppressed."""
 
     def __init__(self, most: int, period_s: float) -> None:
         self._most = most
@@ -192,20 +193,22 @@ class Throttle:
         self._seen = 0
 
     def start_period(self, now: float) -> int:
-        """Begin a new period if the last one is over. Return how many the last one held back."""
+        """Begin a new period if the last period is over. Return the number of events that the last
+        period suppressed, or 0 if it is not over."""
         if now < self._ends_at:
             return 0
-        held_back = self.take_held_back()
+        suppressed = self.take_suppressed()
         self._ends_at, self._seen = now + self._period_s, 0
-        return held_back
+        return suppressed
 
-    def allows(self) -> bool:
-        """Count one more. Return True if it is within the limit."""
+    def try_acquire(self) -> bool:
+        """Count an event. Return True if the event is within the limit of the period."""
         self._seen += 1
         return self._seen <= self._most
 
-    def take_held_back(self) -> int:
-        """Return how many the period has held back so far, and reset that count."""
-        held_back = max(0, self._seen - self._most)
-        self._seen -= held_back
-        return held_back
+    def take_suppressed(self) -> int:
+        """Return the number of events that the period has suppressed so far, and reset that
+        number."""
+        suppressed = max(0, self._seen - self._most)
+        self._seen -= suppressed
+        return suppressed

@@ -1,4 +1,4 @@
-"""The history of a run: the messages of its prompts, in order. The history is append-only, for
+"""The history of a run: the messages of its prompts, in order. The history is append-only, because
 prefix caches and token histories depend on that. A compaction begins a new segment."""
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,17 @@ from proxy.agent.model import Message
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """The fields of SGLang and litellm, and of vLLM. Mistral sends reasoning as content parts."""
 
-Kind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
+MessageKind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
 """theirs: from the client; result: of a client tool; said: by the model; observed: an observation
-of one of the proxy's tools; asked: a request by the proxy; summary: of earlier messages. Stored.
-"""
-DEFAULT_KINDS: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
-"""The kind of a message without a mark, by role. Observations of calls written as text have the
-user role."""
+of one of the proxy's tools; asked: a request by the proxy; summary: of earlier messages. These
+words are stored with suspended runs."""
+DEFAULT_KINDS: Mapping[str, MessageKind] = {
+    "assistant": "said",
+    "tool": "observed",
+    "user": "observed",
+}
+"""The kind of a message whose kind is not given, by role. Observations of calls written as text
+have the user role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Entry:
     """One message and its kind."""
 
     message: Message
-    kind: Kind
+    kind: MessageKind
     appended: str = ""
     """Text that the proxy appended to the message."""
 
@@ -37,7 +41,7 @@ class History:
         self,
         messages: Sequence[Message],
         own_start: int | None = None,
-        message_kinds: Mapping[int, Kind] | None = None,
+        message_kinds: Mapping[int, MessageKind] | None = None,
     ) -> None:
         """`own_start` is the index of the first message of the run itself; None: after all
         messages. `message_kinds` has the kinds, by message index, of those messages whose kind is
@@ -63,7 +67,7 @@ class History:
         return [entry.message for entry in self.entries]
 
     @property
-    def message_kinds(self) -> dict[int, Kind]:
+    def message_kinds(self) -> dict[int, MessageKind]:
         """The kinds, by message index, of those messages of the run whose kind is not the default
         of their role."""
         own = enumerate(self.entries[self.own_start :], self.own_start)
@@ -163,5 +167,5 @@ def _summary_entries(
     return entries
 
 
-def _default_kind(message: Message) -> Kind:
+def _default_kind(message: Message) -> MessageKind:
     return DEFAULT_KINDS.get(str(message.get("role")), "theirs")

@@ -54,7 +54,8 @@ from sandbox_runtime.tools.base import Tool
 FINAL_ANSWER_S = 600.0
 """Maximum duration of the final-answer call, in seconds; shorter if a client's deadline is near."""
 NUDGE_TOKENS = 48
-"""HOLD_CHARS in tokens: the prose that a turn after a nudge may contain before its tool call."""
+"""Number of tokens that a turn after a nudge may spend on prose before its tool call: about
+HOLD_CHARS characters."""
 MAX_FAILED_TURNS = 2
 """Number of turns without a runnable tool call after which the plain turn follows."""
 
@@ -139,7 +140,7 @@ class AgentLoop:
         await self._emit(RunStarted(self._task.run_id, self._prompt_sha256))
         stop = None
         while stop is None:
-            stop = await self._limit_reached()
+            stop = await self._reserve_turn()
             stop = stop or await self._run_turn()
         stop = await self._fall_back_to_plain_turn(stop)
         if stop is StopReason.WALL_TIME:
@@ -155,17 +156,18 @@ class AgentLoop:
             await self._emit(Refused(self._outcome.refusal))
         return await self._build_result(stop, answer)
 
-    async def _limit_reached(self) -> StopReason | None:
-        """Return the limit that rules out another turn, or None; none rules out the plain turn."""
+    async def _reserve_turn(self) -> StopReason | None:
+        """Reserve the model call of the next turn. Return the limit that rules the turn out, or
+        None. No limit rules out the plain turn."""
         if self._is_plain:
             return None
         messages = self._conversation.history.messages
-        return await self.budget.before_turn(messages, self._conversation.trajectory_tokens())
+        return await self.budget.reserve_turn(messages, self._conversation.trajectory_tokens())
 
     async def _run_turn(self) -> StopReason | None:
         """Run one turn. Return the stop reason, or None if another turn follows."""
-        left = self._limits.max_turns - self.budget.turns
-        self._style.before_turn(self._conversation.history, left)
+        turns_left = self._limits.max_turns - self.budget.turns
+        self._style.before_turn(self._conversation.history, turns_left)
         self.budget.turns += 1
         self._capabilities.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
@@ -242,7 +244,7 @@ class AgentLoop:
             await self._emit(Narration(outcome.announced))
         outcome.announced = ""
         stop = await self._calls.run(turn, reply)
-        if stop is None and not self._has_used_tools:  # no call of the turn could be run
+        if stop is None and not self._has_used_tools:  # none of the calls could be run
             outcome.record_trouble("malformed_call")
             self._failed_turns += 1
             self._is_plain = self._failed_turns >= MAX_FAILED_TURNS
@@ -301,8 +303,8 @@ class AgentLoop:
         return None
 
     def _discard_echo(self) -> StopReason | None:
-        """Discard a reply that repeats the proxy's own texts. The plain turn follows, unless the
-        run has an answer already."""
+        """Discard a reply that repeats the proxy's own texts. Return the stop reason, or None if
+        the plain turn follows: no tool has run, and the model has announced no tool call."""
         self._outcome.record_trouble("echo")
         if self._has_used_tools or self._outcome.announced:
             return StopReason.ANSWERED
@@ -310,8 +312,8 @@ class AgentLoop:
         return None
 
     def _handle_refused_request(self, error: BackendError) -> StopReason | None:
-        """Handle a backend that refuses tools, or the length of a request. Return the stop reason,
-        or None if the plain turn follows. Raises the error if there is no fallback."""
+        """Handle a request that the backend refused because of its tools or its length. Return the
+        stop reason, or None if the plain turn follows. Raises the error if there is no fallback."""
         is_refusal = isinstance(error, ToolsRefusedError)
         insists = self._has_used_tools or self._task.profile.enabled == "always"
         if self._is_plain or (is_refusal and insists):

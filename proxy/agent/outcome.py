@@ -26,7 +26,7 @@ class RunOutcome:
     prose: str = ""
     """The model's last prose."""
     prose_reply: Completion | None = None
-    """The reply with that prose, if the prose is an answer."""
+    """The reply that contains `prose`, if `prose` can be the answer; else None."""
     finish_reason: str = "stop"
     client_calls: list[ToolCall] = field(default_factory=list)
     sent_ids: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class RunOutcome:
     choice: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the choice, such as `logprobs`, if the answer is one reply."""
     announced: str = ""
-    """Prose that announced a tool call without making it, until a call or an answer follows."""
+    """Prose that announces a tool call which the model has not made yet."""
     trouble: list[ToolTrouble] = field(default_factory=list)
     """Signs that the model cannot use tools, each once."""
     refusal: str | None = None
@@ -58,8 +58,8 @@ class RunOutcome:
         return self.finish_reason if self.finish_reason in ("length", "content_filter") else "stop"
 
     def record_narration(self, turn: Turn, reply: Completion, *, is_echo: bool) -> None:
-        """Record the prose beside tool calls, which is the answer if there is no better one. Prose
-        that repeats the proxy's own texts (`is_echo`) is ignored."""
+        """Record the prose beside tool calls. It becomes the answer if the run finds no better
+        answer. Prose that repeats the proxy's own texts (`is_echo`) is ignored."""
         prose = "" if turn.as_text or is_echo else text_of(reply.message).strip()
         if prose:
             self.prose = prose
@@ -74,8 +74,9 @@ class RunOutcome:
 def client_tool_calls(
     task: AgentTask, outcome: RunOutcome, new_id: Iterator[str]
 ) -> list[dict[str, Any]]:
-    """Return the client tool calls in the client's form. Their ids contain the run id, so that
-    results lead back to the run; a model's own ids are not unique."""
+    """Return the client tool calls in the form that the client expects. Their ids contain the run
+    id, by which the client's results are assigned to the run; a model's own ids are not unique. Ids
+    of calls of legacy `functions` are derived from the conversation instead."""
     entries = []
     for call in outcome.client_calls:
         if task.request.legacy_state is not None:

@@ -14,7 +14,7 @@ from proxy.agent.model import CompletionStopped
 from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
-"""Prose is held back until it has this many characters: most narration before a tool call is
+"""Number of characters up to which prose is held back: most narration before a tool call is
 shorter."""
 HOLD_S = 1.0
 """Maximum time that prose is held back, in seconds, so that a stream does not seem to hang."""
@@ -57,7 +57,8 @@ UNCHECKED = ProseRules(ends_replies=False)
 
 @lru_cache(maxsize=16)
 def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> ProxyTexts:
-    """Return the OwnTexts of these texts. Cached, for building them takes milliseconds."""
+    """Return the ProxyTexts of these texts. Cached, because building a ProxyTexts takes
+    milliseconds."""
     return ProxyTexts(prompts, instructions)
 
 
@@ -71,9 +72,9 @@ class Prose:
     def __init__(
         self, rules: ProseRules, *, max_chars: int | None = None, ends_at_echo: bool = True
     ) -> None:
-        """`max_chars` is the maximum prose of a reply from which a tool call was requested.
-        `ends_at_echo` is False if a reply that repeats the proxy's own texts is not ended, because
-        a tool call may follow; its prose is dropped."""
+        """`max_chars` is the maximum number of characters of prose in a reply from which a tool
+        call was requested. `ends_at_echo` is False if a reply that repeats the proxy's own texts is
+        not ended, because a tool call may follow; its prose is dropped."""
         self.rules = rules
         self._max_chars = max_chars
         self._ends_at_echo = ends_at_echo
@@ -85,8 +86,8 @@ class Prose:
         self._has_held_text = False
         """True if the held text is more than white space."""
         self._call_at = 0
-        """Offset in the held text at which a written tool call may begin; its length if none
-        may."""
+        """Offset in the held text at which a written tool call may begin; the length of the held
+        text if no call may begin there."""
         self._search_at_chars = 0
         """Length of the held text at which to search for a call again."""
         self._chars = 0
@@ -209,7 +210,8 @@ class Prose:
         self._search_at_chars = 0
 
     def _stop_begins_at(self) -> int:
-        """Return the offset in the held text at which a stop string may begin, else its length."""
+        """Return the offset in the held text at which a stop string may begin, or the length of the
+        held text."""
         longest = min(self._held_chars, len(self._tail), MAX_HELD_STOP_CHARS)
         for size in range(longest, 0, -1):
             end = self._tail[-size:]
@@ -221,8 +223,8 @@ class Prose:
         return self._call_begins_at() < self._held_chars
 
     def _call_begins_at(self) -> int:
-        """Return the offset in the held text at which a written tool call may begin, else its
-        length."""
+        """Return the offset in the held text at which a written tool call may begin, or the length
+        of the held text."""
         if self._held_chars >= self._search_at_chars:
             held = "".join(delta.text for delta in self._held)
             self._call_at = self._find_call(held)
@@ -261,8 +263,8 @@ def _tag_at(held: str) -> int:
 
 
 def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
-    """Return the offset at which `<name>{arguments}` may begin in the held text, else its
-    length."""
+    """Return the offset at which `<name>{arguments}` may begin in the held text, or the length of
+    the held text."""
     tag, at = f"<{name}>", -1
     while (at := held.find("<", at + 1)) >= 0:
         begun = held[at : at + len(tag)]
@@ -289,8 +291,9 @@ def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[st
 
 
 def _may_be_call_object(text: str, names: Collection[str], *, is_alone: bool = False) -> bool:
-    """Return True if a text begins with a tool call in JSON, or with what may become one by its
-    first key and the tool's name. With `is_alone`, no other text may follow the call."""
+    """Return True if a text begins with a tool call in JSON, or with an incomplete object that may
+    become a call, judging by its first key and the tool's name. With `is_alone`, no other text may
+    follow the call."""
     begun = text.strip()
     if not begun or begun[0] not in "{[":
         return False

@@ -36,8 +36,9 @@ class Redactor:
         """The redactors of further choices, by their index."""
 
     def events(self, event: Event) -> Iterator[Event]:
-        """Yield what may be shown of an event. The end of a text that still grows is held back
-        until more of the text arrives, or its end."""
+        """Yield the redacted parts of an event. The last characters of a streamed text are held
+        back until the next piece or the end of the text arrives, because a secret may continue
+        there."""
         if not isinstance(event, ChoiceEvent):
             yield from self._first.events(event)
             return
@@ -46,8 +47,9 @@ class Redactor:
             yield ChoiceEvent(event.index, each)
 
     def result(self, result: Result) -> Result:
-        """Return the result without secrets. Fields with an entry for each token of the answer are
-        dropped, because a secret is spread over several tokens."""
+        """Return the result with its answer and refusal redacted. Lists and mappings in `choice`
+        and `response`, such as `logprobs`, are dropped, because a secret may be spread over the
+        entries of several tokens. The arguments of client tool calls are not redacted."""
         others = [
             self._others.get(index, _ChoiceRedactor(self._secrets)).result(other)
             for index, other in enumerate(result.others, 1)
@@ -62,13 +64,13 @@ class _ChoiceRedactor:
         self._secrets = secrets
         self._reasoning = StreamRedactor(secrets)
         self._last_reasoning = ReasoningDelta("")
-        """The last piece of the model's thinking or narration."""
+        """The last piece of the model's reasoning or narration."""
         self._answer = StreamRedactor(secrets)
         self._outputs: dict[str, tuple[ToolOutput, StreamRedactor]] = {}
         """The last piece of the running command's output, by stream."""
         self._sent_answer = ""
         self._sent_before = 0
-        """Characters of narration that were sent as the answer before it began anew."""
+        """Number of characters that were sent as the answer and turned out to be narration."""
 
     def events(self, event: Event) -> Iterator[Event]:
         if isinstance(event, ENDS_REASONING):
@@ -89,13 +91,14 @@ class _ChoiceRedactor:
                 self._outputs[event.stream] = (event, stream)
                 yield from _unless_empty(replace(event, text=stream.feed(event.text)))
             case _:
-                yield from self._whole(event)
+                yield from self._redact_complete(event)
         if isinstance(event, AnswerRestarted):
             self._sent_before += len(self._sent_answer)
             self._sent_answer = ""
 
-    def _whole(self, event: Event) -> Iterator[Event]:
-        """Yield an event whose texts are complete, after the rest of the texts that it ends."""
+    def _redact_complete(self, event: Event) -> Iterator[Event]:
+        """Yield an event with complete texts, redacted. The end of a tool call follows the
+        held-back rest of the command's output."""
         match event:
             case ToolCallFinished():
                 outputs, self._outputs = self._outputs, {}

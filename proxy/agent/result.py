@@ -28,9 +28,9 @@ class Artifact:
     sha256: str
     url: str
     data_url: str | None
-    """The content of an image that is small enough to be part of the message, else None."""
+    """Data URL of an image that is small enough to be part of the message; else None."""
     filename: str = ""
-    """The name that users see, unique among the run's files; "" for that in `path`."""
+    """The name that users see, unique among the run's files; "": the name in `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class RunStats:
     context_tokens: int = 0
     """Tokens of the last prompt."""
     env_tokens: int = 0
-    """Tokens of tool output in the prompts, by the backend's count."""
+    """Tokens of tool output in the prompts, each counted once. The count follows from the growth of
+    the prompts that the backend counts, and is partly an estimate."""
     wall_ms: int = 0
     """Duration of the run, in milliseconds."""
     sandbox_ms: int = 0
@@ -54,17 +55,17 @@ class RunStats:
     peak_mem_bytes: int = 0
     """Peak memory of the largest command, in bytes."""
     commands: int = 0
-    """Tool calls other than submit."""
+    """Number of tool calls other than submit."""
     egress_bytes: int = 0
-    """Bytes between the sandbox and the network, in both directions."""
+    """Bytes transferred between the sandbox and the network, in both directions."""
     cost_usd: float | None = None
     """Cost of the model calls; None if unknown."""
     documents_tokens: int = 0
     """Estimated tokens that each prompt saves because long texts became files."""
     documents_tokens_saved: int = 0
-    """The tokens that `documents_tokens` estimates, summed over all model calls."""
+    """`documents_tokens` times the number of model calls."""
     turns: int = 0
-    """Model calls with tools."""
+    """Number of turns. The final-answer call and the calls for summaries are not turns."""
     prompt_tokens: int = 0
     """Prompt tokens of all model calls."""
     completion_tokens: int = 0
@@ -92,7 +93,7 @@ class Compaction:
     """One compaction of the history."""
 
     kind: Literal["stubs", "summary"]
-    """The replacement of earlier messages."""
+    """The replacement for earlier messages: stubs for single observations, or one summary."""
     cause: Literal["nearly full", "refused"]
     """`refused` if the backend refused the prompt as too long."""
     tokens_before: int
@@ -112,8 +113,8 @@ class RunWarning:
 
 
 ToolTrouble = Literal["malformed_call", "echo", "runaway"]
-"""Signs that a model cannot use tools: it makes calls in no known form, repeats its prompt, or
-repeats itself without end."""
+"""Signs that a model cannot use tools: none of a turn's calls could be run, the model repeats the
+proxy's own texts, or the model repeats itself without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Result:
     origin: Origin = "new"
     """The origin of the files in the workspace."""
     route: RouteReason = "auto"
-    """Why there was a run, or one model call without tools."""
+    """Why the request was answered with or without tools."""
     steps: int = 0
     """Number of tool calls that clients see as steps."""
     suspended_run: SuspendedRun | None = None
@@ -177,7 +178,8 @@ class CapabilityCounter:
         self._in_this_turn = frozenset()
 
     def record(self, tool: str, arguments: object) -> None:
-        """Count a tool call. `tool` is the proxy's own name of the tool."""
+        """Count the capabilities that a tool call uses. `tool` is the proxy's own name of the
+        tool."""
         used = capabilities_of(tool, arguments)
         for capability in used - self._in_this_turn:
             self.turns[capability] += 1
@@ -243,7 +245,8 @@ def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
 
 
 def run_times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
-    """Return the times in milliseconds. Time in neither model nor sandbox is the proxy's own."""
+    """Return the times in milliseconds. The proxy's own time is the time spent in neither model nor
+    sandbox."""
     wall_ms, model_ms, sandbox_ms = (int(s * 1000) for s in (wall_s, model_s, sandbox_s))
     own_ms = max(0, wall_ms - model_ms - sandbox_ms)
     return Times(wall_ms=wall_ms, model_ms=model_ms, sandbox_ms=sandbox_ms, own_ms=own_ms)
@@ -255,8 +258,8 @@ def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def add_usage(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sum of two usage reports, nested numbers included. Keep fields that only one
-    has."""
+    """Return the sum of two usage reports, nested numbers included. Other fields come from `more`,
+    or from `total` if `more` does not have them."""
     summed = dict(total)
     for key, value in more.items():
         before = summed.get(key)

@@ -1,9 +1,9 @@
 """The style of a run's turns: the proxy's default style, or the reference style.
 
-The reference style sends the same requests as the paper's implementation, without its faults: only
-the first call of a turn is run and the others stay unanswered, a turn without a call is answered
-with a request for one, and the last message before each turn ends with the number of turns left.
-"""
+The reference style sends the same requests as the paper's implementation, but does not repeat its
+bugs. Only the first call of a turn is run, and the other calls stay unanswered. After a turn
+without a call, the model is asked to make a call. The last message before each turn ends with the
+number of turns left."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +26,7 @@ from proxy.agent.tool_calls import ToolCall, Turn, parse_call, parse_turn, repai
 TEMPERATURE = 1.0
 MAX_TOKENS = 65_536
 """The token limit of one turn."""
-_COLD = ("o3", "o4")
+_WITHOUT_TEMPERATURE = ("o3", "o4")
 """Models with these strings in their names accept no temperature."""
 
 
@@ -107,7 +107,9 @@ class ReferenceStyle:
         """Return the reference's parameters, overridden by the client's. The client's token limit
         applies to each turn."""
         temperature = (
-            {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}
+            {}
+            if any(name in task.model for name in _WITHOUT_TEMPERATURE)
+            else {"temperature": TEMPERATURE}
         )
         own = task.params
         return Params(
@@ -152,8 +154,8 @@ class ReferenceStyle:
 
 
 def _without_nulls(message: Message) -> Message:
-    """Return the reply as the reference sends it back: without nulls, reasoning in SGLang's
-    field."""
+    """Return the reply as the reference sends it back: without nulls, and with the reasoning in
+    SGLang's field."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = kept.pop("reasoning", None)
     if reasoning is not None:
@@ -164,8 +166,8 @@ def _without_nulls(message: Message) -> Message:
 
 
 def _with_any_json(call: ToolCall) -> ToolCall:
-    """Return the call with its arguments if they are any JSON: the tool itself rejects wrong
-    types."""
+    """Return the call with its arguments if the arguments are JSON of any type: the tool itself
+    rejects wrong types."""
     try:
         arguments = json.loads(call.written)
     except (ValueError, RecursionError):
@@ -174,7 +176,7 @@ def _with_any_json(call: ToolCall) -> ToolCall:
 
 
 def style_of(profile: Profile) -> AgentStyle:
-    """Return the style that the profile asks for."""
+    """Return the style that the profile selects."""
     if profile.agent.style == "reference":
         return ReferenceStyle(profile.agent.prompts)
     return DefaultStyle()

@@ -41,11 +41,12 @@ class SuspendedRun:
     as_text: bool
     """True if the calls were written as text, so that no `tool` message can answer them."""
     resume_from: ResumePoint | None
-    """The state of its workspace, if there is one."""
+    """The saved state of the run's workspace, if there is one."""
     used_sandbox: bool = True
     """True if the run has used a sandbox, so that the answer files there are its own."""
     message_kinds: Mapping[int, Any] = field(default_factory=dict)
-    """Kinds of messages that differ from that of their role, by index. See `History`."""
+    """Kinds, by message index, of the messages whose kind is not the default of their role. See
+    `History`."""
 
     @property
     def run_id(self) -> str:
@@ -94,8 +95,8 @@ class SuspendedRun:
         )
 
     def with_results(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
-        """Return the run's messages, the results of its calls and the messages after them, with
-        their marks.
+        """Return the run's messages, the results of its calls and the messages after them, and the
+        kinds of all these messages by index.
 
         The run's own messages are used even if the client has edited or dropped them.
         """
@@ -134,8 +135,8 @@ def answered_run_ids(messages: Sequence[Message]) -> list[str]:
 
 def run_id_of_call(id: str) -> str | None:
     """Return the run id in a call id, or None if the proxy did not create the call id."""
-    minted = _CALL_ID.fullmatch(id)
-    return minted[1] if minted else None
+    match = _CALL_ID.fullmatch(id)
+    return match[1] if match else None
 
 
 def result_messages(

@@ -23,7 +23,7 @@ from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
 LAST_ATTEMPT_S = 2.0
-"""Minimum time for an attempt while the status line is held back, in seconds."""
+"""Minimum time left for an attempt while the status line is held back, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,15 @@ class InputFile:
 
     path: str
     identity: str
-    """Equal for equal contents."""
+    """A file with the same path and identity is uploaded only once into a workspace: the identity
+    is a digest of the contents, or of the URL or upload id."""
     read: Callable[[], AsyncGenerator[bytes, None]]
     """Return the file's bytes from the start. Raises SandboxFileError if the file is gone."""
 
 
 class StatusHold:
-    """Holds back the status line of a streamed response for at most `hold_s` seconds."""
+    """The time until which the status line of a streamed response is held back: at most `hold_s`
+    seconds, so that a failed first model call can still decide the status."""
 
     def __init__(self, hold_s: float) -> None:
         self.until = time.monotonic() + hold_s
@@ -51,18 +53,19 @@ class StatusHold:
 
 
 class RunObserver(Protocol):
-    """Observes one run. Each event arrives redacted, before any subscriber receives it, and the end
-    of the run arrives before any client learns of it, once: `on_result` or `on_error`."""
+    """Observes one run. An observer receives each event redacted, and before any subscriber. At the
+    end of the run, either `on_result` or `on_error` is called, before any client learns of the
+    end."""
 
     @property
     def event_types(self) -> frozenset[type]:
         """The types of the events that `on_event` receives."""
 
     async def on_event(self, event: Event) -> None:
-        """Handle an event. An error ends the run with that error."""
+        """Handle an event. An error that this method raises ends the run."""
 
     async def on_result(self, result: Result) -> None:
-        """Handle the result. An error ends the run with that error."""
+        """Handle the result. An error that this method raises replaces the result."""
 
     async def on_error(self, error: BaseException) -> None:
         """Handle the error that ends the run. CancelledError: the run was cancelled."""
@@ -76,7 +79,7 @@ class ArtifactStore(Protocol):
         """Id of the API's container that lists the files."""
 
     def url(self, path: str) -> str:
-        """Return the URL of a file once it is saved."""
+        """Return the URL that a file will have once it is saved."""
 
     async def has(self, path: str) -> bool:
         """Return True if the file is saved."""
@@ -94,8 +97,8 @@ class BudgetAccount(Protocol):
         """The limits of a day."""
 
     async def take(self, expected: Expense) -> Reservation:
-        """Reserve an expense, unless a part of the budget is used up. The reservation then names
-        that part."""
+        """Reserve an expense. If a part of the budget is used up, reserve nothing and return a
+        Reservation whose `exhausted` names that part."""
 
     async def overdraw(self, expected: Expense) -> Reservation:
         """Reserve an expense even if the budget is used up."""
@@ -111,7 +114,7 @@ class ChatRequest:
     messages: Sequence[Message] = ()
     """The messages as the client sent them."""
     has_client_indexes: bool = False
-    """True if the messages have the same indexes in the client's own request."""
+    """True if each message has the same index here as in the request that the client sent."""
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
     text_tools: frozenset[str] = frozenset()
@@ -131,23 +134,24 @@ class ChatRequest:
     stream: bool = False
     """True if the client streams, so that the model streams too."""
     legacy_state: str | None = None
-    """State of the conversation if the client uses the legacy `functions`, whose calls have no ids;
-    else None."""
+    """If the client uses the legacy `functions`, whose calls have no ids: the session state that
+    ids are derived from (see `function_call_id`). Else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """The model parameters of a run, by the model calls that they are sent with."""
+    """The model parameters of a run, grouped by the model calls that send them."""
 
     base: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each model call."""
     optional: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of each model call until the backend refuses a call as too long."""
     final: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the call that writes the visible answer only."""
+    """Parameters of one call only: the call that writes the visible answer."""
     token_limits: Mapping[str, Any] = field(default_factory=dict)
-    """The client's token limit under the client's name for it. It bounds visible prose; each call
-    may take at least `limits.min_turn_tokens` for reasoning and tool calls."""
+    """The client's token limit, by the parameter name that the client used. It limits the visible
+    prose. The limit that is sent with a call is raised to `limits.min_turn_tokens`, so that
+    reasoning and tool calls have room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +182,12 @@ class PendingInput:
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """The start of the run of a choice."""
+    """The start and the deadline of one choice's run."""
 
     began: float
     """Start time by time.monotonic, in seconds."""
     deadline_s: float | None = None
-    """Seconds left until the client's deadline at the start."""
+    """Seconds from `began` to the client's deadline; None if there is no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +255,8 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One request, complete: `proxy.api.prepare` builds it, and nothing changes it afterwards."""
+    """The task of one run. `proxy.api.prepare` builds the task, and nothing changes it
+    afterwards."""
 
     run_id: str
     model: str
@@ -268,9 +273,11 @@ class AgentTask:
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None
-    """The client's own credentials for the backend, if it brings such."""
+    """The client's own credentials for the backend; None: the backend's key of the
+    configuration."""
     body_memory: BodyReservation | None = None
-    """The memory that is reserved for the request's body, which the run keeps as well."""
+    """The memory that is reserved for the request's body. The reservation is released once the
+    response is sent and the run has ended."""
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """Time of the request, in seconds since 1970."""
@@ -278,7 +285,8 @@ class AgentTask:
     """The request's further choices (`n`), each with a run of its own."""
 
     async def discard(self) -> None:
-        """Refund the budget and end the recording, because the run does not start."""
+        """Refund the daily budget and report RunCancelledError to the observer, because the run
+        does not start."""
         if self.limits.reservation:
             await self.limits.reservation.refund()
         if self.observer:
@@ -286,7 +294,7 @@ class AgentTask:
 
 
 def out_of_time(task: AgentTask) -> OutOfTimeError:
-    """Return the error of a task without an answer at its deadline."""
+    """Return the error for a task that has no answer at its deadline."""
     deadline_s = task.limits.deadline_s
     if deadline_s is None:
         return OutOfTimeError("The model did not answer in time.")

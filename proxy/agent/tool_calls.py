@@ -23,9 +23,13 @@ _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}"
     r'|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F])|\\[^u]|[^"\\]+'
 )
+"""Matches an escape sequence, a surrogate pair or plain characters inside a JSON string."""
 _END = re.compile(r'"\s*(?:[,}]|\Z)')
+"""Matches the end of a JSON string that is a value in an object."""
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
+"""Matches the first half of a surrogate pair at the end of the text received so far."""
 _SHOWN_CHARS = 200
+"""Maximum number of characters of a malformed call that an observation quotes."""
 _Written = tuple[str, Any] | str
 """Name and arguments of a call, or the text of a call that cannot be parsed."""
 
@@ -218,13 +222,13 @@ def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
         call = _as_call(value)
         if call and call[0] in names:
             yield call
-        elif not _is_call_of_another(value):
+        elif not _is_call_of_other_tool(value):
             yield tag[1], value
 
 
-def _is_call_of_another(value: dict[str, Any]) -> bool:
-    """Return True if the keys of an object, name first, are those of a call and not of
-    arguments."""
+def _is_call_of_other_tool(value: dict[str, Any]) -> bool:
+    """Return True if an object is a call of another tool instead of the arguments of a call: its
+    first key is in NAME_KEYS, and a key is in ARGUMENT_KEYS."""
     named = next(iter(value), "") in NAME_KEYS
     return named and not value.keys().isdisjoint(ARGUMENT_KEYS)
 
@@ -251,8 +255,9 @@ def _as_calls(value: Any) -> list[_Written]:
 
 
 def _as_call(value: Any) -> tuple[str, Any] | None:
-    """Return the call in `{"name": …, "arguments": …}`, in the same inside `function`, or in an
-    object with the arguments beside the name."""
+    """Return the name and the arguments of a call in the form `{"name": …, "arguments": …}`, also
+    inside `function`, or in the form of an object with each argument beside the name. Return None
+    for another value."""
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):

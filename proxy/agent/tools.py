@@ -45,11 +45,11 @@ by itself and its output is not lost."""
 
 
 class ToolExecutor:
-    """Runs the model's calls of the proxy's tools. Mistakes of the model become observations.
+    """Runs the model's calls of the proxy's tools. A mistake of the model becomes an observation.
 
-    So does the loss of the sandbox, mostly caused by the model's command: the next call gets a new
-    sandbox with the input files.
-    """
+    The loss of the sandbox, which is mostly caused by the model's command, becomes an observation
+    too, and the next call gets a new sandbox with the input files. The run fails once MAX_LOSSES
+    sandboxes were lost."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class ToolExecutor:
         max_calls: int | None = None,
     ) -> None:
         """`prepare` is called for each new sandbox before its first command. `keep_warm` surrounds
-        each call, so that the next model call finds an open connection. `client_tool_names` are
-        reserved: the proxy's tools are renamed. `max_calls` is the client's limit of calls."""
+        each call, so that the next model call finds an open connection. A tool of the proxy whose
+        name is in `client_tool_names` is renamed. `max_calls` is the client's limit of calls."""
         self._tools = {_unique_name(tool.name, client_tool_names): tool for tool in tools}
         self._lease = lease
         self._emit = emit
@@ -177,8 +177,8 @@ class ToolExecutor:
             self._upload_failures.clear()
 
     async def sandbox(self) -> Sandbox:
-        """Return the run's sandbox. Raises SandboxStartError, and once SandboxLostError if a new
-        sandbox has replaced the sandbox in use."""
+        """Return the run's sandbox. Raises SandboxStartError. Raises SandboxLostError if a new
+        sandbox has replaced the sandbox in use; the next tool call then gets the new sandbox."""
         self.is_sandbox_requested = True
         sandbox = await self._lease.sandbox()
         if self.current_sandbox and self.current_sandbox is not sandbox:
@@ -289,7 +289,7 @@ class CallRunner:
         is_submit = self._executor.is_submit(call.name)
         if not is_submit and self._executor.is_call_limit_reached:
             return Observation(NO_MORE_CALLS)
-        if not is_submit and (stop := await self._budget.before_command()):
+        if not is_submit and (stop := await self._budget.reserve_command()):
             return Observation(NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop]))
         answer = recover_answer(call.written) if is_submit and call.written else ""
         if answer:  # readable, although its JSON is cut off or wrongly escaped
@@ -300,7 +300,7 @@ class CallRunner:
             self._conversation.has_used_tools = True
         observation = await self._executor.run(call, timeout_s, self._budget.time_left_s)
         if not is_submit:
-            await self._budget.after_command(observation)
+            await self._budget.settle_command(observation)
         if answer and observation.finished:
             self._outcome.finish_reason = reply.finish_reason
         return observation
@@ -312,7 +312,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _unique_name(name: str, taken: Collection[str]) -> str:
-    """Return a name that is not in `taken`."""
+    """Return the name, prefixed with `sandbox_` if it is in `taken`."""
     while name in taken:
         name = f"sandbox_{name}"
     return name

@@ -46,7 +46,8 @@ class FirstCallProgress:
         self._is_accepted = False
 
     async def on_progress(self, progress: CallProgress) -> None:
-        """Emit the progress of the first call; ignore later calls. Raises StopRetryingError."""
+        """Emit the progress of the first call; ignore later calls. Raises StopRetryingError if the
+        status can be held back no longer."""
         if self._is_accepted:
             return
         await self._emit(progress)

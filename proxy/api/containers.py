@@ -136,7 +136,7 @@ async def retrieve_container(
 @router.delete("/v1/containers/{container_id}", responses=errors(404))
 async def delete_container(services: ServicesDep, owner: Owner, container_id: str) -> Deleted:
     """Delete a container with its files, and cancel its runs."""
-    await services.runs.cancel_in(owner, container_id)
+    await services.runs.cancel_in_container(owner, container_id)
     had_files = await services.workspaces.discard(Session(owner, container_id))
     if not (await services.store.containers.delete(owner, container_id) or had_files):
         raise _no_such_container(container_id)

@@ -33,7 +33,7 @@ from policies.profile import Profile
 from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import BodyMemory, BodyReservation, copies_bytes
+from proxy.body_memory import BodyMemory, BodyReservation, size_of_copies
 from proxy.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -392,7 +392,7 @@ async def decode_body(request: Request, raw: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     if len(raw) > SMALL_BYTES:
-        body_reservation(request).take(copies_bytes(raw, value))
+        body_reservation(request).take(size_of_copies(raw, value))
     if len(raw) > SLOW_BYTES:
         await asyncio.sleep(YIELD_S)
     return value

@@ -362,7 +362,7 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
     if resume_from is None:
         return ()
     owner, container = session.owner, session.container_id
-    await services.files.remember(container, owner)
+    await services.files.ensure_container(container, owner)
     client_files = await services.files.client_files(container, owner)
     if resume_from.starts_empty or await services.store.workspaces.newest(session.session):
         return client_files

@@ -93,9 +93,9 @@ async def json_response(
             return _KeepAliveJSONResponse(subscriber, builder, interval_s)
         content = builder.finish(subscriber.run.result())
     except BaseException:
-        subscriber.leave()
+        subscriber.unsubscribe()
         raise
-    subscriber.leave()
+    subscriber.unsubscribe()
     return JSONResponse(
         content, headers=run_headers(subscriber.run.id, subscriber.run.container_id)
     )
@@ -117,7 +117,7 @@ async def stream_response(
     try:
         received = await while_connected(request.http, _wait_for_status(subscriber, hold, wait_s))
     except BaseException:
-        subscriber.leave()
+        subscriber.unsubscribe()
         raise
     hold.is_held = False
     return _StreamResponse(subscriber, received, encoder, interval_s, keep_alive)

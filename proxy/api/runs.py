@@ -42,7 +42,7 @@ async def cancel_run(
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("a request cancelled it")
-            await run.ended()
+            await run.wait_until_ended()
         # Not from `_found`: the manager may have dropped the run after its end.
         return JSONResponse(_run_object(request, services, run.metadata, run.record()))
     metadata, record = await _found(services, owner, run_id)

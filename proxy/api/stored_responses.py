@@ -90,7 +90,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     run = run_of(request, response_id)
     if run and stored.record["background"]:
         run.cancel("the response was deleted")
-        await run.ended()
+        await run.wait_until_ended()
     await get_services(request).runs.forget(get_owner(request), run_id(response_id))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -106,7 +106,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
     if run := run_of(request, response_id):
         run.cancel("a request cancelled it")
-        await run.ended()
+        await run.wait_until_ended()
     elif await is_running(request, stored):
         raise RunElsewhereError
     return JSONResponse(await current_response(request, await get_stored(request, response_id)))

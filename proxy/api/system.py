@@ -176,7 +176,7 @@ async def _models(request: Request) -> list[dict[str, Any]]:
 async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not answer."""
-    names = services.profiles.open_to(key) if key else list(services.profiles.named)
+    names = services.profiles.names_for(key) if key else list(services.profiles.named)
     served, failure = await while_connected(request, _listed(get_model(request)))
     return JSONResponse(
         {

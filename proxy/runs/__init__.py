@@ -1,1 +1,1 @@
-"""Runs as they go on: begun, heard by whoever listens, found again, ended."""
+"""Runs: start, subscribers, event log, stored outcomes, retries and cancellation."""

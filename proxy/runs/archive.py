@@ -1,5 +1,5 @@
-"""The run archive: stores the outcomes of runs, and replays runs of the store, also those that
-another process runs."""
+"""The run archive: stores the outcomes of runs, and replays stored runs, including runs of other
+processes."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ from proxy.store.runs import RunRepository
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""Seconds between two looks at the store for the end of another process's run."""
+"""Interval at which the store is polled for the end of another process's run, in seconds."""
 MAX_WAITING = 10_000
-"""The most summaries that wait for the store; beyond that the oldest is dropped."""
+"""Maximum number of summaries that wait to be written. Beyond it, the oldest are dropped."""
 SUMMARIZE_EVERY_S = 1.0
 """Seconds for which summaries are collected for one transaction."""
 
@@ -41,8 +41,8 @@ class RunArchive:
         self._closing = asyncio.Event()
 
     async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
-        """Store the start of a run. Return the run that has the key already, if there is one.
-        Raises IdempotencyError."""
+        """Store the start of a run. Return the earlier run with the same idempotency key, if there
+        is one. Raises IdempotencyError."""
         found = await self._repository.begin(_stored_run(metadata, identity))
         return self._replay(found, identity) if found else None
 
@@ -55,9 +55,9 @@ class RunArchive:
         await self._repository.end(stored, keep_s=self._keep_s, for_retry=for_retry)
 
     def store_summary(self, run: Run) -> None:
-        """Store a summary of each of the run's choices, with the next transaction."""
+        """Queue a summary of each of the run's choices for the next transaction."""
         if not self._summaries:
-            self._start(self._write_summaries())
+            self._run_in_background(self._write_summaries())
         owner, summary = run.identity.owner, run.summary()
         self._summaries[run.id] = owner, run.metadata, summary
         for other in summary.result.others if summary.result else ():
@@ -81,23 +81,23 @@ class RunArchive:
                 if self._summaries.get(run_id) is each:
                     del self._summaries[run_id]
 
-    def forget(self, run_id: str) -> None:
-        """Remove a run from the store."""
-        self._start(self._repository.delete(run_id))
+    def delete_in_background(self, run_id: str) -> None:
+        """Start to remove a run from the store, and do not wait for the end."""
+        self._run_in_background(self._repository.delete(run_id))
 
-    async def drop(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run, if the run has ended."""
+    async def delete_ended(self, owner: str, run_id: str) -> None:
+        """Remove the outcome of the owner's run from the store, if the run has ended."""
         await self._repository.delete_ended(owner, run_id)
 
     async def find_by_key(self, identity: RequestIdentity) -> Run | None:
-        """Return the run with the request's key, or None. Raises IdempotencyError."""
+        """Return the run with the request's idempotency key, or None. Raises IdempotencyError."""
         assert identity.key is not None
         found = await self._repository.find_by_key(identity.owner, identity.key)
         return self._replay(found, identity) if found else None
 
     async def find_retried(self, identity: RequestIdentity, besides: Collection[str]) -> Run | None:
-        """Return a run whose client disconnected before it had read the result, or None. `besides`
-        are the ids of runs that are not considered."""
+        """Return a run whose client disconnected before reading the result, or None. Runs whose ids
+        are in `besides` are not considered."""
         found = await self._repository.take_for_retry(identity.owner, identity.fingerprint, besides)
         return self._replay(found, identity) if found else None
 
@@ -129,7 +129,7 @@ class RunArchive:
             await asyncio.sleep(POLL_S)
             found = await self._repository.find(stored.owner, stored.id)
             if found is None or found.status == "cancelled":
-                raise RunLostError  # the client that started the run has left; this one waits
+                raise RunLostError  # cancelled or deleted, although this client still waits
             stored = found
         record = await asyncio.to_thread(Record.from_json, stored.status, stored.record)
         for event in record.events:
@@ -137,14 +137,14 @@ class RunArchive:
         return record.outcome()
 
     def _on_unsubscribed(self, run: Run) -> None:
-        """Cancel a replay that still waits. Release an unread result, so that another retry may
-        read it."""
+        """Cancel a replay that still waits for the end of the run. Return an unread result to the
+        store, so that another retry may read it."""
         if not run.has_ended:
             run.cancel("the client disconnected")
         elif run.identity.key is None and not run.is_fully_read:
-            self._start(self._repository.return_for_retry(run.id))
+            self._run_in_background(self._repository.return_for_retry(run.id))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -30,17 +30,17 @@ from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
 
 MAX_CHARS = 1_000_000
-"""The most characters of events in a log. The answer is not counted and always kept whole."""
+"""Number of characters beyond which a log drops its oldest turns. The answer is never dropped."""
 MAX_LIVE_CHARS = 100_000
-"""About the most characters of one command's live output in a log."""
+"""Approximate maximum number of characters of one command's live output in a log."""
 OVERHEAD_CHARS = 100
-"""The characters that an event counts for beside its text."""
+"""Number of characters by which an event counts in addition to its text."""
 
 
 class EventLog:
-    """The events of a run so far. The log joins the pieces of one text, truncates a command's live
-    output, and beyond `max_chars` drops the oldest turns but for the answer and the number of
-    steps."""
+    """The events of a run so far. The log joins the pieces of one text and truncates a command's
+    live output. Beyond `max_chars`, the log drops the oldest turns, except for the answer and the
+    number of dropped steps."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
@@ -48,11 +48,11 @@ class EventLog:
         self._pieces: list[str] = []
         """The pieces of the last event's text, while the text still grows."""
         self._growing: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = None
-        """The event of the first of these pieces."""
+        """The event that the first of these pieces came with."""
         self._others: dict[int, EventLog] = {}
         """The logs of further choices, by the choice's index."""
         self._live_chars = 0
-        """The characters in the log of the running command's output."""
+        """Number of characters of the running command's output in the log."""
         self._chars = 0
         self._full_at = max_chars
 
@@ -74,7 +74,7 @@ class EventLog:
             self._drop_oldest()
 
     def events(self) -> list[Event]:
-        """Return the events in the log, in order; those of further choices come last."""
+        """Return the events in the log, in order. The events of further choices come last."""
         self._close()
         others = (
             ChoiceEvent(index, event)
@@ -97,13 +97,14 @@ class EventLog:
     def _close(self) -> None:
         if self._growing is not None:
             is_one = len(self._pieces) == 1
-            whole = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
-            self._events.append(whole)
+            joined = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
+            self._events.append(joined)
             self._growing = None
             self._pieces = []
 
     def _drop_oldest(self) -> None:
-        """Drop the earlier half, up to the start of a turn, but for the answer."""
+        """Drop about the older half of the log, up to the start of a turn. Keep the answer and the
+        number of dropped steps."""
         self._close()
         turns = list(self._turns())
         half = self._max_chars // 2
@@ -115,7 +116,7 @@ class EventLog:
         omitted = [StepsOmitted(steps)] if steps else []
         self._events = [*answer, *omitted, *self._events[first:]]
         self._chars = sum(map(_chars, self._events))
-        # The rest may be one long turn: try again when the log has doubled.
+        # The rest may be one long turn: the log drops events again only once its size has doubled.
         self._full_at = max(self._max_chars, 2 * self._chars)
 
     def _turns(self) -> Iterator[tuple[int, int]]:
@@ -161,9 +162,9 @@ def _chars(event: Event) -> int:
 
 _EVENTS: Mapping[str, Any] = {
     **{kind.__name__: kind for kind in ALL_EVENTS},
-    # Runs that the last release stored have the names that these events had there.
-    "ChoiceEvent": ChoiceEvent,
-    "RuleMatched": RuleMatched,
+    # The names of these events in runs that the last release stored.
+    "OfChoice": ChoiceEvent,
+    "RuleMet": RuleMatched,
 }
 _OLD_FIELDS = {
     "tally": "stats",
@@ -176,14 +177,14 @@ _OLD_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run as the store has it. Of a run that has not ended, only the status is known."""
+    """The stored form of a run. The record of a run that has not ended contains only the status."""
 
     status: RunStatus
     events: Sequence[Event] = ()
     result: Result | None = None
     error: ProxyError | None = None
     is_summary: bool = False
-    """True if the record has no events and no texts."""
+    """True if events and texts were removed from the record."""
 
     def outcome(self) -> Result:
         """Return the result. Raises the run's own error, RunCancelledError, RunLostError."""

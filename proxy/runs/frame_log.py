@@ -1,4 +1,5 @@
-"""The frame log: the numbered frames of a streamed answer, for readers that join late or resume."""
+"""The frame log: the numbered frames of a streamed answer, for clients that subscribe late or
+resume a stream."""
 
 import asyncio
 import json
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 MAX_CHARS = 8_000_000
-"""The most characters in a log; beyond that the oldest frames are dropped."""
+"""Maximum number of characters in a log. Beyond it, the oldest frames are dropped."""
 
 
 class FrameLog:
@@ -52,7 +53,8 @@ class FrameLog:
         return log
 
     async def since(self, number: int) -> Sequence[str]:
-        """Wait for frames from `number` on and return them; none once the stream is complete."""
+        """Wait for frames from `number` on and return them. Frames that were dropped are left out.
+        Return an empty list if the stream is complete and has no further frames."""
         while number >= self.first + len(self._frames) and not self._is_complete:
             await self._changed.wait()
         # Slice from the end: a reader that keeps up takes one frame of many thousands.

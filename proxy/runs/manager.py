@@ -1,5 +1,5 @@
-"""The run manager: it starts the runs of this process, finds them for retries, stores their
-outcomes and cancels them."""
+"""The run manager: starts the runs of this process, finds the run of a retried request, stores the
+outcomes of runs, and cancels runs."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ from sandbox_runtime import errors
 log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""Seconds for which a run continues after its client has disconnected and may retry. OpenAI's SDKs
+"""Seconds for which a run continues after the disconnect of a client that may retry. OpenAI's SDKs
 close the connection and retry 0.5 to 8 s later."""
 KEEP_S = 600.0
 """Seconds for which a result is stored for retries."""
@@ -48,7 +48,8 @@ SERVER_STOPS = "the server stops"
 
 
 class RunManager:
-    """Starts runs, finds them again for retries, and stores their outcomes."""
+    """Starts and cancels runs, finds the run of a retried request, and stores the outcomes of
+    runs."""
 
     def __init__(
         self,
@@ -94,20 +95,21 @@ class RunManager:
         return self._resubscribe(found) if found else None
 
     async def start(self, identity: RequestIdentity, task: AgentTask) -> Subscriber:
-        """Start a run and subscribe to it. If another process has started a run for the key
-        meanwhile, discard the task and subscribe to that run. The caller must unsubscribe.
+        """Start a run and subscribe to it. If another process has meanwhile started a run with the
+        same idempotency key, discard the task and subscribe to the other run. The caller must
+        unsubscribe.
 
         Raises IdempotencyError."""
         metadata = RunMetadata(
             task.run_id, task.model, task.artifact_store.container_id, task.created
         )
-        if identity.has_name and (found := await self._begin(metadata, identity, task)):
+        if identity.can_be_named and (found := await self._begin(metadata, identity, task)):
             return self._resubscribe(found)
         run = Run(
             metadata, identity, partial(self._work, task), self._on_unsubscribed, task.observer
         )
         if task.body_memory:
-            task.body_memory.add_holder()
+            task.body_memory.retain()
             run.on_end(task.body_memory.release)
         self._runs[run.id] = run
         self._archive.store_summary(run)
@@ -116,11 +118,12 @@ class RunManager:
     async def _begin(
         self, metadata: RunMetadata, identity: RequestIdentity, task: AgentTask
     ) -> Run | None:
-        """Store the start of a run. Return the run that has the key already, if there is one."""
+        """Store the start of a run. If there is an earlier run with the same idempotency key,
+        discard the task and return the earlier run."""
         try:
             found = await self._archive.begin(metadata, identity)
         except BaseException:
-            self._archive.forget(metadata.id)
+            self._archive.delete_in_background(metadata.id)
             await task.discard()
             raise
         if found:
@@ -139,13 +142,13 @@ class RunManager:
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run from the store. Its idempotency key is free
-        again."""
+        """Remove the outcome of the owner's run from the store, if the run has ended. The
+        idempotency key of the run can then be used again."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
-        await self._archive.drop(owner, run_id)
+        await self._archive.delete_ended(owner, run_id)
 
-    async def cancel_in(self, owner: str, container_id: str) -> None:
+    async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
         running = [
             run
@@ -155,19 +158,19 @@ class RunManager:
         for run in running:
             run.cancel("its container was deleted")
         for run in running:
-            await run.ended()
+            await run.wait_until_ended()
 
     async def stop(self, patience_s: float = 0) -> None:
-        """Wait up to `patience_s` seconds for the runs to end, then cancel the rest of them, whose
-        subscribers get an error."""
+        """Wait up to `patience_s` seconds for the runs to end, then cancel the others. Their
+        subscribers get RunLostError."""
         with anyio.move_on_after(patience_s):
             for run in self._running_runs():
-                await run.ended()
+                await run.wait_until_ended()
         running = self._running_runs()
         for run in running:
             run.cancel(SERVER_STOPS)
         for run in running:
-            await run.ended()
+            await run.wait_until_ended()
 
     async def aclose(self) -> None:
         """Cancel all runs and wait until their outcomes are stored."""
@@ -234,10 +237,11 @@ class RunManager:
 
     async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
         """Return the result of a run. Each event passes the redaction, then the observers in the
-        order of their list, then the subscribers. So does the end of the run."""
+        order of their list, then the subscribers. The result or the error of the run takes the same
+        path."""
         log.info("run %s started, model %s", run.id, run.model)
         audit_log = self._audit_log(task, run.identity)
-        observers = [audit_log, self.metrics.of_run(task), task.observer]
+        observers = [audit_log, self.metrics.start_run(task), task.observer]
         unfinished = deque(observer for observer in observers if observer)
         try:
             if audit_log:
@@ -272,7 +276,8 @@ class RunManager:
     async def _answer(
         self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
     ) -> Result:
-        """Return the agent's result, redacted, and pass the redacted events on."""
+        """Return the redacted result of the agent. Pass each redacted event to `observers` and to
+        `emit`."""
         by_type: dict[type, list[RunObserver]] = {
             kind: [observer for observer in observers if kind in observer.event_types]
             for kind in ALL_EVENTS
@@ -295,7 +300,7 @@ class RunManager:
         return redactor.result(await self.agent.answer(task, redact))
 
     async def _suspend(self, owner: str, result: Result) -> Result:
-        """Store the suspended runs of a result. Return the result without them."""
+        """Store the suspended runs of a result. Return the result without the suspended runs."""
         if not (result.suspended_run or result.others):
             return result
         for each in (*result.others, result):
@@ -312,7 +317,7 @@ class RunManager:
         if run.has_ended:
             self._settle(run)
         elif not run.identity.detach:
-            if run.identity.may_come_back:
+            if run.identity.may_be_retried:
                 loop = asyncio.get_running_loop()
                 reason = "the client disconnected and did not retry"
                 self._grace_timers[run.id] = loop.call_later(self._grace_s, run.cancel, reason)
@@ -320,8 +325,8 @@ class RunManager:
                 run.cancel("the client disconnected")
 
     def _settle(self, run: Run) -> None:
-        """Store the outcome of a run that has ended, if a later request can ask for it, and drop
-        the run from memory."""
+        """Store the outcome of a run that has ended, if a later request can ask for the outcome.
+        Then drop the run from memory."""
         if grace := self._grace_timers.pop(run.id, None):
             grace.cancel()
         if run.id in self._saving:
@@ -335,14 +340,14 @@ class RunManager:
         self._runs.pop(run.id, None)
         self._archive.store_summary(run)
         if run.is_stored and not must_be_stored:
-            self._archive.forget(run.id)
+            self._archive.delete_in_background(run.id)
 
     async def _save(self, run: Run) -> None:
         try:
             await self._archive.store(run)
         except Exception:
             log.exception("run %s: its outcome cannot be stored", run.id)
-            self._archive.forget(run.id)
+            self._archive.delete_in_background(run.id)
         run.is_stored = True
         del self._saving[run.id]
         if not run.subscriber_count:
@@ -361,9 +366,9 @@ def _can_be_retried(run: Run, identity: RequestIdentity) -> bool:
 
 def _must_be_stored(run: Run) -> bool:
     """Return True if a later request can ask for the outcome of a run that has ended."""
-    if run.identity.has_name:
+    if run.identity.can_be_named:
         return True
-    return run.status == "completed" and run.identity.may_come_back and not run.is_fully_read
+    return run.status == "completed" and run.identity.may_be_retried and not run.is_fully_read
 
 
 def _failure_of(run: Run, error: BaseException) -> BaseException:
@@ -371,7 +376,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
     match error:
         case ProxyError():
             log.warning("run %s failed: %s", run.id, error)
-            if run.has_spent:
+            if run.has_output:
                 # The model would produce the same output again. OpenAI's SDKs obey.
                 error.headers[ResponseHeader.SHOULD_RETRY] = "false"
         case errors.SandboxError():

@@ -32,24 +32,25 @@ class RequestIdentity:
 
     owner: str
     fingerprint: str
-    """SHA-256 of the request: with a key, of the parsed body; without one, of the body's bytes."""
+    """SHA-256 of the path, some headers and the body: of the parsed body if the request has an
+    idempotency key, else of the body's bytes."""
     key: str | None = None
     """The Idempotency-Key."""
     retry_count: int | None = None
-    """The number of the attempt, from 0; None if the client's library does not send it."""
+    """The number of retries before this attempt; None if the client does not send the number."""
     stream: bool = False
     """True if the client asked for a stream."""
     detach: bool = False
     """True if the run continues without subscribers."""
 
     @property
-    def has_name(self) -> bool:
+    def can_be_named(self) -> bool:
         """True if a later request can name the run: by its idempotency key, or, if the run
         continues without subscribers, by its id."""
         return self.key is not None or self.detach
 
     @property
-    def may_come_back(self) -> bool:
+    def may_be_retried(self) -> bool:
         """True if a client that disconnects may retry. OpenAI's SDKs retry, except a stream whose
         response headers they have received, which are sent within seconds."""
         return self.key is not None or (self.retry_count is not None and not self.stream)
@@ -67,7 +68,7 @@ class RunMetadata:
     model: str
     container_id: str
     created: int
-    """When the run was created, in Unix seconds."""
+    """Time at which the run was created, in seconds since 1970."""
 
 
 class Run:
@@ -109,7 +110,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The status, in the words of the store."""
+        """The status, as it is stored."""
         if not self.has_ended:
             return "running"
         if self._task.cancelled():
@@ -127,19 +128,19 @@ class Run:
             raise RunCancelledError
         return self._task.result()
 
-    def past(self) -> Sequence[Event]:
-        """Return the events so far that the event log still holds."""
+    def past_events(self) -> Sequence[Event]:
+        """Return the events in the event log. The log drops the oldest events of long runs."""
         return self._log.events()
 
     def record(self) -> Record:
         """Return the record for the store: the events and the outcome."""
-        return replace(self._ended_as(), events=self.past())
+        return replace(self._outcome_record(), events=self.past_events())
 
     def summary(self) -> Record:
         """Return the record without events and texts."""
-        return self._ended_as().summary()
+        return self._outcome_record().summary()
 
-    def _ended_as(self) -> Record:
+    def _outcome_record(self) -> Record:
         status, error = self.status, None
         if status == "failed":
             failure = self._task.exception()
@@ -148,21 +149,22 @@ class Run:
         return Record(status, (), result, error)
 
     @property
-    def has_spent(self) -> bool:
+    def has_output(self) -> bool:
         """True if the model has produced output."""
         return any(
             isinstance(event, AnswerDelta | ReasoningDelta | ToolCallStarted | ClientCallStarted)
             or (isinstance(event, TurnStarted) and event.turn > 1)
-            for event in self.past()
+            for event in self.past_events()
         )
 
     def subscribe(self) -> "Subscriber":
-        """Subscribe to all events, past ones included. The caller must unsubscribe."""
+        """Subscribe to all events, including those in the event log. The caller must
+        unsubscribe."""
         subscriber = Subscriber(self, self._log.events(), self._space_freed.set)
         self._subscribers.append(subscriber)
         return subscriber
 
-    def leave(self, subscriber: "Subscriber") -> None:
+    def unsubscribe(self, subscriber: "Subscriber") -> None:
         """Remove a subscriber. Safe to call twice."""
         if subscriber in self._subscribers:
             self._subscribers.remove(subscriber)
@@ -180,7 +182,7 @@ class Run:
         """Call `callback` once the run has ended."""
         self._task.add_done_callback(lambda _: callback())
 
-    async def ended(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until the run has ended."""
         await asyncio.wait({self._task})
 
@@ -205,22 +207,22 @@ class Run:
 class Subscriber:
     """Reads the events of a run at its own pace, from the first event on."""
 
-    def __init__(self, run: Run, past: list[Event], on_read: Callable[[], None]) -> None:
+    def __init__(self, run: Run, past_events: list[Event], on_read: Callable[[], None]) -> None:
         self.run = run
-        self._pending = past
+        self._pending = past_events
         self._on_read = on_read
-        self._wanted = 1
-        self._news = asyncio.Event()
+        self._min_unread = 1
+        self._wake_up = asyncio.Event()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.unsubscribe()
 
-    def leave(self) -> None:
+    def unsubscribe(self) -> None:
         """Unsubscribe. Safe to call twice."""
-        self.run.leave(self)
+        self.run.unsubscribe(self)
 
     @property
     def behind(self) -> int:
@@ -228,23 +230,23 @@ class Subscriber:
         return len(self._pending)
 
     def receive(self, event: Event) -> None:
-        """Append an event to the unread ones."""
+        """Append an event to the unread events."""
         self._pending.append(event)
-        if len(self._pending) >= self._wanted:
-            self._news.set()
+        if len(self._pending) >= self._min_unread:
+            self._wake_up.set()
 
     def wake(self) -> None:
         """Wake `events`, because the run has ended."""
-        self._news.set()
+        self._wake_up.set()
 
     async def events(self, at_least: int = 1) -> Sequence[Event]:
-        """Wait for at least `at_least` unread events and return all of them. Once the run has
-        ended, return the rest; an empty list means that the run has ended and all events are
-        read."""
-        self._wanted = at_least
+        """Wait for at least `at_least` unread events and return all unread events. Once the run has
+        ended, return the remaining events without waiting. An empty list means that the run has
+        ended and all events are read."""
+        self._min_unread = at_least
         while len(self._pending) < at_least and not self.run.has_ended:
-            self._news.clear()
-            await self._news.wait()
+            self._wake_up.clear()
+            await self._wake_up.wait()
         unread, self._pending = self._pending, []
         self._on_read()
         self.run.is_fully_read |= not unread
@@ -252,7 +254,8 @@ class Subscriber:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Free the local variables of the failed frames: the error may stay in memory for minutes."""
+    """Free the local variables in the traceback of an error, which may stay in memory for
+    minutes."""
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

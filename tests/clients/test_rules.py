@@ -108,7 +108,7 @@ async def test_denied_artifact_is_left_out_with_a_warning(
     assert sandbox["warnings"] == [
         {
             "code": "file_withheld",
-            "message": "The file /testbed/output/k.pem is not handed back: rule keys forbids this.",
+            "message": "The file /testbed/output/k.pem is withheld: rule keys forbids this.",
         }
     ]
     assert "[k](/testbed/output/k.pem)" in response.json()["choices"][0]["message"]["content"]

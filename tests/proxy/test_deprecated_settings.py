@@ -14,7 +14,7 @@ from proxy.deprecated_settings import (
     PROFILE_RENAMES,
     PROFILE_VALUES,
     REQUEST_RULES,
-    Renamed,
+    RenamedSetting,
     RenamedValue,
     upgrade,
 )
@@ -47,7 +47,7 @@ def tree_with(path: str, value: Any) -> Any:
     return value
 
 
-def values_of(rename: Renamed) -> tuple[Any, Any]:
+def values_of(rename: RenamedSetting) -> tuple[Any, Any]:
     """Return a value of the old setting, and that of the new one."""
     return VALUES.get(
         rename.old.replace("sandbox.isolation.egress", "isolation.egress"), (600, 600)
@@ -56,7 +56,7 @@ def values_of(rename: Renamed) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("rename", CONFIG_RENAMES, ids=lambda rename: rename.old)
 def test_old_name_in_config_is_the_new_one_with_a_warning(
-    rename: Renamed, caplog: pytest.LogCaptureFixture
+    rename: RenamedSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
     other_settings = (
@@ -77,7 +77,7 @@ def merged(base: Any, over: Any) -> Any:
 
 @pytest.mark.parametrize("rename", PROFILE_RENAMES, ids=lambda rename: rename.old)
 def test_old_name_in_a_profile_is_the_new_one_with_a_warning(
-    rename: Renamed, caplog: pytest.LogCaptureFixture
+    rename: RenamedSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
     other_settings = (

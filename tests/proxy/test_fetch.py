@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anyio import create_task_group, fail_after
 
-from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError
+from proxy.fetch import ByteBudget, FetchedFile, Fetcher, FetchError
 from tests.sandbox_runtime.egress.internet import (
     PUBLIC,
     Behaviour,
@@ -50,7 +50,7 @@ async def fetcher_for(internet: Internet, **options: Any) -> AsyncIterator[Fetch
 
 async def fetch(
     fetcher: Fetcher, url: str = URL, max_bytes: int = 1 << 20, owner: str = "mine"
-) -> Fetched:
+) -> FetchedFile:
     return await fetcher.fetch(url, max_bytes=max_bytes, budget=ByteBudget(1 << 20, owner))
 
 
@@ -66,7 +66,7 @@ async def test_download_returns_the_data_and_the_content_type() -> None:
     site = Site(answer("Content-Type: image/png", body=PNG))
     internet = Internet()
     async with internet.server(site), fetcher_for(internet) as fetcher:
-        assert await fetch(fetcher) == Fetched(PNG, "image/png")
+        assert await fetch(fetcher) == FetchedFile(PNG, "image/png")
     (head,) = site.heads
     assert head.startswith(b"GET /a%20dot.png?v=1 HTTP/1.1\r\nHost: allowed.example\r\n")
     assert internet.lookups == ["allowed.example"]
@@ -120,7 +120,7 @@ async def test_unusual_spelling_of_an_address_is_malformed(host: str) -> None:
 async def test_only_the_public_addresses_of_a_name_are_dialed() -> None:
     internet = Internet({"allowed.example": ["10.0.0.1", PUBLIC]})
     async with internet.server(Site(answer(body=PNG))), fetcher_for(internet) as fetcher:
-        assert await fetch(fetcher) == Fetched(PNG, "")
+        assert await fetch(fetcher) == FetchedFile(PNG, "")
     assert internet.dialed == [(PUBLIC, 80)]
 
 
@@ -140,7 +140,7 @@ async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
         answer("Location: http://169.254.169.254/latest", status="307 Temporary Redirect"),
     )
     async with internet.server(far), fetcher_for(internet) as fetcher:
-        assert await fetch(fetcher) == Fetched(PNG, "image/png")
+        assert await fetch(fetcher) == FetchedFile(PNG, "image/png")
         with pytest.raises(FetchError, match=NOT_REACHABLE):
             await fetch(fetcher)
     assert internet.lookups == ["allowed.example", "other.example", "allowed.example"]
@@ -242,6 +242,6 @@ async def test_slow_dns_lookups_of_one_owner_do_not_delay_another() -> None:
             group.start_soon(fetch_slow_name)
         for _ in range(4):
             await begun.get()
-        assert await fetch(fetcher, owner="yours") == Fetched(PNG, "")
+        assert await fetch(fetcher, owner="yours") == FetchedFile(PNG, "")
         assert begun.empty()
         released.set()

@@ -71,7 +71,7 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         with anyio.fail_after(20):
             answer = await client.get("/stream")
-            await run.ended()
+            await run.wait_until_ended()
     return answer, run
 
 

@@ -299,7 +299,7 @@ async def test_call_beyond_the_clients_limit_counts_as_no_command(tmp_path: Path
 async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
-        reservation = await day.call_reservation(Expense(tokens=100))
+        reservation = await day.pop_call_reservation(Expense(tokens=100))
         await day.settle(reservation, Expense(tokens=1000))
         assert day.is_over
 
@@ -307,8 +307,8 @@ async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
 async def test_receipt_of_a_call_that_is_not_made_is_refunded(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
-        assert await day.take_call(Expense(tokens=100)) is None
-        assert await day.take_call(Expense(tokens=50)) is None
-        await day.settle(await day.call_reservation(Expense()), Expense(tokens=7))
+        assert await day.reserve_call(Expense(tokens=100)) is None
+        assert await day.reserve_call(Expense(tokens=50)) is None
+        await day.settle(await day.pop_call_reservation(Expense()), Expense(tokens=7))
         await day.refund_unused()
         assert await store.spending.spent("mine") == Expense(tokens=7)

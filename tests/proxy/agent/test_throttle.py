@@ -7,9 +7,9 @@ def emitted_lines(throttle: Throttle, now: float, count: int) -> list[object]:
     """Return the allowed lines among `count` lines at one time, and the sums of earlier periods."""
     lines: list[object] = []
     for _ in range(count):
-        if held_back := throttle.start_period(now):
-            lines.append(f"and {held_back} more")
-        if throttle.allows():
+        if suppressed := throttle.start_period(now):
+            lines.append(f"and {suppressed} more")
+        if throttle.try_acquire():
             lines.append(now)
     return lines
 
@@ -19,13 +19,13 @@ def test_throttle_allows_a_few_in_a_period_and_counts_the_others() -> None:
     assert emitted_lines(throttle, 0, 5) == [0, 0]
     assert emitted_lines(throttle, 9.9, 1) == []
     assert emitted_lines(throttle, 10, 3) == ["and 4 more", 10, 10]
-    assert throttle.take_held_back() == 1
-    assert throttle.take_held_back() == 0
+    assert throttle.take_suppressed() == 1
+    assert throttle.take_suppressed() == 0
     assert emitted_lines(throttle, 19, 2) == []
-    assert throttle.take_held_back() == 2
+    assert throttle.take_suppressed() == 2
 
 
 def test_rare_lines_are_all_allowed() -> None:
     throttle = Throttle(1, 10.0)
     assert [emitted_lines(throttle, now, 1) for now in (0, 10, 100)] == [[0], [10], [100]]
-    assert throttle.take_held_back() == 0
+    assert throttle.take_suppressed() == 0

@@ -1,5 +1,6 @@
 """Records of runs survive conversion to JSON and back."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,17 @@ def test_results_and_events_survive_serialization() -> None:
     record = Record("completed", EVENTS, replace(RESULT, others=[RESULT]))
     assert round_trip(record) == record
     assert round_trip(record).outcome().stop_reason is StopReason.SUBMITTED
+
+
+def test_events_that_the_last_release_stored_are_read() -> None:
+    rule = RuleMatched("keys", "deny", "file", "/k.pem", "no keys")
+    written = {"rule": "keys", "action": "deny", "over": "file", "subject": "/k.pem"}
+    stored = {"event": "RuleMet", **written, "reason": "no keys"}
+    events = [stored, {"event": "OfChoice", "index": 1, "of": stored}]
+    record = Record.from_json(
+        "completed", json.dumps({"events": events, "result": None, "error": None})
+    )
+    assert record.events == [rule, ChoiceEvent(1, rule)]
 
 
 def test_error_survives_serialization() -> None:

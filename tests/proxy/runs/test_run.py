@@ -45,7 +45,7 @@ async def read_all(subscriber: Subscriber) -> list[Event]:
 async def test_each_subscriber_gets_all_events() -> None:
     run = started(CountingWork(3))
     with anyio.fail_after(5), run.subscribe() as first:
-        await run.ended()
+        await run.wait_until_ended()
         with run.subscribe() as late:
             turns = [TurnStarted(1), TurnStarted(2), TurnStarted(3)]
             assert await read_all(first) == await read_all(late) == turns
@@ -81,7 +81,7 @@ async def test_run_continues_when_the_awaited_subscriber_leaves() -> None:
         with run.subscribe():
             await anyio.wait_all_tasks_blocked()
         assert unsubscribed == [run]
-        await run.ended()
+        await run.wait_until_ended()
     assert (work.done, run.status) == (10 * MAX_BEHIND, "completed")
 
 
