@@ -62,12 +62,12 @@ Disconnect = Callable[[], Coroutine[Any, Any, None]]
 """Wait until the client has disconnected."""
 _SERVICES = "sandbox_proxy.services"
 _KEY = "sandbox_proxy.key"
-_SENT = "sandbox_proxy.key_sent"
+_SENT_KEY = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
-_RUN = "sandbox_proxy.run"
+_RUN_ID = "sandbox_proxy.run"
 _BODY = "sandbox_proxy.body"
 """The BodyReservation of the request."""
-_NO_RUN = "sandbox_proxy.no_run"
+_RANDOM_ID = "sandbox_proxy.no_run"
 """The random id of a request that has no run."""
 _PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
 """A client's request id that may be sent back: at most 128 printable characters, no spaces."""
@@ -206,12 +206,12 @@ def owner_of(key: str) -> str:
 
 def sent_key(request: Request) -> str:
     """Return the key in the request's headers, or ""."""
-    known: str | None = request.scope.get(_SENT)
+    known: str | None = request.scope.get(_SENT_KEY)
     if known is None:
         scheme, _, known = request.headers.get(RequestHeader.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer":
             known = request.headers.get(RequestHeader.API_KEY, "")  # Anthropic's clients
-        known = request.scope[_SENT] = known.strip()
+        known = request.scope[_SENT_KEY] = known.strip()
     return known
 
 
@@ -266,21 +266,21 @@ def base_url(request: Request) -> str:
 
 def set_run_id(request: Request, run_id: str) -> None:
     """Store the id of the request's run, from which the request id is made."""
-    request.scope[_RUN] = run_id
+    request.scope[_RUN_ID] = run_id
 
 
 def run_id_of(request: Request) -> str | None:
     """Return the id of the request's run, or None."""
-    run_id: str | None = request.scope.get(_RUN)
+    run_id: str | None = request.scope.get(_RUN_ID)
     return run_id
 
 
 def server_request_id(scope: Scope) -> str:
     """Return the server's id of a request, which is made from its run's id if it has a run."""
-    if found := scope.get(_RUN) or scope.get(_NO_RUN):
+    if found := scope.get(_RUN_ID) or scope.get(_RANDOM_ID):
         return request_id(found)
-    scope[_NO_RUN] = os.urandom(16).hex()
-    return request_id(scope[_NO_RUN])
+    scope[_RANDOM_ID] = os.urandom(16).hex()
+    return request_id(scope[_RANDOM_ID])
 
 
 def with_request_id(scope: Scope, send: Send) -> Send:

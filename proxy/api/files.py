@@ -208,7 +208,7 @@ async def _read_form(
     bytes_left = max_mib << 20
     try:
         await check_quota(_min_file_bytes(request, bytes_left))
-        while piece := await _next(stream):
+        while piece := await _receive(stream):
             parser.write(piece)
             for data in parts.take():
                 bytes_left -= len(data)
@@ -261,7 +261,7 @@ def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
         raise BadRequestError("The form cannot be read: its boundary is missing or bad.") from error
 
 
-async def _next(stream: AsyncGenerator[bytes, None]) -> bytes:
+async def _receive(stream: AsyncGenerator[bytes, None]) -> bytes:
     try:
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             return await anext(stream, b"")
@@ -276,7 +276,7 @@ async def _next(stream: AsyncGenerator[bytes, None]) -> bytes:
 
 async def _discard(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
     """Read the rest of the body: a client reads the response only after it has sent the body."""
-    while max_bytes > 0 and (piece := await _next(stream)):
+    while max_bytes > 0 and (piece := await _receive(stream)):
         max_bytes -= len(piece)
 
 

@@ -61,10 +61,10 @@ async def create_message(http: Request) -> Response:
     translated = as_chat(body)
     options = read_request_options(translated.chat, request.headers)
     decision = resolve_route(request, translated.chat)
-    message_options = _message_options(request, translated, decision, options)
+    context = _message_context(request, translated, decision, options)
     subscriber, hold = await start_or_join(
         RunRequest(
-            client=request,
+            model_request=request,
             body=translated.chat,
             decision=decision,
             options=options,
@@ -77,10 +77,10 @@ async def create_message(http: Request) -> Response:
     )
     run_id = subscriber.run.id
     if hold is None:
-        builder = MessageBuilder(run_id, message_options)
+        builder = MessageBuilder(run_id, context)
         response = await json_response(request, subscriber, builder, options)
     else:
-        encoder = MessageStreamEncoder(run_id, message_options)
+        encoder = MessageStreamEncoder(run_id, context)
         response = await stream_response(
             request, subscriber, encoder, options, hold, keep_alive=PING
         )
@@ -90,7 +90,7 @@ async def create_message(http: Request) -> Response:
     return response
 
 
-def _message_options(
+def _message_context(
     request: ModelRequest,
     translated: MessagesAsChat,
     decision: RoutingDecision,
@@ -137,7 +137,7 @@ async def _count(
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
     fields = {name: translated.chat[name] for name in ("model", "tools") if name in translated.chat}
-    fields["messages"] = [_prompt_parts(message) for message in translated.chat["messages"]]
+    fields["messages"] = [_without_files(message) for message in translated.chat["messages"]]
     tokenized = await _post(upstream, request, TOKENIZE_PATH, fields)
     count = parse_token_count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
@@ -158,7 +158,7 @@ async def _post(
     return Response(content, received.status, received.headers)
 
 
-def _prompt_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without its files, which are in the sandbox and not in the prompt."""
     content = message.get("content")
     if not isinstance(content, list):

@@ -29,13 +29,13 @@ from proxy.api.dependencies import (
 from proxy.api.upstream_relay import (
     RequestBodyStream,
     URLScanner,
+    fields_for_backend,
     forward,
     forward_json,
+    raw_path,
     refuse_private_urls,
-    strip_plain_suffix,
     uncheckable_error,
     upstream_of,
-    written_path,
 )
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
 from proxy.store.responses import ResponseRepository
@@ -70,7 +70,7 @@ def _is_upgrade(scope: Scope) -> bool:
 
 async def _relay(request: ClientRequest) -> Response:
     http, services = request.http, request.services
-    path_class = path_kind(written_path(http))
+    path_class = path_kind(raw_path(http))
     upstream = _upstream(request, path_class)
     stream = RequestBodyStream(http)
     body = await _body(request, stream)
@@ -139,7 +139,7 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
 def _require_stateless(request: ClientRequest) -> None:
     """Raise ProxyError if the backend may store state, which all clients would share."""
     http = request.http
-    if request.services.passthrough == "all" or is_stateless(http.method, written_path(http)):
+    if request.services.passthrough == "all" or is_stateless(http.method, raw_path(http)):
         return
     raise ProxyError(
         f"{http.method} {http.url.path} is not relayed: the backend may store state, which it"
@@ -156,7 +156,7 @@ async def _require_owned(
 ) -> None:
     """Raise ProxyError if the request continues a response of another client, or if the body is too
     long to check."""
-    path = written_path(request.http)
+    path = raw_path(request.http)
     if request.services.passthrough == "all" or not may_name_responses(path):
         return
     if isinstance(body, RequestBodyStream):
@@ -194,7 +194,7 @@ def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     model = fields.get("model")
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
-    return strip_plain_suffix(fields, backend_model_name(model))
+    return fields_for_backend(fields, backend_model_name(model))
 
 
 async def forward_response(request: ModelRequest, budget: DailyBudget) -> Response:

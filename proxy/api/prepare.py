@@ -75,7 +75,7 @@ session."""
 class RunRequest:
     """A checked request for a run, from any of the APIs."""
 
-    client: ModelRequest
+    model_request: ModelRequest
     body: Mapping[str, Any]
     """The body as a chat-completions body."""
     decision: RoutingDecision
@@ -104,7 +104,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
     Raises IdempotencyError, and the errors of `prepare_request`.
     """
     identity = identify(request)
-    services, options = request.client.services, request.options
+    services, options = request.model_request.services, request.options
     hold = None
     if identity.stream and not request.is_background:
         hold_s = services.status_hold_s
@@ -138,16 +138,17 @@ def identify(request: RunRequest) -> RequestIdentity:
     With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
     Without a key they must be equal byte by byte, as the retries of the SDKs are.
     """
-    client, options = request.client, request.options
-    body, raw = client.body, client.raw
+    model_request, options = request.model_request, request.options
+    body, raw = model_request.body, model_request.raw
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
         raw = json.dumps(fields, sort_keys=True).encode()
-    headers = "\n".join(client.headers.get(name, "") for name in IDENTITY_HEADERS)
-    head = f"{client.http.url.path}\n{named_session(client.headers, request.body)}\n{headers}\n"
-    on_disconnect = options.on_disconnect or client.services.on_disconnect
+    headers = "\n".join(model_request.headers.get(name, "") for name in IDENTITY_HEADERS)
+    session = named_session(model_request.headers, request.body)
+    head = f"{model_request.http.url.path}\n{session}\n{headers}\n"
+    on_disconnect = options.on_disconnect or model_request.services.on_disconnect
     return RequestIdentity(
-        owner=client.owner,
+        owner=model_request.owner,
         fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw).hexdigest(),
         key=options.idempotency_key,
         retry_count=options.retry_count,
@@ -166,8 +167,8 @@ async def prepare_request(
 
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
     """
-    client, decision, options = request.client, request.decision, request.options
-    services, profile = client.services, decision.profile
+    model_request, decision, options = request.model_request, request.decision, request.options
+    services, profile = model_request.services, decision.profile
     is_single_call = decision.is_passthrough
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
@@ -181,7 +182,7 @@ async def prepare_request(
 
     # The profile, with the settings that the request changes.
     if not is_single_call:
-        profile = replace(profile, artifacts=profile.artifacts.for_client(client.headers))
+        profile = replace(profile, artifacts=profile.artifacts.for_client(model_request.headers))
         if not options.offload_documents:
             inputs = replace(profile.inputs, offload_text_over_tokens=None)
             profile = replace(profile, inputs=inputs)
@@ -191,22 +192,22 @@ async def prepare_request(
     count = 1
     if not is_single_call:
         context = InputContext(
-            owner=client.owner,
+            owner=model_request.owner,
             model=decision.route.model,
-            credentials=client.credentials,
+            credentials=model_request.credentials,
             limits=profile.inputs,
-            body=body_reservation(client.http),
+            body=body_reservation(model_request.http),
             present=await _files_in_container(services, session),
             # The reference style appends the notes on files after the user's last message.
             notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
         )
-        messages = await services.files.replace_links(chat.messages, client.owner)
+        messages = await services.files.replace_links(chat.messages, model_request.owner)
         agent_input = await services.inputs.load(messages, body, context)
         count = choice_count(body, profile.limits.max_choices)
 
     # The daily budget: a failure after this point must refund it.
     tariff, reservation = await _reserve_budget(
-        client, decision.route.model, profile, runs=0 if is_single_call else count
+        model_request, decision.route.model, profile, runs=0 if is_single_call else count
     )
     created = int(time.time())
     observer = None
@@ -221,7 +222,7 @@ async def prepare_request(
     task = AgentTask(
         run_id=run_id,
         model=decision.route.model,
-        artifact_store=_artifact_store(client, session, profile),
+        artifact_store=_artifact_store(model_request, session, profile),
         session=session,
         input=agent_input,
         request=chat,
@@ -233,22 +234,22 @@ async def prepare_request(
         delivery=Delivery(
             services.narration, "all_calls" if is_single_call else options.usage, hold
         ),
-        credentials=client.credentials,
-        body_memory=body_reservation(client.http),
+        credentials=model_request.credentials,
+        body_memory=body_reservation(model_request.http),
         observer=observer,
         created=created,
     )
     if count == 1:
         return task
-    return fan_out(task, count, lambda session: _artifact_store(client, session, profile))
+    return fan_out(task, count, lambda session: _artifact_store(model_request, session, profile))
 
 
 async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str, Any], SessionPlan]:
     """Return the body as the model is to receive it, and the session of the run."""
-    client, owner = request.client, request.client.owner
+    model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
     if request.decision.is_passthrough:
-        await client.services.inputs.refuse_private(urls_in(body["messages"]), owner)
+        await model_request.services.inputs.refuse_private(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)
@@ -258,29 +259,33 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     session = resolve_session(
         owner,
         run_id,
-        client.headers,
+        model_request.headers,
         body,
-        await _suspended_run(client, body),
+        await _suspended_run(model_request, body),
         resume_point=request.resume_point,
         is_stored=request.is_stored,
     )
     return body, session
 
 
-def _artifact_store(client: ModelRequest, session: SessionPlan, profile: Profile) -> ArtifactStore:
-    url, files = base_url(client.http), client.services.files
+def _artifact_store(
+    model_request: ModelRequest, session: SessionPlan, profile: Profile
+) -> ArtifactStore:
+    url, files = base_url(model_request.http), model_request.services.files
     return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
 
 
 # The session
 
 
-async def _suspended_run(client: ModelRequest, body: Mapping[str, Any]) -> SuspendedRun | None:
+async def _suspended_run(
+    model_request: ModelRequest, body: Mapping[str, Any]
+) -> SuspendedRun | None:
     """Return the suspended run whose tool calls the messages answer, if it is still stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in answered_run_ids(messages):
-        find = client.services.store.suspended_runs.find
-        if suspended_run := await find(client.owner, name):
+        find = model_request.services.store.suspended_runs.find
+        if suspended_run := await find(model_request.owner, name):
             return suspended_run
     return None
 
@@ -373,7 +378,7 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
 
 
 async def _reserve_budget(
-    client: ModelRequest, model: str, profile: Profile, runs: int
+    model_request: ModelRequest, model: str, profile: Profile, runs: int
 ) -> tuple[Tariff | None, BudgetReservation | None]:
     """Return the model's prices, and a reservation of `runs` runs in the daily budget of the
     client's key. `runs` is 0 for a single model call without a sandbox.
@@ -382,10 +387,10 @@ async def _reserve_budget(
     """
     per_day = profile.budgets.daily if runs else profile.budgets.daily.for_model_calls
     limits_cost = per_day.cost_usd is not None or profile.limits.max_cost_usd is not None
-    tariff = await find_tariff(client.services, model, is_required=limits_cost)
+    tariff = await find_tariff(model_request.services, model, is_required=limits_cost)
     if not per_day.is_set:
         return tariff, None
-    return tariff, BudgetReservation(*await charge(client, per_day, Expense(runs=runs)))
+    return tariff, BudgetReservation(*await charge(model_request, per_day, Expense(runs=runs)))
 
 
 # Further choices

@@ -19,7 +19,7 @@ from proxy.schemas.request_options import (
 )
 from proxy.schemas.validation import mapping, text
 
-SETTINGS = tuple(PolicyOptions.__annotations__)
+RESTRICTABLE_SETTINGS = tuple(PolicyOptions.__annotations__)
 """Profile settings that the body's `sandbox` object may restrict."""
 _SANDBOX_FIELDS = SandboxOptions.__annotations__.keys()
 
@@ -106,7 +106,9 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     settings = {
         name: value for name, value in with_new_spellings(by_header).items() if value is not None
     }
-    settings |= {name: sandbox[name] for name in SETTINGS if sandbox.get(name) is not None}
+    settings |= {
+        name: sandbox[name] for name in RESTRICTABLE_SETTINGS if sandbox.get(name) is not None
+    }
     name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
         text(name, "sandbox.profile")

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 300
 """Seconds without progress after which a client that does not read is disconnected."""
-STOPPING_S = 4.5
+SHUTDOWN_GRACE_S = 4.5
 """Seconds that a stream may continue when the server stops, so that it can send its end."""
 KEEP_ALIVES_PER_TIMEOUT = 3
 """Number of keep-alives within a client's read timeout."""
@@ -41,7 +41,9 @@ KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 shorter."""
 EVENTS_PER_WAIT = MAX_BEHIND // 2
 """Number of events to wait for if the client receives nothing before the end of the run."""
-ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
+GENERIC_ERROR = (
+    f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
+)
 """The end of a stream whose encoder fails. Clients of every API understand it."""
 BLANK = b" \n"
 """Whitespace before a JSON body every `server.nonstream_keep_alive_s` seconds, if that is set."""
@@ -234,7 +236,7 @@ class _EventStream(EventSourceResponse):
             ping=interval_s,
             ping_message_factory=lambda: keep_alive,
             sep="\n",
-            shutdown_grace_period=STOPPING_S,
+            shutdown_grace_period=SHUTDOWN_GRACE_S,
             headers={**headers, ResponseHeader.CACHE_CONTROL: "no-cache"},
         )
 
@@ -250,8 +252,8 @@ class _StreamResponse(_EventStream):
         interval_s: float,
         keep_alive: ServerSentEvent,
     ) -> None:
-        names = run_headers(subscriber.run.id, subscriber.run.container_id)
-        super().__init__(_stream(subscriber, received, encoder), interval_s, names, keep_alive)
+        headers = run_headers(subscriber.run.id, subscriber.run.container_id)
+        super().__init__(_stream(subscriber, received, encoder), interval_s, headers, keep_alive)
         self._subscriber = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,20 +274,20 @@ async def _stream(
             events = await subscriber.events()
         last = encoder.finish(subscriber.run.result())
     except ProxyError as error:
-        last = _failed(encoder, error)
+        last = _error_frames(encoder, error)
     except Exception:  # noqa: BLE001 - the status is sent already, so the body reports it
         _log_encoder_error(subscriber.run)
-        last = _failed(encoder, internal_error())
+        last = _error_frames(encoder, internal_error())
     yield last.encode()
 
 
-def _failed(encoder: StreamEncoder, error: ProxyError) -> str:
+def _error_frames(encoder: StreamEncoder, error: ProxyError) -> str:
     """Return the last frames of a stream that ends in an error."""
     try:
         return encoder.fail(error)
     except Exception:
         log.exception("the stream encoder cannot write the error; a generic error is sent")
-        return ANY_ERROR
+        return GENERIC_ERROR
 
 
 def _log_encoder_error(run: Run) -> None:

@@ -41,7 +41,7 @@ from proxy.store.database import page_of_list
 from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
-LOST = "[A file that was given here was deleted since, or has expired.]"
+MISSING_FILE_TEXT = "[A file that was given here was deleted since, or has expired.]"
 """The placeholder in an item for a file that is no longer stored."""
 Item = Mapping[str, Any]
 
@@ -153,7 +153,9 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
     return failed_response(now.record, RunLostError(), []) if now.worker else now.record
 
 
-async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:
+async def background_response(
+    request: Request, subscriber: Subscriber, *, stream: bool
+) -> Response:
     """Return the immediate answer to a background request. Leaves the subscription."""
     set_run_id(request, subscriber.run.id)
     with subscriber:
@@ -235,7 +237,7 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
             code="mutually_exclusive_parameters",
         )
     if isinstance(previous_id, str):
-        return await _previous(request, previous_id)
+        return await _response_context(request, previous_id)
     named = conversation.get("id") if isinstance(conversation, dict) else conversation
     if isinstance(named, str):
         return await _conversation_context(request, named)
@@ -260,7 +262,7 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
     return NotFoundError(message, param="conversation_id")
 
 
-async def _previous(request: Request, response_id: str) -> PreviousContext:
+async def _response_context(request: Request, response_id: str) -> PreviousContext:
     repository = get_services(request).store.responses
     chain = await repository.chain(get_owner(request), response_id)
     if chain and chain.latest.worker and not await is_running(request, chain.latest):
@@ -346,7 +348,7 @@ def _file_ids(items: Iterable[Item]) -> set[str]:
 
 def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
     field, parts = _parts(item)
-    placeholder = {"type": "input_text", "text": LOST}
+    placeholder = {"type": "input_text", "text": MISSING_FILE_TEXT}
     parts = [placeholder if part.get("file_id") in lost else part for part in parts]
     return {**item, field: parts}
 

@@ -177,7 +177,7 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not answer."""
     names = services.profiles.open_to(key) if key else list(services.profiles.named)
-    served, failure = await while_connected(request, _listed(get_model(request)))
+    served, failure = await while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
         {
             "object": "capabilities",
@@ -190,7 +190,7 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
     )
 
 
-async def _listed(model: Model) -> tuple[list[dict[str, Any]], str | None]:
+async def _models_or_error(model: Model) -> tuple[list[dict[str, Any]], str | None]:
     """Return the backend's models, or none and the reason. Raises BackendError for a wrong key."""
     try:
         async with asyncio.timeout(BACKEND_TIMEOUT_S):
@@ -203,23 +203,23 @@ async def _listed(model: Model) -> tuple[list[dict[str, Any]], str | None]:
         return [], error.message
 
 
-def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
-    profile = parts.profiles.default
+def _settings(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
+    profile = services.profiles.default
     isolation = asdict(profile.isolation)
     egress = isolation.pop("network")
     return {
-        "steps": {"default": parts.steps, "profiles": list(STEPS_MODES)},
-        "tools": [tool.name for tool in parts.runs.agent.make_tools(profile)],
+        "steps": {"default": services.steps, "profiles": list(STEPS_MODES)},
+        "tools": [tool.name for tool in services.runs.agent.make_tools(profile)],
         "limits": asdict(profile.limits),
         "isolation": isolation,
         "egress": {"mode": egress["mode"]},
         "files": asdict(profile.artifacts),
-        "responses": asdict(parts.store.responses.settings),
-        "profiles": {name: parts.profiles.named[name].about for name in profiles},
+        "responses": asdict(services.store.responses.settings),
+        "profiles": {name: services.profiles.named[name].about for name in profiles},
         "profile": profile.name,
         "features": {
             "plain_suffix": PLAIN_SUFFIX,
-            "passthrough": parts.model.upstream is not None,
+            "passthrough": services.model.upstream is not None,
         },
     }
 
@@ -260,8 +260,8 @@ async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[byte
         return b"", wanted
 
 
-async def _read_metrics(upstream_of: Upstream, wanted: str) -> tuple[bytes, str]:
-    relayed = await upstream_of.send(
+async def _read_metrics(upstream: Upstream, wanted: str) -> tuple[bytes, str]:
+    relayed = await upstream.send(
         UpstreamRequest("GET", "/metrics", {"accept": ACCEPT[wanted]}, None)
     )
     text = bytearray()
@@ -270,9 +270,9 @@ async def _read_metrics(upstream_of: Upstream, wanted: str) -> tuple[bytes, str]
             text += piece
             if len(text) > MAX_BACKEND_BYTES:
                 return b"", wanted
-    written = relayed.headers.get("content-type", "").partition(";")[0]
-    if relayed.status == 200 and written == TEXT:
+    content_type = relayed.headers.get("content-type", "").partition(";")[0]
+    if relayed.status == 200 and content_type == TEXT:
         return bytes(text if text.endswith(b"\n") else text + b"\n"), TEXT
-    if relayed.status == 200 and written == wanted and text.endswith(EOF):
+    if relayed.status == 200 and content_type == wanted and text.endswith(EOF):
         return bytes(text.removesuffix(EOF)), wanted
     return b"", wanted

@@ -63,7 +63,7 @@ _TOOLS_REFUSED = re.compile(
 MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
 """The smallest and the largest plausible context, in tokens."""
 _N = r"(\d[\d,_]*)"
-_WINDOW = (
+_WINDOW_PATTERNS = (
     # OpenAI, vLLM, SGLang, DeepSeek, OpenRouter: "maximum context length is 4096 tokens"; xAI
     rf"maximum (?:context|prompt|model) length (?:is|of) {_N}",
     # Mistral: "too large for model with 32768 maximum context length"
@@ -80,7 +80,7 @@ _WINDOW = (
     # vLLM, if max_tokens exceeds the context
     rf"max_model_len={_N}",
 )
-_PROMPT = (
+_PROMPT_PATTERNS = (
     rf"resulted in {_N} tokens",
     rf"\({_N} in (?:the|your) (?:messages|prompt)",
     rf"{_N} tokens from the input",
@@ -91,7 +91,7 @@ _PROMPT = (
     rf"given: {_N}",
     rf"(?:prompt length|count of) {_N}",
 )
-_ANSWER = (
+_ANSWER_PATTERNS = (
     rf"\d \+ {_N} > \d",
     rf"{_N} (?:tokens )?(?:in|for) +the completion",
     rf"requested {_N} output tokens",
@@ -349,12 +349,12 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     """Return the sizes in an error's message, or in llama.cpp's fields. The sizes are ignored if
     the prompt would have fit into the context."""
-    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
+    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW_PATTERNS, message)
     window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
-        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
-        answer=_first(_ANSWER, message)[0],
+        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT_PATTERNS, message)[0],
+        answer=_first(_ANSWER_PATTERNS, message)[0],
         excerpt="" if n_ctx else in_words,
     )
     return sizes if sizes.is_overflow else ContextSizes()

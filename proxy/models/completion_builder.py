@@ -161,7 +161,7 @@ class CompletionBuilder:
                 self._add_parts(value)
             elif isinstance(value, str) and key not in _REPLACED:
                 self._message.setdefault(key, None)
-                self._texts.setdefault(key, []).append(self._counted(value))
+                self._texts.setdefault(key, []).append(self._count_chars(value))
             else:
                 merge(self._message, {key: value})
 
@@ -182,10 +182,10 @@ class CompletionBuilder:
                 merged.append({})
                 self._thoughts.append([])
             merge(merged[-1], _without(block, "thinking"))
-            self._thoughts[-1].append(self._counted(block.get("thinking") or ""))
+            self._thoughts[-1].append(self._count_chars(block.get("thinking") or ""))
         _bounded(merged)
 
-    def _counted(self, text: str) -> str:
+    def _count_chars(self, text: str) -> str:
         self._chars += len(text)
         if self._chars > MAX_TEXT_CHARS:
             raise bad_response(f"its text has more than {MAX_TEXT_CHARS} characters")

@@ -32,11 +32,11 @@ PIECE_CHARS = 8
 """The length of one streamed piece."""
 
 
-class _Part(BaseModel):
+class _ScriptPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ScriptedCall(_Part):
+class ScriptedCall(_ScriptPart):
     """One tool call of a reply."""
 
     name: str
@@ -45,7 +45,7 @@ class ScriptedCall(_Part):
     id: str | None = None
 
 
-class ScriptedError(_Part):
+class ScriptedError(_ScriptPart):
     """An error of the backend."""
 
     message: str
@@ -55,7 +55,7 @@ class ScriptedError(_Part):
     retry_after_s: float | None = None
 
 
-class ScriptedReply(_Part):
+class ScriptedReply(_ScriptPart):
     """One reply of a script, or one error."""
 
     content: str | None = None
@@ -68,7 +68,7 @@ class ScriptedReply(_Part):
     """The assistant message, which is sent unchanged and not streamed."""
 
 
-class Script(_Part):
+class Script(_ScriptPart):
     """A script."""
 
     model: str = "script"

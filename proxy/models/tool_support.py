@@ -33,7 +33,7 @@ from policies.tool_support import (
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Completion, Model, ModelWrapper, Upstream, UpstreamRequest
 from proxy.agent.result import Result, usage_count
-from proxy.errors import BackendError, ToolsRefusedError
+from proxy.errors import BackendError, ToolsRefusedError, no_tools_error
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parse_json
 from proxy.models.relay import read_at_most
@@ -404,17 +404,6 @@ def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendEr
         return no_tools_error(verdict)
     return BackendError(
         error.message, status=error.status, type=error.type, code=error.code, param=error.param
-    )
-
-
-def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
-    """Return the error for a request that needs tools, when the verdict is against tools."""
-    return ToolsRefusedError(
-        verdict.message,
-        status=400,
-        type="invalid_request_error",
-        code="tools_not_supported",
-        param="model",
     )
 
 

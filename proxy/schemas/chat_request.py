@@ -231,13 +231,13 @@ def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _function_choice(choice: Any) -> Any:
     """Return a `tool_choice` with functions in place of custom tools."""
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return _named(choice)
+        return _custom_as_function(choice)
     allowed = choice["allowed_tools"]
-    tools = [_named(tool) for tool in allowed["tools"]]
+    tools = [_custom_as_function(tool) for tool in allowed["tools"]]
     return {**choice, "allowed_tools": {**allowed, "tools": tools}}
 
 
-def _named(tool: Any) -> Any:
+def _custom_as_function(tool: Any) -> Any:
     return {"type": "function", "function": tool["custom"]} if _is_custom(tool) else tool
 
 
@@ -274,15 +274,15 @@ def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
             names = [_name(tool) for tool in allowed]
-            _require(names, tools, "tool_choice.allowed_tools.tools")
+            _check_known(names, tools, "tool_choice.allowed_tools.tools")
             left = [tool for tool in tools if _name(tool) in names]
             return _ToolChoice(left, None, must_call=mode == "required" and bool(left))
         case {"type": "function"}:
-            _require([_name(choice)], tools, "tool_choice.function.name")
+            _check_known([_name(choice)], tools, "tool_choice.function.name")
     return _ToolChoice(tools, choice, must_call=False)
 
 
-def _require(names: Sequence[str], tools: _Tools, param: str) -> None:
+def _check_known(names: Sequence[str], tools: _Tools, param: str) -> None:
     known = {_name(tool) for tool in tools}
     for name in names:
         if name not in known:

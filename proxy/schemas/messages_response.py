@@ -215,7 +215,7 @@ class MessagesEncoder:
                 events += self._complete_block(_tool_use(call))
         message_delta = {
             "type": "message_delta",
-            "delta": self._end(result),
+            "delta": self._final_fields(result),
             "usage": message_usage(result),
             "sandbox": sandbox_object(result),
         }
@@ -225,7 +225,7 @@ class MessagesEncoder:
         """Return True if a call was streamed and its arguments are not complete JSON."""
         return call["id"] in self._state.sent_calls and _INVALID in _tool_use(call)["input"]
 
-    def _end(self, result: Result) -> _Json:
+    def _final_fields(self, result: Result) -> _Json:
         """Return the fields of the message that are known at the end of the run."""
         reason, sequence = _stop(result, self._context.stop_sequences)
         if reason == "tool_use" and any(map(self._is_incomplete, result.tool_calls)):

@@ -29,7 +29,7 @@ OnDisconnect = Literal["cancel", "detach"]
 READ_TIMEOUT_HEADERS = (RequestHeader.STAINLESS_READ_TIMEOUT, RequestHeader.STAINLESS_TIMEOUT)
 """Headers of OpenAI's SDKs: the timeout for each byte (Python), or for the first byte (Node)."""
 _ON_DISCONNECT: tuple[OnDisconnect, ...] = get_args(OnDisconnect)
-_COUNT = re.compile(r"[0-9]{1,9}")
+_RETRY_COUNT = re.compile(r"[0-9]{1,9}")
 _T = TypeVar("_T", bound=str)
 
 
@@ -119,7 +119,7 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
             body, headers, "on_disconnect", RequestHeader.ON_DISCONNECT, _ON_DISCONNECT
         ),
         idempotency_key=headers.get(RequestHeader.IDEMPOTENCY_KEY) or None,
-        retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
+        retry_count=int(retries) if _RETRY_COUNT.fullmatch(retries) else None,
         steps=_choice(body, headers, "steps", RequestHeader.STEPS, STEPS_MODES),
         usage=_choice(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
         or default_usage_scope(headers),
@@ -127,10 +127,10 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
     )
 
 
-def with_new_spellings(ours: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request's `sandbox` with the new names of its fields. Raises BadRequestError."""
     try:
-        renamed: Mapping[str, Any] = upgrade(ours, REQUEST_RULES, lambda _: None)
+        renamed: Mapping[str, Any] = upgrade(sandbox, REQUEST_RULES, lambda _: None)
     except SpelledTwiceError as error:
         raise _spelled_twice(error, f"sandbox.{error.old}") from error
     return renamed

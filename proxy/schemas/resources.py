@@ -377,7 +377,7 @@ class ArchiveQuery(LinkQuery):
     path: str | None = Field(None, description="Only files under this path.")
 
 
-def _only_if_given(schema: dict[str, Any]) -> None:
+def _mark_optional(schema: dict[str, Any]) -> None:
     """Describe the fields that a response may omit as optional."""
     schema["required"] = [
         name for name in schema["required"] if name not in ("memory_limit", "network_policy")
@@ -387,7 +387,7 @@ def _only_if_given(schema: dict[str, Any]) -> None:
 class ContainerObject(_Identified):
     """OpenAI's container object, with the URL of an archive of all its files."""
 
-    model_config = ConfigDict(json_schema_extra=_only_if_given)
+    model_config = ConfigDict(json_schema_extra=_mark_optional)
 
     object: Literal["container"] = "container"
     name: Text

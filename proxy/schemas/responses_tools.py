@@ -78,7 +78,7 @@ ITEM_ID_PREFIXES: Mapping[str, str] = {
 """Prefixes of item ids by the item's type. The items of steps have other prefixes."""
 
 
-def run_by_client(tool: Tool) -> bool:
+def is_run_by_client(tool: Tool) -> bool:
     """Return True if the client runs one of OpenAI's tools. A shell or a search may be hosted."""
     if tool["type"] == "shell":
         return (tool.get("environment") or {}).get("type") == "local"
@@ -232,7 +232,7 @@ def _expand(tool: Tool) -> Iterator[Tool]:
     match tool["type"]:
         case "function" | "custom":
             yield tool
-        case _ if run_by_client(tool):
+        case _ if is_run_by_client(tool):
             yield as_function(tool)
         case "namespace":
             about = f"{tool['description']}\n\n" if tool.get("description") else ""
@@ -362,7 +362,7 @@ def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, A
 
 
 def _is_hosted(tool: Tool) -> bool:
-    return tool["type"] in ("shell", "code_interpreter") and not run_by_client(tool)
+    return tool["type"] in ("shell", "code_interpreter") and not is_run_by_client(tool)
 
 
 def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:

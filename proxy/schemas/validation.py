@@ -14,7 +14,7 @@ from proxy.errors import BadRequestError
 Check = Callable[[Any, str], None]
 """Takes a value and its path in the request, such as `messages[0].role`."""
 
-_NAMES: tuple[tuple[type, str], ...] = (
+_TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
     (int, "an integer"),
     (float, "a decimal"),
@@ -49,7 +49,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise wrong_type(param, "an integer", value)
-        _within(value, param, minimum, maximum, "integer")
+        _check_bounds(value, param, minimum, maximum, "integer")
 
     return check
 
@@ -60,7 +60,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise wrong_type(param, "a decimal", value)
-        _within(value, param, minimum, maximum, "decimal")
+        _check_bounds(value, param, minimum, maximum, "decimal")
         if not math.isfinite(value):
             raise BadRequestError(
                 f"Invalid '{param}': expected a finite decimal.", param=param, code="invalid_value"
@@ -188,7 +188,7 @@ def missing(param: str) -> BadRequestError:
 
 def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
     """Return the error for a value of the wrong type."""
-    names = (name for kind, name in _NAMES if isinstance(value, kind))
+    names = (name for kind, name in _TYPE_NAMES if isinstance(value, kind))
     got = next(names, "null")
     return BadRequestError(
         f"Invalid type for '{param}': expected {expected}, but got {got} instead.",
@@ -227,7 +227,7 @@ def too_long(param: str, code: str, limit: str) -> BadRequestError:
     return BadRequestError(f"Invalid '{param}': more than {limit}.", param=param, code=code)
 
 
-def _within(
+def _check_bounds(
     value: float, param: str, minimum: float | None, maximum: float | None, kind: str
 ) -> None:
     if minimum is not None and value < minimum:
