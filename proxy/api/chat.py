@@ -21,8 +21,8 @@ from proxy.schemas.request_options import read_request_options
 router = APIRouter()
 
 
-# Not @router.post: FastAPI's handling of parameters takes longer than the relay of a plain request
-# (`bench/relay.py`).
+# Not @router.post: FastAPI's handling of parameters takes longer than the relay of a `:plain`
+# request (`bench/relay.py`).
 @router.route("/v1/chat/completions", methods=["POST"])
 async def chat_completions(http: Request) -> Response:
     request = await read_model_request(http)

@@ -1,4 +1,4 @@
-"""/openapi.json, and /docs, Swagger UI with assets from this server.
+"""/openapi.json, and Swagger UI at /docs with assets from this server.
 
 The description is generated at the first request: by FastAPI from its routes, and from the schemas
 in this module for the routes that call a model, which bypass FastAPI. It contains no settings of
@@ -131,8 +131,9 @@ def _operations(paths: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _add_common_errors(method: str, operation: Tree) -> None:
-    """Add the errors that all routes have in common. A route with a key may verify it with the
-    backend. On a server without keys, unsafe methods are forbidden for pages of other sites."""
+    """Add the errors that many routes have in common: of all routes; of routes with a key, which
+    the backend may verify; of unsafe methods, which a server without keys refuses to pages of other
+    sites."""
     responses = operation["responses"]
     responses.pop("422", None)
     statuses: list[int | str] = [500, 503]

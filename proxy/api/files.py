@@ -1,5 +1,5 @@
 """/v1/files: uploads. Also the reader of multipart forms, which writes the file of a form straight
-to disk, and the responses with files and archives."""
+to disk, and the responses that send a file or an archive."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -38,7 +38,8 @@ FILE_FIELD = "file"
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 64 << 10
 MAX_FORM_BYTES = 64 << 10
-"""Approximate size of a form without its file, in bytes."""
+"""Estimated size of a form without its file, in bytes. The minimum size of the file is the
+Content-Length minus this estimate."""
 IDLE_TIMEOUT_S = 120
 """Maximum seconds without data from the client."""
 SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
@@ -229,8 +230,8 @@ async def _read_form(
 
 
 def _min_file_bytes(request: Request, limit: int) -> int:
-    """Return the minimum size of the file by the request's Content-Length. Return 0 if the file may
-    exceed `limit`: then FileTooLargeError is to be raised, and not a QuotaError."""
+    """Return the minimum size of the file by the request's Content-Length. Return 0 if
+    Content-Length exceeds `limit`, so that the client gets FileTooLargeError and not QuotaError."""
     value = request.headers.get("content-length", "")
     length = int(value) if value.isdecimal() else 0
     return max(0, length - MAX_FORM_BYTES) if length <= limit else 0
@@ -281,7 +282,8 @@ async def _discard(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
 
 
 class _FormParts:
-    """The callbacks of the parser. It buffers the fields, and pieces of the file until `take`."""
+    """Collects the fields of a form, and buffers pieces of its file until `take`. The other methods
+    are the callbacks of the parser."""
 
     def __init__(self) -> None:
         self.filename: str | None = None

@@ -44,11 +44,12 @@ router = APIRouter()
 
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
-"""Headers of the client's body, which do not apply to the body that is sent instead."""
+"""Headers of the client's request that do not apply to the request with the new body."""
 _PROMPT_PARTS = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""An event of a streamed message in place of the comment. Anthropic's SDKs ignore it."""
+"""The keep-alive of a streamed message, sent as often as the comment. Anthropic's SDKs ignore a
+ping."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat
@@ -96,7 +97,7 @@ def _message_context(
     decision: RoutingDecision,
     options: RequestOptions,
 ) -> MessageContext:
-    """Return how the run is shown in Anthropic's message."""
+    """Return the options of the request that the encoders of the message need."""
     steps = options.steps or default_mode_for_messages(
         request.services.steps,
         code_execution=translated.code_execution,
@@ -114,7 +115,7 @@ def _message_context(
 
 @router.route(COUNT_PATH, methods=["POST"])  # see proxy.api.chat
 async def count_tokens(http: Request) -> Response:
-    """Return the token count of a request, which the backend counts."""
+    """Return the token count of a request, as counted by the backend."""
     request = await read_model_request(http)
     body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
@@ -132,7 +133,8 @@ async def _count(
     body: Mapping[str, Any],
     translated: MessagesAsChat,
 ) -> Response:
-    """Count by the backend's /v1/messages/count_tokens, or by /tokenize if it has none."""
+    """Return the response of the backend's /v1/messages/count_tokens, or a count by the backend's
+    /tokenize if it has no such path. Raises NotFoundError, BackendError."""
     counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, translated))
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted

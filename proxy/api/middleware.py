@@ -32,7 +32,8 @@ _OPAQUE_ORIGIN = "null"
 """The origin of a page in a sandboxed frame or in a local file."""
 _ALL = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-"""Methods without side effects. Any page may send them: its browser hides the response from it."""
+"""Methods without side effects. Pages of all sites may use these methods: the browser hides the
+response from the page."""
 _ACCOUNT_HEADERS: tuple[str, ...] = (RequestHeader.ORGANIZATION, RequestHeader.PROJECT)
 _OPEN_PATHS = frozenset({"/health"})
 
@@ -70,7 +71,8 @@ class FastPathMiddleware:
 
 class ClientKeyMiddleware:
     """Rejects a request whose key the backend does not accept. A request without a key passes, and
-    so does one with the operator's key, which the backend must not receive: the route decides."""
+    so does a request with the operator's key, which the backend must not receive. The route decides
+    on both cases."""
 
     def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
         self._app = app
@@ -157,7 +159,7 @@ class _Origin(NamedTuple):
 
 
 def _parse_origin(url: str) -> _Origin | None:
-    """Return the site of a URL, or None if the URL is malformed."""
+    """Return the origin of a URL (RFC 6454), or None if the URL is malformed."""
     try:
         parts = urlsplit(url)
         port = parts.port

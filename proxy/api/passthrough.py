@@ -1,5 +1,6 @@
-"""The relay of paths without a route, by the rules of `backend.passthrough`, and of the Responses
-API for `:plain` models. The backend stores those responses; a client may use only its own."""
+"""The relay of paths that have no route, by the rules of `backend.passthrough`, and of the
+Responses API for `:plain` models. The backend stores relayed responses; a client may use only its
+own."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -99,8 +100,9 @@ async def _relay(request: ClientRequest) -> Response:
 
 
 def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
-    """Return the fields of a JSON object; none for another body, or for one that was not read.
-    Raises BadRequestError for invalid JSON, which a backend might parse differently."""
+    """Return the fields of a body that is a JSON object. For another body, or for a body that was
+    not read, return an empty dict. Raises BadRequestError for invalid JSON, which a backend might
+    parse differently."""
     if not body or not isinstance(body, bytes):
         return {}
     try:
@@ -123,7 +125,7 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
     if request.http.method not in METHODS:
         raise HTTPException(405, headers={ResponseHeader.ALLOW: ", ".join(METHODS)})
     if path_class == "unreadable":
-        raise HTTPException(404, "Not Found, and of a path that servers read differently")
+        raise HTTPException(404, "Not Found, because servers interpret this path differently")
     if path_class == "closed":
         raise ProxyError(
             f"{endpoint} is for the backend's administrators and is not relayed.",
@@ -154,8 +156,8 @@ def _require_stateless(request: ClientRequest) -> None:
 async def _require_owned(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ProxyError if the request continues a response of another client, or if the body is too
-    long to check."""
+    """Raise ProxyError if the request continues a response of another client, or if the body cannot
+    be checked: it is too long, compressed or not declared as JSON."""
     path = raw_path(request.http)
     if request.services.passthrough == "all" or not may_name_responses(path):
         return
@@ -198,8 +200,8 @@ def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 async def forward_response(request: ModelRequest, budget: DailyBudget) -> Response:
-    """Relay a request for a response, and store the response's id as the client's. Raises the
-    errors of `require_owned_by_client` and `forward_json`."""
+    """Relay a request to create a response. Unless `store` is false, store the id of the new
+    response as the client's. Raises the errors of `require_owned_by_client` and `forward_json`."""
     await require_owned_by_client(request, request.body)
     if request.body.get("store") is False:
         return await forward_json(request, request.body, budget)

@@ -1,8 +1,8 @@
-"""From a request body to its run.
+"""Turns a request into a run.
 
-`start_or_join` joins the run that a retry repeats, or starts a run. `prepare_request` builds the
-`AgentTask` of a new run, from top to bottom. It reserves the daily budget after all checks, so that
-a rejected request costs nothing.
+`start_or_join` joins the run of an earlier attempt if the request is a retry, else it starts a run.
+`prepare_request` builds the `AgentTask` of a new run, from top to bottom. The daily budget is
+reserved after all checks, so that a rejected request costs nothing.
 """
 
 import hashlib
@@ -67,8 +67,8 @@ REQUEST_IDS = frozenset({"request_id", "rid"})
 """Request ids of vLLM and SGLang. Two concurrent requests may not have the same id."""
 
 StartRecording = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
-"""Start to record the response of a run. The arguments are the run's id, its Unix time and its
-session."""
+"""Start to record the response of a run. The arguments are the run's id, the Unix time of its
+creation and its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class RunRequest:
     resume_point: ResumePoint | None = None
     """The state that the request names to resume from."""
     is_stored: bool = False
-    """True if a later request may resume from this run by its name."""
+    """True if the run saves its state under the run's id, for later requests to resume from."""
     is_background: bool = False
     """True if the run continues without its client."""
     start_recording: StartRecording | None = None
@@ -98,8 +98,9 @@ class RunRequest:
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
-    """Subscribe to the run that the request repeats, or to a new run. The caller must leave the
-    subscription. The StatusHold delays the status line of a stream; it is None for JSON.
+    """Subscribe to the run of an earlier attempt if the request is a retry, else to a new run. The
+    caller must leave the subscription. The StatusHold delays the status line of a stream; it is
+    None for JSON and for a background run.
 
     Raises IdempotencyError, and the errors of `prepare_request`.
     """
@@ -111,7 +112,8 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
         if options.read_timeout_s is not None:
             hold_s = min(hold_s, options.read_timeout_s / 2)
         hold = StatusHold(hold_s)
-    # The client's timeout does not apply if it receives data or keep-alives, or if it may leave.
+    # The client's timeout does not apply if the client receives data or keep-alives, or if the run
+    # continues after a disconnect.
     gets_data = identity.stream or services.nonstream_keep_alive_s is not None
     may_wait = gets_data or identity.detach
     deadline_s = options.deadline_s if may_wait else options.client_timeout_s
@@ -136,7 +138,8 @@ def identify(request: RunRequest) -> RequestIdentity:
     """Return the request's identity, by which a retry finds the run of the first attempt.
 
     With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
-    Without a key they must be equal byte by byte, as the retries of the SDKs are.
+    Without a key they must be equal byte by byte, as the retries of the SDKs are. In both cases the
+    path, the session and `IDENTITY_HEADERS` must be equal too.
     """
     model_request, options = request.model_request, request.options
     body, raw = model_request.body, model_request.raw
@@ -245,7 +248,7 @@ async def prepare_request(
 
 
 async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str, Any], SessionPlan]:
-    """Return the body as the model is to receive it, and the session of the run."""
+    """Return the request's body, prepared for the model, and the session of the run."""
     model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
     if request.decision.is_passthrough:
@@ -302,15 +305,15 @@ def resolve_session(
 ) -> SessionPlan:
     """Return the session of a run: the state that it resumes from, and the states that it saves.
 
-    The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the
-    client has answered. `resume_point` is the state that the request names. `is_stored` is True if
-    a later request may resume from this run by its name. A chat request has neither a resume point
-    nor a name: its messages identify its state.
+    The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the client
+    has answered. `resume_point` is the state that the request names. `is_stored` is True if the run
+    saves its state under its id. A chat request names no resume point and is not stored: its
+    messages identify its state.
     """
     resume_from, save_as = _conversation_states(owner, run_id, headers, body, resume_point)
     if resume_from is None and suspended_run is None:
-        # The messages may answer tool calls of a suspended run that is no longer stored. Its files
-        # are found by the ids of the calls, if it belonged to no conversation.
+        # The messages may answer tool calls of a suspended run that is no longer stored. If that
+        # run belonged to no conversation, the ids of the calls identify its files.
         for name in answered_run_ids(body["messages"]):
             if container := run_container_id(owner, name):
                 resume_from = ResumePoint(Session(owner, container), (name,), starts_empty=True)
@@ -361,8 +364,9 @@ def _conversation_states(
 
 
 async def _files_in_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
-    """Return the stored files of the container in which the run resumes, if the workspace snapshot
-    does not contain them."""
+    """Return the files of the container in which the run resumes: the client's files, and the
+    produced files unless a workspace snapshot contains them. Creates the container if it does not
+    exist."""
     resume_from = session.resume_from
     if resume_from is None:
         return ()
@@ -399,8 +403,8 @@ async def _reserve_budget(
 def fan_out(
     task: AgentTask, count: int, make_artifact_store: Callable[[SessionPlan], ArtifactStore]
 ) -> AgentTask:
-    """Return the task with `count - 1` further tasks, one for each further choice (`n`). Each has a
-    workspace of its own, with the same initial files as the first."""
+    """Return the task with `count - 1` further tasks, one for each further choice (`n`). Each
+    further task has a workspace of its own, with the same initial files as the first task."""
     others = []
     for index in range(1, count):
         run_id = uuid.uuid4().hex

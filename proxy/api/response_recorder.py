@@ -1,5 +1,5 @@
-"""The recorder of a stored response: it stores the final response object, and all frames of a
-background response."""
+"""The recorder of a stored response. It stores the final response object and, for a background
+response, all frames."""
 
 import asyncio
 import logging
@@ -65,7 +65,8 @@ class ResponseRecorder:
         except Exception:  # the client of the run still receives the response
             log.exception("response %s cannot be stored", response["id"])
         finally:
-            # The end is sent after it is stored: its client may continue the response at once.
+            # The last frames are sent after the response is stored: on receiving them, the client
+            # may continue the response at once.
             if self.frames:
                 self.frames.add(_split_frames(last))
                 self.frames.end()
@@ -80,6 +81,7 @@ def _split_frames(frames: str) -> list[str]:
 
 
 def _with_all_outputs(context: ResponseContext) -> ResponseContext:
-    """Return the context of a request that includes all outputs: a later request may want them."""
+    """Return the context with `OUTPUTS` in the request's `include`, because a later request may ask
+    for the outputs."""
     include = {*(context.body.get("include") or []), OUTPUTS}
     return replace(context, body={**context.body, "include": sorted(include)})

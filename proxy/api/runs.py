@@ -30,7 +30,7 @@ router = APIRouter(
 async def retrieve_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Return a run, with its completion if it has ended."""
+    """Return a run, with the completion of a completed run or the error of a failed run."""
     return JSONResponse(_run_object(request, services, *await _find_run(services, owner, run_id)))
 
 

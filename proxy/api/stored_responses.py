@@ -47,8 +47,8 @@ Item = Mapping[str, Any]
 
 
 class _Route(APIRoute):
-    """A route that does not match POST /v1/responses/{name}, such as input_tokens: that path is
-    relayed to the backend."""
+    """A route that does not match POST /v1/responses/{name}: such requests, for example to
+    /v1/responses/input_tokens, are relayed to the backend."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -64,7 +64,8 @@ router = APIRouter(
 )
 
 
-# Queries are documented, but parsed only for a response of this server: the backend has its own.
+# Queries are documented, but parsed only for a response of this server: the backend may accept
+# other queries for its responses.
 @router.get(
     PATH,
     response_model=ResponseObject,
@@ -84,7 +85,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 @router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
 @or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a response, and cancel its run if that is in the background."""
+    """Delete a response. Deleting a background response cancels its run."""
     stored = await get_stored(request, response_id)
     await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
@@ -120,7 +121,8 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """List the input items of a response, including those of the responses before it."""
+    """List the items before the output of a response: its input items, after the items of the
+    responses or of the conversation that it continues."""
     await get_stored(request, response_id)
     _check_include(request)
     chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
@@ -130,7 +132,8 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 def _check_include(request: Request) -> None:
-    """Raise BadRequestError for an unknown name. Responses always include the known ones."""
+    """Raise BadRequestError for an unknown value of `include`. Known values do not change a stored
+    response."""
     for name in ("include", "include[]"):  # the SDKs encode a list as the latter
         array(one_of(*INCLUDE_VALUES))(request.query_params.getlist(name), "include")
 
@@ -171,7 +174,8 @@ async def background_response(
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
-    """Return a response's events from the start, or those after `starting_after`."""
+    """Return a response's events as a stream, from the first event or from the one after
+    `starting_after`."""
     frames = await _frame_log(request, stored)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
@@ -210,7 +214,8 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class PreviousContext:
-    """The context that a request continues: the items before its own, and their files."""
+    """The context that a request continues: the items before its own, and the state with their
+    files."""
 
     items: Sequence[Item] = ()
     resume_point: ResumePoint | None = None

@@ -45,8 +45,8 @@ MAX_BACKEND_BYTES = 16 << 20
 CHECK_TIMEOUT_S = 2.0
 """Timeout for the backend's answer to the front page's check."""
 CHECK_EVERY_S = 5.0
-"""Seconds for which the result of a check is used again: the front page needs no key, and must not
-load the backend."""
+"""Seconds for which the result of a check is cached. The front page needs no key, so each view must
+not cause a request to the backend."""
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 ACCEPT = {
     TEXT: f"{TEXT}; version=0.0.4",
@@ -191,7 +191,8 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
 
 
 async def _models_or_error(model: Model) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the backend's models, or none and the reason. Raises BackendError for a wrong key."""
+    """Return the backend's models and None, or an empty list and the reason. Raises BackendError
+    for a wrong key."""
     try:
         async with asyncio.timeout(BACKEND_TIMEOUT_S):
             return await model.models(), None
@@ -243,7 +244,8 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 def _wanted_format(accept: str) -> str:
     """Return the format that an Accept header names. The header is not passed to `choose_encoder`,
-    which raises TypeError for a version that is not a number, and claims any version that is."""
+    which raises TypeError for a version that is not a number, and declares any numeric version in
+    the response."""
     named = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
     return OPENMETRICS if OPENMETRICS in named else TEXT
 

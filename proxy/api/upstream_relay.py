@@ -1,7 +1,8 @@
 """The relay of requests to the backend, and of its responses, as bytes.
 
-It cancels on disconnect, rejects URLs that the backend must not fetch, and charges the daily
-budget. The routes of chat, messages, responses and passthrough decide which requests are relayed.
+The relay ends when the client disconnects, rejects URLs that the backend must not fetch, and
+charges the daily budget. The routes of chat, messages, responses and passthrough decide which
+requests are relayed.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ MAX_BUFFERED_BYTES = 256 << 10
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
 """Matches the name of a field with a URL, in JSON without whitespace."""
 _ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
-"""Matches an escaped letter, as no JSON encoder writes it: it could hide a field's name."""
+"""Matches the escape of an ASCII letter or of `_`. No JSON encoder escapes these, and the escape
+could hide a field's name."""
 _ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
 _INCOMPLETE_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
 _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
@@ -127,8 +129,8 @@ async def forward(
 
 
 def upstream_of(request: ClientRequest) -> Upstream:
-    """Return the paths of the backend's server. Raises HTTPException if the backend is not a
-    server."""
+    """Return the `Upstream` that sends requests to any path of the backend. Raises HTTPException if
+    the backend is not an HTTP server."""
     upstream = request.model.upstream
     if upstream is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
@@ -253,7 +255,7 @@ class RelayResponse(Response):
 
 
 class RequestBodyStream:
-    """A request's body, relayed piece by piece while it arrives. It can be read once."""
+    """A request's body, relayed piece by piece while it arrives. The body can be read only once."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -270,8 +272,8 @@ class RequestBodyStream:
         self._check = check
 
     async def read(self, limit: int) -> bytes | None:
-        """Return the whole body. Return None if it exceeds `limit` bytes or has too many JSON
-        values to decode: it can still be relayed. Raises ClientDisconnect, BusyError."""
+        """Return the complete body. Return None if the body exceeds `limit` bytes or has too many
+        JSON values to decode: the body can still be relayed. Raises ClientDisconnect, BusyError."""
         size, counted, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
             self._buffered.append(piece)
@@ -348,7 +350,8 @@ class URLScanner:
 
 
 def uncheckable_error(what: str) -> BadRequestError:
-    """Return the error for a body whose URLs cannot be checked. `what` describes the body."""
+    """Return the error for a body whose URLs cannot be checked. `what` is the predicate of the
+    message, such as "is compressed"."""
     return BadRequestError(
         f"The request body {what}, and URLs in it cannot be checked: the backend would fetch them"
         " from inside its network. Send a smaller body, as application/json and not compressed. The"
@@ -363,8 +366,8 @@ async def metered_relay(
     body: Mapping[str, Any] | bytes | None,
     send: Callable[[], Awaitable[UpstreamResponse]],
 ) -> UpstreamResponse:
-    """Return the response of `send`, whose tokens are charged to the daily budget if it is set.
-    `body` is None if the request's body was not read.
+    """Return the response of `send`. If the daily budget is set, the response's tokens are charged
+    to it. `body` is None if the request has no body, or if its body was not read.
 
     Raises BudgetError, BadRequestError, and the errors of `send`.
     """
@@ -387,7 +390,8 @@ async def metered_relay(
 
 
 class _MeteredBody:
-    """A response body that is relayed. When it ends, its usage is charged to the daily budget."""
+    """A response body that is relayed. When the body ends or is closed, its usage is charged to the
+    daily budget."""
 
     def __init__(
         self,
@@ -460,8 +464,8 @@ async def find_tariff(services: Services, model: str, *, is_required: bool) -> T
     if tariff := await prices.find(model):
         return tariff
     raise BadRequestError(
-        f"What the model {model!r} costs is not known to this server, and its cost is limited. The"
-        " operator can set its price in backend.prices.",
+        f"The price of the model {model!r} is unknown, but the cost of the request is limited. The"
+        " operator can set the price in backend.prices.",
         param="model",
         code="model_price_unknown",
     )
