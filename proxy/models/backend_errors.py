@@ -103,7 +103,7 @@ _ANSWER_PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class _ErrorBody:
-    """The fields of an error's body, in whichever format it is."""
+    """The fields of an error's body, read from any server's format."""
 
     message: str = ""
     type: str | None = None
@@ -194,7 +194,8 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def redact(message: str, secret: str | None) -> str:
-    """Replace the secret in a message. A shorter placeholder, such as "EMPTY", is no secret."""
+    """Replace the secret in a message. A secret of fewer than 8 characters, such as "EMPTY", is
+    only a placeholder and is not replaced."""
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
 
@@ -347,8 +348,8 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 
 
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
-    """Return the sizes in an error's message, or in llama.cpp's fields. The sizes are ignored if
-    the prompt would have fit into the context."""
+    """Return the sizes in an error's message, or in llama.cpp's fields. Return no sizes if the size
+    of the context is missing, or if prompt and answer would have fit into the context."""
     n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW_PATTERNS, message)
     window = n_ctx or in_message
     sizes = ContextSizes(

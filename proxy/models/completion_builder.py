@@ -19,7 +19,7 @@ of its tool calls."""
 MAX_BLOCKS = 10_000
 """The most content parts, and the most thinking blocks, in one streamed completion."""
 COUNT_EVERY = 8
-"""Every n-th chunk yields the server's running token count."""
+"""The server's running token count is returned with every n-th chunk only."""
 MAX_ARGUMENTS_CHARS = 64 << 20
 """The most characters in the arguments of all tool calls of one completion together."""
 MAX_NAME_CHARS = 4096
@@ -166,8 +166,8 @@ class CompletionBuilder:
                 merge(self._message, {key: value})
 
     def _add_parts(self, value: str | list[dict[str, Any]] | None) -> None:
-        """Append to a content that is a list of parts. Mistral sends parts while the model thinks,
-        and text afterwards."""
+        """Append to a content that is, or becomes, a list of parts. Mistral sends parts while the
+        model thinks, and text afterwards."""
         text = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": text}] if text else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []

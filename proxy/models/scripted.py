@@ -29,7 +29,7 @@ from proxy.models.completion_builder import (
 from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8
-"""The length of one streamed piece."""
+"""The most characters in one streamed piece."""
 
 
 class _ScriptPart(BaseModel):
@@ -41,7 +41,7 @@ class ScriptedCall(_ScriptPart):
 
     name: str
     arguments: dict[str, Any] | str = {}
-    """An object, or the text that a model would write."""
+    """An object, or the JSON text as the model writes it, which may be invalid."""
     id: str | None = None
 
 
@@ -56,7 +56,7 @@ class ScriptedError(_ScriptPart):
 
 
 class ScriptedReply(_ScriptPart):
-    """One reply of a script, or one error."""
+    """One entry of a script: a reply, or an error in place of a reply."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -69,7 +69,7 @@ class ScriptedReply(_ScriptPart):
 
 
 class Script(_ScriptPart):
-    """A script."""
+    """The replies of a model, and its name."""
 
     model: str = "script"
     """The model's name in `GET /v1/models`."""

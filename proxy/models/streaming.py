@@ -50,7 +50,7 @@ parsed."""
 _TAIL_BYTES = 1 << 16
 """The length of the parsed end: the usage follows the generated text."""
 _USAGE_PARENTS = ("response", "message")
-"""Fields that contain the usage in events of /v1/responses and /v1/messages."""
+"""Fields of events of /v1/responses and /v1/messages whose object contains the usage."""
 _GENERATED = ("choices", "output", "content")
 """Fields that contain the generated text in responses of the three APIs."""
 _USAGE = re.compile(r'"usage"\s*:\s*\{')
@@ -74,7 +74,8 @@ class StreamSupport:
         self._owners: frozenset[str] = frozenset()
 
     def is_supported(self, model: str) -> bool:
-        """Return False for `REFUSAL_HOLDS_S` after the server has refused to stream the model."""
+        """Return False if the server has refused to stream the model in the last
+        `REFUSAL_HOLDS_S`."""
         return self._refused.get(model, -1.0) < self._now()
 
     def note_refusal(self, model: str, error: BackendError) -> None:

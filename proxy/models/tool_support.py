@@ -57,7 +57,7 @@ MAX_RESPONSE_BYTES = 4 << 20
 """The longest response to a probe. llama.cpp's properties contain the chat template."""
 MAX_VERSION_CHARS = 200
 MAX_TOKENS = 1
-"""The most tokens in a completion of a probe, which makes at most two."""
+"""The most tokens in one completion of a probe. A probe requests at most two completions."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -289,12 +289,14 @@ class ToolVerdicts:
         return refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
-        """Note the trouble that a run had with tools. It counts only for the owner of the run."""
+        """Note the trouble that a run had with tools. The trouble counts only for the owner of the
+        run."""
         if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
         trouble = {word for run in runs for word in run.tool_trouble}
-        # Calls of unknown tools count as commands, but use no memory and no CPU time.
+        # The run's number of commands includes calls of unknown tools, which use no memory and no
+        # CPU time.
         ran = any(run.stats.peak_mem_bytes or run.stats.cpu_ms for run in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
@@ -416,8 +418,8 @@ def _put(table: dict[K, V], key: K, value: V) -> None:
 
 
 class WatchedModel(ModelWrapper):
-    """Measures the model calls of runs. Notes the backend's refusals of tools, and raises them with
-    the text of the verdict."""
+    """Measures the model calls of runs, and notes the backend's refusals of tools. The error of a
+    refusal has the text of the verdict if the model's setting is `probe`."""
 
     def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
         super().__init__(model)

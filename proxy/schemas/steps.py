@@ -42,7 +42,7 @@ from proxy.schemas.result_objects import json_text
 
 
 class AnswerState:
-    """The part of an answer that was sent, where it decides what may be sent next.
+    """The state of an answer that is being sent. It decides what may be sent next.
 
     An encoder calls `update` with each event of the run after encoding the event.
     """
@@ -116,7 +116,8 @@ class StepTextRenderer:
         return ""
 
     def _emit(self, text: str) -> str:
-        """Return the text without lone surrogates, or "" if the answer has begun."""
+        """Return the text without lone surrogates, or "" if the answer has begun. Note whether the
+        text ends a line."""
         if text:
             self._at_line_start = text.endswith("\n")
         return "" if self._state.answer_began else text.encode(errors="replace").decode()
@@ -282,8 +283,9 @@ def _run_fields(event: Event) -> RunEvent | None:
 
 # Open WebUI's tool cards, status line and files
 #
-# Each is a set of top-level fields of a chunk with an empty delta, which other clients ignore. Open
-# WebUI reads `event` as an event of its own, and `type` and `item` as in a stream of /v1/responses.
+# Each of them is sent as top-level fields of a chunk with an empty delta, which other clients
+# ignore. Open WebUI reads `event` as an event of its own, and `type` and `item` as in a stream of
+# /v1/responses.
 
 MAX_STATUS_CHARS = 100
 _CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
@@ -373,8 +375,8 @@ class StepCardRenderer:
         ]
 
     def _write(self, text: str) -> list[CardFields]:
-        """Return a status with the last line of output for pieces 1, 2, 4, 8 and so on: Open WebUI
-        stores every status."""
+        """Return a status with the last line of a piece of output, for pieces 1, 2, 4, 8 and so on:
+        Open WebUI stores every status."""
         self._pieces += 1
         if self._pieces & (self._pieces - 1):
             return []

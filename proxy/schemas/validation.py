@@ -12,7 +12,8 @@ from typing import Any
 from proxy.errors import BadRequestError
 
 Check = Callable[[Any, str], None]
-"""Takes a value and its path in the request, such as `messages[0].role`."""
+"""Raises BadRequestError for an invalid value. The arguments are the value and its path in the
+request, such as `messages[0].role`."""
 
 _TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
@@ -70,7 +71,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
 
 
 def one_of(*values: str) -> Check:
-    """Return a check for one of these strings."""
+    """Return a check for a string that is one of `values`."""
 
     def check(value: Any, param: str) -> None:
         text(value, param)
@@ -146,8 +147,8 @@ def object_with(
 def discriminated(
     kinds: Mapping[str, Check], others: Check | None = None, *, tag: str = "type"
 ) -> Check:
-    """Return a check for an object that picks a check from `kinds` by the field `tag`. `others`
-    checks an object of another kind; without `others` such an object is refused."""
+    """Return a check for an object whose field `tag` selects a check from `kinds`. `others` checks
+    an object of another kind; without `others` such an object is refused."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
@@ -223,7 +224,7 @@ def invalid_combination(message: str, param: str) -> BadRequestError:
 
 
 def too_long(param: str, code: str, limit: str) -> BadRequestError:
-    """Return the error for a value above a limit, such as "16 pairs"."""
+    """Return the error for a value above `limit`, such as "16 pairs"."""
     return BadRequestError(f"Invalid '{param}': more than {limit}.", param=param, code=code)
 
 
@@ -245,7 +246,8 @@ def _check_bounds(
 
 
 def request_body(body: object, **required: Check) -> dict[str, Any]:
-    """Return the body if it is an object with these fields. Raises BadRequestError."""
+    """Return the body if it is an object with the required fields, which must pass their checks.
+    Raises BadRequestError."""
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
     for name, check in required.items():
