@@ -173,7 +173,8 @@ def _ref(name: str) -> Tree:
 
 
 def _nullable(properties: Mapping[str, Tree], *required: str) -> Tree:
-    """Return an object schema whose optional fields may be null. Other fields are allowed."""
+    """Return an object schema in which the fields that are not required may be null. Fields that
+    `properties` does not name are allowed."""
     optional = {
         name: schema if name in required else {"anyOf": [schema, {"type": "null"}]}
         for name, schema in properties.items()

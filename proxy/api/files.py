@@ -323,7 +323,8 @@ class _FormParts:
             self._fields[self._name] = bytearray()
         elif self._name != FILE_FIELD or self.filename is not None:
             raise BadRequestError(
-                f"Unexpected file {self._name!r}: one is taken, as 'file'.", param=self._name
+                f"Unexpected file {self._name!r}: send one file, in the field 'file'.",
+                param=self._name,
             )
         else:
             self.filename = filename.decode(errors="replace")

@@ -133,8 +133,8 @@ async def _count(
     body: Mapping[str, Any],
     translated: MessagesAsChat,
 ) -> Response:
-    """Return the response of the backend's /v1/messages/count_tokens, or a count by the backend's
-    /tokenize if it has no such path. Raises NotFoundError, BackendError."""
+    """Return the response of the backend's /v1/messages/count_tokens, or a count by /tokenize if
+    the backend lacks that path. Raises NotFoundError, BackendError."""
     counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, translated))
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted

@@ -114,9 +114,9 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
         hold = StatusHold(hold_s)
     # The client's timeout does not apply if the client receives data or keep-alives, or if the run
     # continues after a disconnect.
-    gets_data = identity.stream or services.nonstream_keep_alive_s is not None
-    may_wait = gets_data or identity.detach
-    deadline_s = options.deadline_s if may_wait else options.client_timeout_s
+    receives_data = identity.stream or services.nonstream_keep_alive_s is not None
+    ignores_timeout = receives_data or identity.detach
+    deadline_s = options.deadline_s if ignores_timeout else options.client_timeout_s
     runs = services.runs
     async with runs.lock(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):

@@ -48,7 +48,7 @@ WATCH_AFTER_S = 0.1
 """Seconds before the client's connection is watched for a disconnect: the watch costs an eighth of
 the time of a short response (`bench/relay.py`)."""
 MAX_BUFFERED_BYTES = 256 << 10
-"""Maximum size of a response that is sent in one piece."""
+"""Maximum size of a response that is buffered and sent in one piece, in bytes."""
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
 """Matches the name of a field with a URL, in JSON without whitespace."""
 _ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
@@ -349,13 +349,13 @@ class URLScanner:
         self._tail = text[-_TAIL_BYTES:]
 
 
-def uncheckable_error(what: str) -> BadRequestError:
-    """Return the error for a body whose URLs cannot be checked. `what` is the predicate of the
-    message, such as "is compressed"."""
+def uncheckable_error(predicate: str) -> BadRequestError:
+    """Return the error for a body whose URLs cannot be checked. `predicate` completes the message,
+    for example "is compressed"."""
     return BadRequestError(
-        f"The request body {what}, and URLs in it cannot be checked: the backend would fetch them"
-        " from inside its network. Send a smaller body, as application/json and not compressed. The"
-        " operator can allow any URL with backend.fetches_urls.",
+        f"The request body {predicate}, and URLs in it cannot be checked: the backend would fetch"
+        " them from inside its network. Send a smaller body, as application/json and not"
+        " compressed. The operator can allow any URL with backend.fetches_urls.",
         code="url_not_allowed",
     )
 

@@ -68,7 +68,7 @@ class _Library:
 
 
 class LiteLLMModel:
-    """A `Model` by litellm names, such as "anthropic/claude-sonnet-4-5".
+    """A `Model` for models with litellm names, such as "anthropic/claude-sonnet-4-5".
 
     Without `api_key` and `api_base`, litellm takes them from the provider's environment variables.
     litellm has one connection pool per process: `aclose` closes the connections of all models.

@@ -150,7 +150,7 @@ class OpenAIHTTPModel:
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. A server that lacks /tokenize gets only one such request."""
+        """See Model. A server that lacks /tokenize gets only one request to this path."""
         if not self._tokenizer.is_available:
             return None
         field = self._tokenizer.text_field

@@ -110,8 +110,8 @@ class ScriptedModel:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
-        """Return a model that plays a file in a cycle. Raises ValueError with a one-line
-        message."""
+        """Return a model that plays the script in a YAML file again and again. Raises ValueError
+        with a one-line message."""
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:

@@ -220,7 +220,7 @@ class UsageReader:
         self.usage: dict[str, Any] = {}
         self.estimated_tokens = 0
         """An estimate of the generated tokens, for a response without usage: the number of events,
-        or computed from the length of a JSON response."""
+        or for JSON an estimate from the length of the generated text, else of the whole body."""
         self._decoder = SSEDecoder() if kind.startswith("text/event-stream") else None
         self._is_json = "json" in kind
         self._body = bytearray()

@@ -219,8 +219,8 @@ async def _fetch_json(
 class ToolVerdicts:
     """The verdicts on the models of one backend.
 
-    Without a probe, verdicts come only from the settings and from runs. Without a repository, they
-    are lost when the process ends.
+    Without a probe, verdicts come only from the settings and from runs. Without a repository, the
+    verdicts are lost when the process ends.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ToolVerdicts:
 
     def verdict_for(self, owner: str, model: str) -> ToolVerdict:
         """Return the verdict on a model for a request of this owner, without waiting. A model
-        without a verdict gets tools, and a probe starts in the background."""
+        without a verdict gets tools. If a probe is due, it starts in the background."""
         setting = self._settings.for_model(model)
         if setting != "probe":
             return SUPPORTED if setting == "always" else disabled_verdict(model)
@@ -371,8 +371,8 @@ class ToolVerdicts:
     ) -> ToolVerdict | None:
         """Return a new verdict, or None if the known verdict still holds.
 
-        A verdict against tools is checked each time: an operator who follows its advice restarts
-        the same engine version.
+        A verdict against tools is checked each time, because an operator who follows the verdict's
+        advice restarts the engine in the same version.
         """
         known = self._known.get(model)
         if known is None or known.verdict.reason or model in self._doubted:

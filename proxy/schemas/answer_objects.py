@@ -86,8 +86,8 @@ class SandboxUsage(TypedDict, total=False):
     env_permille: Required[int]
     """Tokens of tool output per thousand tokens of the trajectory."""
     capabilities: Required[dict[str, dict[str, int]]]
-    """For each of the paper's meta-capabilities, the number of turns that used it (`turns`), and
-    the number of such turns per thousand turns (`permille`)."""
+    """For each of the paper's meta-capabilities: the number of turns that used it (`turns`), and
+    this number per thousand turns of the run (`permille`)."""
 
 
 # Fields of messages and chunks
@@ -249,7 +249,7 @@ class RuleEvent(TypedDict):
     over: RuleTarget
     """The target of the rule."""
     subject: str
-    """The command, path or `host:port`; a long one is shortened."""
+    """The command, path or `host:port`. A long subject is shortened."""
     reason: str
     """The reason that the rule gives."""
 

@@ -95,7 +95,7 @@ GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
 
 
 def custom_tool(grammar: Check) -> Check:
-    """Return a check for a custom tool, whose input is any text or text by a grammar."""
+    """Return a check for a custom tool, whose input is any text, or text that follows a grammar."""
 
     def check_format(value: Any, param: str) -> None:
         mapping(value, param)

@@ -275,8 +275,8 @@ def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
             names = [_name(tool) for tool in allowed]
             _check_known(names, tools, "tool_choice.allowed_tools.tools")
-            left = [tool for tool in tools if _name(tool) in names]
-            return _ToolChoice(left, None, must_call=mode == "required" and bool(left))
+            remaining = [tool for tool in tools if _name(tool) in names]
+            return _ToolChoice(remaining, None, must_call=mode == "required" and bool(remaining))
         case {"type": "function"}:
             _check_known([_name(choice)], tools, "tool_choice.function.name")
     return _ToolChoice(tools, choice, must_call=False)

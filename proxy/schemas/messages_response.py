@@ -59,7 +59,7 @@ class MessageContext:
     too."""
     stop_sequences: tuple[str, ...] = ()
     container_expires: int | None = None
-    """The Unix time at which the container expires, or None if the request has no container."""
+    """The Unix time at which the container expires, or None if the message has no container."""
 
 
 class MessageBuilder:

@@ -28,7 +28,8 @@ Json = dict[str, Any]
 
 
 class OutputItems:
-    """The output items so far. An item's id consists of the run id and the item's index."""
+    """The output items so far. An item's id consists of a prefix, the run id and the item's
+    index."""
 
     def __init__(self, run_id: str, container_id: str) -> None:
         self.run_id = run_id

@@ -338,14 +338,14 @@ class StepCardRenderer:
     def finish(self, result: Result) -> list[CardFields]:
         """Return the chunk fields of files that are not in the message, and of the last status."""
         files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
-        frames: list[CardFields] = (
+        fields: list[CardFields] = (
             [{"event": {"type": "files", "data": {"files": files}}}] if files else []
         )
         if self._steps:
             counts = [_count(self._steps, "step")]
             counts += [_count(len(result.artifacts), "file")] if result.artifacts else []
-            frames.append(_status(", ".join(counts), done=True))
-        return frames
+            fields.append(_status(", ".join(counts), done=True))
+        return fields
 
     def _count_item(self, kind: str) -> None:
         """Count an item as Open WebUI does: consecutive text of one kind is one item."""

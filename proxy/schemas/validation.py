@@ -224,7 +224,7 @@ def invalid_combination(message: str, param: str) -> BadRequestError:
 
 
 def too_long(param: str, code: str, limit: str) -> BadRequestError:
-    """Return the error for a value above `limit`, such as "16 pairs"."""
+    """Return the error for a value that exceeds `limit`, a text such as "16 pairs"."""
     return BadRequestError(f"Invalid '{param}': more than {limit}.", param=param, code=code)
 
 
