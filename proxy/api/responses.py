@@ -133,7 +133,7 @@ async def _start_recording(
     save_as = session.save_as
     if save_as is None:
         # The run saves no files. No state has this name, so a request that continues the response
-        # resumes from the state before.
+        # resumes from the previous state.
         resume_point = previous.resume_point
         save_as = SessionState(
             resume_point.session if resume_point else session.session, context.run_id

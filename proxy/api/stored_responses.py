@@ -134,7 +134,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 def _check_include(request: Request) -> None:
     """Raise BadRequestError for an unknown value of `include`. Known values do not change a stored
     response."""
-    for name in ("include", "include[]"):  # the SDKs encode a list as the latter
+    for name in ("include", "include[]"):  # the SDKs send a list as `include[]`
         array(one_of(*INCLUDE_VALUES))(request.query_params.getlist(name), "include")
 
 

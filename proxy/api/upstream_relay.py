@@ -87,7 +87,7 @@ async def _relayed_chat(
     relayed = await metered_relay(
         request, decision.profile.budgets.daily.for_model_calls, fields, send
     )
-    # Added to the mapping, because the headers of a Response are a list that is searched.
+    # Added to the mapping: a header that is added to a Response later costs a search of its list.
     headers = {**relayed.headers, **decision.headers}
     relayed = UpstreamResponse(relayed.status, headers, relayed.body)
     if is_stream(relayed):

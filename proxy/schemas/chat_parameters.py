@@ -32,7 +32,7 @@ from proxy.schemas.validation import (
     values,
 )
 
-# Checks of messages, tools and answer formats. A value that any backend accepts passes.
+# Checks of messages, tools and answer formats. A value that at least one backend accepts passes.
 
 _URL = text_or_object(object_with(optional={"url": text}))
 _TEXT_PART = object_with({"type": one_of("text"), "text": text})

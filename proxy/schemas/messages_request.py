@@ -186,7 +186,7 @@ _TIERS = {"auto": "auto", "standard_only": "default"}
 class MessagesAsChat(ChatTranslation):
     """A request as a chat completion."""
 
-    keeps_param_suffix: ClassVar[bool] = False  # a part has other fields than its block
+    keeps_param_suffix: ClassVar[bool] = False  # a part's fields differ from its block's
 
     client_tools: Sequence[Tool]
     """The client's tools, each with its schema."""
