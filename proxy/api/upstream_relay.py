@@ -464,8 +464,8 @@ async def find_tariff(services: Services, model: str, *, is_required: bool) -> T
     if tariff := await prices.find(model):
         return tariff
     raise BadRequestError(
-        f"The price of the model {model!r} is unknown, but the cost of the request is limited. The"
-        " operator can set the price in backend.prices.",
+        f"What the model {model!r} costs is not known to this server, and its cost is limited. The"
+        " operator can set its price in backend.prices.",
         param="model",
         code="model_price_unknown",
     )
