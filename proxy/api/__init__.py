@@ -1,1 +1,1 @@
-"""HTTP surfaces, one module each. No decisions here."""
+"""The HTTP routes, one module for each API, and the functions that the routes share."""

@@ -21,8 +21,8 @@ from proxy.schemas.request_options import read_request_options
 router = APIRouter()
 
 
-# Not @router.post: FastAPI's handling of parameters takes longer than the relay of a plain request
-# (`bench/relay.py`).
+# Not @router.post: FastAPI's handling of parameters takes longer than the relay of a `:plain`
+# request (`bench/relay.py`).
 @router.route("/v1/chat/completions", methods=["POST"])
 async def chat_completions(http: Request) -> Response:
     request = await read_model_request(http)
@@ -35,12 +35,12 @@ async def chat_completions(http: Request) -> Response:
     steps = options.steps or default_mode(request.services.steps, headers)
     include_usage = includes_usage(body)
     subscriber, hold = await start_or_join(
-        RunRequest(client=request, body=body, decision=decision, options=options)
+        RunRequest(model_request=request, body=body, decision=decision, options=options)
     )
     run = subscriber.run
-    names = completion_head(run.id, run.created, body["model"])
+    head = completion_head(run.id, run.created, body["model"])
     if hold is None:
-        builder = ChatCompletionBuilder(names, run.id, steps)
+        builder = ChatCompletionBuilder(head, run.id, steps)
         return await json_response(request, subscriber, builder, options)
-    encoder = CompletionStreamEncoder(names, run.id, steps, include_usage=include_usage)
+    encoder = CompletionStreamEncoder(head, run.id, steps, include_usage=include_usage)
     return await stream_response(request, subscriber, encoder, options, hold)

@@ -271,8 +271,8 @@ async def _from_form(
 def _reader(
     request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
 ) -> str | None:
-    """Return the owner whose files the request may read: the client, or None for any owner if the
-    link is valid. Raises UnauthorizedError."""
+    """Return the owner whose files the request may read, or None if a valid link lets the request
+    read files of any owner. Raises UnauthorizedError."""
     if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
     if not has_valid_key(request):
@@ -301,7 +301,7 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
         for file, path in files:
             info = zipfile.ZipInfo(names.assign(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
-            info.file_size = file.bytes  # zipfile chooses the 64-bit format by it
+            info.file_size = file.bytes  # zipfile chooses the 64-bit format by this size
             info.external_attr = 0o644 << 16
             with path.open("rb") as source, archive.open(info, "w") as target:
                 while piece := source.read(READ_BYTES):
@@ -311,7 +311,8 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
 
 
 class _ZipBuffer:
-    """The output file of the archive. It cannot seek."""
+    """The output file of the archive. The file cannot seek, so zipfile writes the archive as a
+    stream."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

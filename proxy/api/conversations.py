@@ -1,4 +1,5 @@
-"""/v1/conversations: stored items, which responses continue and extend."""
+"""/v1/conversations: stored lists of items. A response continues the list of its conversation, and
+adds its own items."""
 
 import uuid
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Functions of a request that every route uses: the server's services, the client's key, the JSON
-body and its memory, the request id, error responses, and cancellation on disconnect."""
+"""Functions that all routes use: they return the server's services, the client's key, the JSON body
+and the request id, reserve memory for the body, write error responses, and cancel on disconnect."""
 
 import asyncio
 import hashlib
@@ -62,12 +62,12 @@ Disconnect = Callable[[], Coroutine[Any, Any, None]]
 """Wait until the client has disconnected."""
 _SERVICES = "sandbox_proxy.services"
 _KEY = "sandbox_proxy.key"
-_SENT = "sandbox_proxy.key_sent"
+_SENT_KEY = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
-_RUN = "sandbox_proxy.run"
+_RUN_ID = "sandbox_proxy.run"
 _BODY = "sandbox_proxy.body"
 """The BodyReservation of the request."""
-_NO_RUN = "sandbox_proxy.no_run"
+_RANDOM_ID = "sandbox_proxy.no_run"
 """The random id of a request that has no run."""
 _PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
 """A client's request id that may be sent back: at most 128 printable characters, no spaces."""
@@ -91,7 +91,7 @@ class Services:
     file_limits: FileLimits
     """Limits on uploads."""
     tool_verdicts: "ToolVerdicts"
-    """Which models support tools."""
+    """The verdicts on the tool support of the models."""
     body_memory: BodyMemory = field(default_factory=BodyMemory)
     """Memory budget for the bodies of all requests."""
     inputs: Inputs = field(default_factory=Inputs)
@@ -103,7 +103,7 @@ class Services:
     client_keys: ClientKeys | None = None
     """Verifies the backend keys of clients; None if the server has keys of its own."""
     passthrough: PassthroughSetting = "stateless"
-    """Which other paths are forwarded to the backend."""
+    """The paths without a route that are relayed to the backend."""
     public_url: str | None = None
     """Base URL of links to files; None takes it from each request."""
     steps: StepsSetting = "auto"
@@ -113,10 +113,11 @@ class Services:
     status_hold_s: float = 10.0
     """Maximum seconds before a stream sends its status 200 while model calls are retried."""
     keep_alive_s: float = 10.0
-    """Seconds without data after which a stream sends a keep-alive. Gateways close a silent
-    connection after 50 to 120 s."""
+    """Seconds between two keep-alives of a stream. Gateways close a silent connection after 50 to
+    120 s."""
     nonstream_keep_alive_s: float | None = None
-    """Seconds after which a JSON response sends whitespace as a keep-alive; None: never."""
+    """Seconds between two pieces of whitespace that a JSON response sends as keep-alives, or None
+    to send none."""
     narration: NarrationSetting = "content"
     """Form of streamed prose before a tool call."""
     on_disconnect: OnDisconnect = "cancel"
@@ -194,7 +195,7 @@ def has_valid_key(request: Request) -> bool:
 
 
 def get_owner(request: Request) -> str:
-    """Return the owner of the client's files, runs and conversations: a digest of its key. On a
+    """Return the owner of the client's files, runs and conversations: a digest of the key. On a
     server without keys, all clients have the same owner and share one quota."""
     return owner_of("" if get_services(request).keyring.is_open else sent_key(request))
 
@@ -206,12 +207,12 @@ def owner_of(key: str) -> str:
 
 def sent_key(request: Request) -> str:
     """Return the key in the request's headers, or ""."""
-    known: str | None = request.scope.get(_SENT)
+    known: str | None = request.scope.get(_SENT_KEY)
     if known is None:
         scheme, _, known = request.headers.get(RequestHeader.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer":
             known = request.headers.get(RequestHeader.API_KEY, "")  # Anthropic's clients
-        known = request.scope[_SENT] = known.strip()
+        known = request.scope[_SENT_KEY] = known.strip()
     return known
 
 
@@ -265,22 +266,22 @@ def base_url(request: Request) -> str:
 
 
 def set_run_id(request: Request, run_id: str) -> None:
-    """Store the id of the request's run, from which the request id is made."""
-    request.scope[_RUN] = run_id
+    """Store the id of the request's run. The request id is made from it."""
+    request.scope[_RUN_ID] = run_id
 
 
 def run_id_of(request: Request) -> str | None:
     """Return the id of the request's run, or None."""
-    run_id: str | None = request.scope.get(_RUN)
+    run_id: str | None = request.scope.get(_RUN_ID)
     return run_id
 
 
 def server_request_id(scope: Scope) -> str:
     """Return the server's id of a request, which is made from its run's id if it has a run."""
-    if found := scope.get(_RUN) or scope.get(_NO_RUN):
+    if found := scope.get(_RUN_ID) or scope.get(_RANDOM_ID):
         return request_id(found)
-    scope[_NO_RUN] = os.urandom(16).hex()
-    return request_id(scope[_NO_RUN])
+    scope[_RANDOM_ID] = os.urandom(16).hex()
+    return request_id(scope[_RANDOM_ID])
 
 
 def with_request_id(scope: Scope, send: Send) -> Send:

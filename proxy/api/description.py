@@ -1,4 +1,4 @@
-"""/openapi.json, and /docs, Swagger UI with assets from this server.
+"""/openapi.json, and Swagger UI at /docs with assets from this server.
 
 The description is generated at the first request: by FastAPI from its routes, and from the schemas
 in this module for the routes that call a model, which bypass FastAPI. It contains no settings of
@@ -52,11 +52,11 @@ async def openapi(request: Request) -> Response:
     """Return the OpenAPI description."""
     state = request.app.state
     if not hasattr(state, "openapi"):
-        state.openapi = await asyncio.to_thread(_written, request.app.routes)
+        state.openapi = await asyncio.to_thread(_encode, request.app.routes)
     return Response(state.openapi, media_type="application/json")
 
 
-def _written(routes: list[Any]) -> bytes:
+def _encode(routes: list[Any]) -> bytes:
     return json.dumps(describe(routes)).encode()
 
 
@@ -121,7 +121,7 @@ def describe(routes: list[Any]) -> Tree:
         schemas.pop(name, None)
     for method, operation in _operations(tree["paths"]):
         _add_common_errors(method, operation)
-    tree["paths"].update({path: {"post": operation} for path, operation in _HOT.items()})
+    tree["paths"].update({path: {"post": operation} for path, operation in _MODEL_ROUTES.items()})
     return tree
 
 
@@ -131,8 +131,9 @@ def _operations(paths: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _add_common_errors(method: str, operation: Tree) -> None:
-    """Add the errors that all routes have in common. A route with a key may verify it with the
-    backend. On a server without keys, unsafe methods are forbidden for pages of other sites."""
+    """Add the errors that many routes have in common: of all routes; of routes with a key, which
+    the backend may verify; of unsafe methods, which a server without keys refuses to pages of other
+    sites."""
     responses = operation["responses"]
     responses.pop("422", None)
     statuses: list[int | str] = [500, 503]
@@ -155,7 +156,7 @@ def _list(of: Tree, **more: Any) -> Tree:
     return {"type": "array", "items": of, **more}
 
 
-def _words(*words: str) -> Tree:
+def _enum(*words: str) -> Tree:
     return {"type": "string", "enum": list(words)}
 
 
@@ -171,8 +172,9 @@ def _ref(name: str) -> Tree:
     return {"$ref": _REF.format(model=name)}
 
 
-def _or_null(properties: Mapping[str, Tree], *required: str) -> Tree:
-    """Return an object schema whose optional fields may be null. Other fields are allowed."""
+def _nullable(properties: Mapping[str, Tree], *required: str) -> Tree:
+    """Return an object schema in which the fields that are not required may be null. Fields that
+    `properties` does not name are allowed."""
     optional = {
         name: schema if name in required else {"anyOf": [schema, {"type": "null"}]}
         for name, schema in properties.items()
@@ -211,20 +213,20 @@ _SHARED = {
     "prompt_cache_retention": _TEXT,
     "prompt_cache_options": {},
     "moderation": {},
-    "service_tier": _words("auto", "default", "flex", "scale", "priority", "fast"),
+    "service_tier": _enum("auto", "default", "flex", "scale", "priority", "fast"),
     "sandbox": _ref("SandboxOptions"),
 }
 """The fields that chat completions and responses have in common."""
-_CHAT = _or_null(
+_CHAT = _nullable(
     {
         "model": _MODEL,
         "messages": _list(_CHAT_MESSAGE, minItems=1),
         "n": _integer(1, 128),
         "stream_options": _object(include_usage=_FLAG, include_obfuscation=_FLAG),
         "tools": _list(_ANY_OBJECT),
-        "tool_choice": {"anyOf": [_words("none", "auto", "required"), _ANY_OBJECT]},
+        "tool_choice": {"anyOf": [_enum("none", "auto", "required"), _ANY_OBJECT]},
         "functions": _list(_ANY_OBJECT),
-        "function_call": {"anyOf": [_words("none", "auto"), _ANY_OBJECT]},
+        "function_call": {"anyOf": [_enum("none", "auto"), _ANY_OBJECT]},
         "max_tokens": _integer(1),
         "max_completion_tokens": _integer(1),
         "response_format": _object("type", type=_TEXT, json_schema=_ANY_OBJECT),
@@ -238,27 +240,27 @@ _CHAT = _or_null(
         "presence_penalty": _number(-2, 2),
         "seed": _integer(-(2**63), 2**63 - 1),
         "reasoning_effort": {"anyOf": [_TEXT, _number(0, 1)]},
-        "verbosity": _words("low", "medium", "high"),
+        "verbosity": _enum("low", "medium", "high"),
         "web_search_options": _ANY_OBJECT,
         **_SHARED,
     },
     "model",
     "messages",
 )
-_RESPONSE = _or_null(
+_RESPONSE = _nullable(
     {
         "model": _MODEL,
         "input": _TEXT_OR_PARTS,
         "instructions": _TEXT,
         "tools": _list(_object("type", type=_TEXT)),
-        "tool_choice": {"anyOf": [_words("none", "auto", "required"), _ANY_OBJECT]},
+        "tool_choice": {"anyOf": [_enum("none", "auto", "required"), _ANY_OBJECT]},
         "max_tool_calls": _integer(1),
-        "text": _object(format=_ANY_OBJECT, verbosity=_words("low", "medium", "high")),
+        "text": _object(format=_ANY_OBJECT, verbosity=_enum("low", "medium", "high")),
         "reasoning": _ANY_OBJECT,
         "max_output_tokens": _integer(1),
         "include": _list(_TEXT),
         "stream_options": _object(include_obfuscation=_FLAG),
-        "truncation": _words("auto", "disabled"),
+        "truncation": _enum("auto", "disabled"),
         "background": _FLAG,
         "previous_response_id": _TEXT,
         "conversation": _TEXT_OR_OBJECT,
@@ -275,7 +277,7 @@ _MESSAGE_FIELDS: Tree = {
     "messages": _list(
         _object(
             *("role", "content"),
-            role=_words("user", "assistant", "system"),
+            role=_enum("user", "assistant", "system"),
             content=_TEXT_OR_PARTS,
         ),
         minItems=1,
@@ -288,26 +290,26 @@ _MESSAGE_FIELDS: Tree = {
     "top_p": _number(0, 1),
     "top_k": _integer(0),
     "metadata": _object(user_id=_TEXT),
-    "service_tier": _words("auto", "standard_only"),
+    "service_tier": _enum("auto", "standard_only"),
     "thinking": _object("type", type=_TEXT, budget_tokens=_integer(1)),
-    "tool_choice": _object("type", type=_words("auto", "any", "tool", "none"), name=_TEXT),
+    "tool_choice": _object("type", type=_enum("auto", "any", "tool", "none"), name=_TEXT),
     "tools": _list(_ANY_OBJECT),
     "output_config": _ANY_OBJECT,
     "output_format": _ANY_OBJECT,
     "container": _TEXT_OR_OBJECT,
-    "thread": _object("type", type=_words("create", "continue"), previous_message_id=_TEXT),
+    "thread": _object("type", type=_enum("create", "continue"), previous_message_id=_TEXT),
     "sandbox": _ref("SandboxOptions"),
 }
-_SANDBOX = _or_null(
+_SANDBOX = _nullable(
     {
         "profile": _TEXT,
-        "enabled": _words("always", "auto", "never"),
-        "prompt": _words("compute_first", "neutral", "none"),
-        "steps": _words(*STEPS_MODES),
+        "enabled": _enum("always", "auto", "never"),
+        "prompt": _enum("compute_first", "neutral", "none"),
+        "steps": _enum(*STEPS_MODES),
         "offload_documents": _FLAG,
-        "usage": _words(*USAGE_SCOPES),
+        "usage": _enum(*USAGE_SCOPES),
         "deadline_s": {"type": "number", "exclusiveMinimum": 0},
-        "on_disconnect": _words("cancel", "detach"),
+        "on_disconnect": _enum("cancel", "detach"),
         "session": _TEXT,
         "container_id": _TEXT,
         "file_ids": _list(_TEXT),
@@ -323,7 +325,7 @@ _SCHEMAS: Tree = {
     "ChatCompletion": _object(
         *("id", "object", "created", "model", "choices"),
         id=_TEXT,
-        object=_words("chat.completion"),
+        object=_enum("chat.completion"),
         created=_integer(0),
         model=_TEXT,
         choices=_list(_ANY_OBJECT),
@@ -331,13 +333,13 @@ _SCHEMAS: Tree = {
         sandbox=_ANY_OBJECT,
     ),
     "ResponseRequest": _RESPONSE,
-    "MessageRequest": _or_null(_MESSAGE_FIELDS, "model", "messages", "max_tokens"),
-    "TokenCountRequest": _or_null(_MESSAGE_FIELDS, "model", "messages"),
+    "MessageRequest": _nullable(_MESSAGE_FIELDS, "model", "messages", "max_tokens"),
+    "TokenCountRequest": _nullable(_MESSAGE_FIELDS, "model", "messages"),
     "Message": _object(
         *("id", "type", "role", "model", "content", "stop_reason", "usage"),
         id=_TEXT,
-        type=_words("message"),
-        role=_words("assistant"),
+        type=_enum("message"),
+        role=_enum("assistant"),
         model=_TEXT,
         content=_list(_ANY_OBJECT),
         stop_reason={"anyOf": [_TEXT, {"type": "null"}]},
@@ -348,7 +350,7 @@ _SCHEMAS: Tree = {
         "description": "Anthropic's error body.",
         **_object(
             *("type", "error"),
-            type=_words("error"),
+            type=_enum("error"),
             error=_object("type", "message", type=_TEXT, message=_TEXT),
             request_id=_TEXT,
         ),
@@ -356,16 +358,16 @@ _SCHEMAS: Tree = {
     "SandboxOptions": _SANDBOX,
 }
 _SECURITY: list[Tree] = [{"HTTPBearer": []}, {"APIKeyHeader": []}]
-_HOT_ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, "4XX", "5XX")
+_MODEL_ROUTE_ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, "4XX", "5XX")
 
 
-def _hot(summary: str, tag: str, body: str, answer: str, *, streams: bool = True) -> Tree:
+def _model_route(summary: str, tag: str, body: str, answer: str, *, streams: bool = True) -> Tree:
     """Return the operation of a route that calls a model."""
     component = "MessagesErrorResponse" if tag == "Messages" else "ErrorResponse"
     content: Tree = {"application/json": {"schema": _ref(answer)}}
     if streams:
         content["text/event-stream"] = {"schema": _TEXT}
-    failed = errors(*_HOT_ERRORS, component=component)
+    failed = errors(*_MODEL_ROUTE_ERRORS, component=component)
     return {
         "tags": [tag],
         "summary": summary,
@@ -382,13 +384,15 @@ def _hot(summary: str, tag: str, body: str, answer: str, *, streams: bool = True
     }
 
 
-_HOT = {
-    "/v1/chat/completions": _hot(
+_MODEL_ROUTES = {
+    "/v1/chat/completions": _model_route(
         "Create chat completion", "Chat", "ChatCompletionRequest", "ChatCompletion"
     ),
-    "/v1/responses": _hot("Create response", "Responses", "ResponseRequest", "ResponseObject"),
-    "/v1/messages": _hot("Create message", "Messages", "MessageRequest", "Message"),
-    "/v1/messages/count_tokens": _hot(
+    "/v1/responses": _model_route(
+        "Create response", "Responses", "ResponseRequest", "ResponseObject"
+    ),
+    "/v1/messages": _model_route("Create message", "Messages", "MessageRequest", "Message"),
+    "/v1/messages/count_tokens": _model_route(
         "Count tokens", "Messages", "TokenCountRequest", "TokenCount", streams=False
     ),
 }

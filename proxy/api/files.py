@@ -1,5 +1,5 @@
 """/v1/files: uploads. Also the reader of multipart forms, which writes the file of a form straight
-to disk, and the responses with files and archives."""
+to disk, and the responses that send a file or an archive."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -38,7 +38,8 @@ FILE_FIELD = "file"
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 64 << 10
 MAX_FORM_BYTES = 64 << 10
-"""Approximate size of a form without its file, in bytes."""
+"""Estimated size of a form without its file, in bytes. The minimum size of the file is the
+Content-Length minus this estimate."""
 IDLE_TIMEOUT_S = 120
 """Maximum seconds without data from the client."""
 SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
@@ -208,7 +209,7 @@ async def _read_form(
     bytes_left = max_mib << 20
     try:
         await check_quota(_min_file_bytes(request, bytes_left))
-        while piece := await _next(stream):
+        while piece := await _receive(stream):
             parser.write(piece)
             for data in parts.take():
                 bytes_left -= len(data)
@@ -229,8 +230,8 @@ async def _read_form(
 
 
 def _min_file_bytes(request: Request, limit: int) -> int:
-    """Return the minimum size of the file by the request's Content-Length. Return 0 if the file may
-    exceed `limit`: then FileTooLargeError is to be raised, and not a QuotaError."""
+    """Return the minimum size of the file by the request's Content-Length. Return 0 if
+    Content-Length exceeds `limit`, so that the client gets FileTooLargeError and not QuotaError."""
     value = request.headers.get("content-length", "")
     length = int(value) if value.isdecimal() else 0
     return max(0, length - MAX_FORM_BYTES) if length <= limit else 0
@@ -261,7 +262,7 @@ def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
         raise BadRequestError("The form cannot be read: its boundary is missing or bad.") from error
 
 
-async def _next(stream: AsyncGenerator[bytes, None]) -> bytes:
+async def _receive(stream: AsyncGenerator[bytes, None]) -> bytes:
     try:
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             return await anext(stream, b"")
@@ -276,12 +277,13 @@ async def _next(stream: AsyncGenerator[bytes, None]) -> bytes:
 
 async def _discard(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
     """Read the rest of the body: a client reads the response only after it has sent the body."""
-    while max_bytes > 0 and (piece := await _next(stream)):
+    while max_bytes > 0 and (piece := await _receive(stream)):
         max_bytes -= len(piece)
 
 
 class _FormParts:
-    """The callbacks of the parser. It buffers the fields, and pieces of the file until `take`."""
+    """Collects the fields of a form, and buffers pieces of its file until `take`. The other methods
+    are the callbacks of the parser."""
 
     def __init__(self) -> None:
         self.filename: str | None = None
@@ -321,7 +323,8 @@ class _FormParts:
             self._fields[self._name] = bytearray()
         elif self._name != FILE_FIELD or self.filename is not None:
             raise BadRequestError(
-                f"Unexpected file {self._name!r}: one is taken, as 'file'.", param=self._name
+                f"Unexpected file {self._name!r}: send one file, in the field 'file'.",
+                param=self._name,
             )
         else:
             self.filename = filename.decode(errors="replace")

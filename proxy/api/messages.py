@@ -44,11 +44,12 @@ router = APIRouter()
 
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
-"""Headers of the client's body, which do not apply to the body that is sent instead."""
+"""Headers of the client's request that do not apply to the request with the new body."""
 _PROMPT_PARTS = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""An event of a streamed message in place of the comment. Anthropic's SDKs ignore it."""
+"""The keep-alive of a streamed message, sent as often as the comment. Anthropic's SDKs ignore a
+ping."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat
@@ -61,10 +62,10 @@ async def create_message(http: Request) -> Response:
     translated = as_chat(body)
     options = read_request_options(translated.chat, request.headers)
     decision = resolve_route(request, translated.chat)
-    message_options = _message_options(request, translated, decision, options)
+    context = _message_context(request, translated, decision, options)
     subscriber, hold = await start_or_join(
         RunRequest(
-            client=request,
+            model_request=request,
             body=translated.chat,
             decision=decision,
             options=options,
@@ -77,10 +78,10 @@ async def create_message(http: Request) -> Response:
     )
     run_id = subscriber.run.id
     if hold is None:
-        builder = MessageBuilder(run_id, message_options)
+        builder = MessageBuilder(run_id, context)
         response = await json_response(request, subscriber, builder, options)
     else:
-        encoder = MessageStreamEncoder(run_id, message_options)
+        encoder = MessageStreamEncoder(run_id, context)
         response = await stream_response(
             request, subscriber, encoder, options, hold, keep_alive=PING
         )
@@ -90,13 +91,13 @@ async def create_message(http: Request) -> Response:
     return response
 
 
-def _message_options(
+def _message_context(
     request: ModelRequest,
     translated: MessagesAsChat,
     decision: RoutingDecision,
     options: RequestOptions,
 ) -> MessageContext:
-    """Return how the run is shown in Anthropic's message."""
+    """Return the options of the request that the encoders of the message need."""
     steps = options.steps or default_mode_for_messages(
         request.services.steps,
         code_execution=translated.code_execution,
@@ -114,7 +115,7 @@ def _message_options(
 
 @router.route(COUNT_PATH, methods=["POST"])  # see proxy.api.chat
 async def count_tokens(http: Request) -> Response:
-    """Return the token count of a request, which the backend counts."""
+    """Return the token count of a request, as counted by the backend."""
     request = await read_model_request(http)
     body = request.body
     if body["model"].endswith(PLAIN_SUFFIX):
@@ -132,12 +133,13 @@ async def _count(
     body: Mapping[str, Any],
     translated: MessagesAsChat,
 ) -> Response:
-    """Count by the backend's /v1/messages/count_tokens, or by /tokenize if it has none."""
+    """Return the response of the backend's /v1/messages/count_tokens, or a count by /tokenize if
+    the backend lacks that path. Raises NotFoundError, BackendError."""
     counted = await _post(upstream, request, COUNT_PATH, count_tokens_body(body, translated))
     if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
     fields = {name: translated.chat[name] for name in ("model", "tools") if name in translated.chat}
-    fields["messages"] = [_prompt_parts(message) for message in translated.chat["messages"]]
+    fields["messages"] = [_without_files(message) for message in translated.chat["messages"]]
     tokenized = await _post(upstream, request, TOKENIZE_PATH, fields)
     count = parse_token_count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
@@ -158,7 +160,7 @@ async def _post(
     return Response(content, received.status, received.headers)
 
 
-def _prompt_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without its files, which are in the sandbox and not in the prompt."""
     content = message.get("content")
     if not isinstance(content, list):

@@ -27,12 +27,13 @@ from proxy.errors import ForbiddenError, ProxyError
 from proxy.keys import ClientKeys, Key
 
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
-_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _OPAQUE_ORIGIN = "null"
 """The origin of a page in a sandboxed frame or in a local file."""
 _ALL = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-"""Methods without side effects. Any page may send them: its browser hides the response from it."""
+"""Methods without side effects. Pages of all sites may use these methods: the browser hides the
+response from the page."""
 _ACCOUNT_HEADERS: tuple[str, ...] = (RequestHeader.ORGANIZATION, RequestHeader.PROJECT)
 _OPEN_PATHS = frozenset({"/health"})
 
@@ -54,8 +55,8 @@ class RequestMiddleware:
 
 
 class FastPathMiddleware:
-    """Calls the routes that call a model without the router, whose lookup took a tenth of the time
-    of a relayed request (`bench/relay.py`)."""
+    """Dispatches requests straight to the routes that call a model. The router's lookup took a
+    tenth of the time of a relayed request (`bench/relay.py`)."""
 
     def __init__(self, router: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
         """`routes` are the applications of POST requests, by path."""
@@ -70,7 +71,8 @@ class FastPathMiddleware:
 
 class ClientKeyMiddleware:
     """Rejects a request whose key the backend does not accept. A request without a key passes, and
-    so does one with the operator's key, which the backend must not receive: the route decides."""
+    so does a request with the operator's key, which the backend must not receive. The route decides
+    on both cases."""
 
     def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
         self._app = app
@@ -109,7 +111,7 @@ class BrowserMiddleware:
     def __init__(self, app: ASGIApp, *, needs_key: bool, public_url: str | None) -> None:
         self._app = app
         self._needs_key = needs_key
-        self._own_site = _site(public_url) if public_url else None
+        self._public_origin = _parse_origin(public_url) if public_url else None
         self._with_cors = CORSMiddleware(
             app,
             allow_origins=_ALL if needs_key else (),
@@ -124,7 +126,7 @@ class BrowserMiddleware:
         # Only browsers send Origin. CORSMiddleware costs one call for each piece of a stream.
         if not _has_origin(scope):
             await self._app(scope, receive, send)
-        elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_same_site(scope):
+        elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_allowed_page(scope):
             await self._with_cors(scope, receive, send)
         else:
             error = ForbiddenError(
@@ -133,35 +135,37 @@ class BrowserMiddleware:
             )
             await error_response(Request(scope, receive), error)(scope, receive, send)
 
-    def _is_same_site(self, scope: Scope) -> bool:
+    def _is_allowed_page(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
-        page = _site(headers[RequestHeader.ORIGIN])
+        page = _parse_origin(headers[RequestHeader.ORIGIN])
         if page is None:
             return False
-        if page.scheme not in _PORTS:  # a browser extension, or a desktop application
+        if page.scheme not in _DEFAULT_PORTS:  # a browser extension, or a desktop application
             return headers[RequestHeader.ORIGIN] != _OPAQUE_ORIGIN
-        if page == self._own_site or re.fullmatch(LOCAL_ORIGINS, headers[RequestHeader.ORIGIN]):
+        if page == self._public_origin or re.fullmatch(
+            LOCAL_ORIGINS, headers[RequestHeader.ORIGIN]
+        ):
             return True
         # A page of this server under an IP address is safe: DNS rebinding needs a host name.
-        return _is_address(page.host) and page == _site(
+        return _is_address(page.host) and page == _parse_origin(
             f"{page.scheme}://{headers.get('host', '')}"
         )
 
 
-class _Site(NamedTuple):
+class _Origin(NamedTuple):
     scheme: str
     host: str
     port: int | None
 
 
-def _site(url: str) -> _Site | None:
-    """Return the site of a URL, or None if the URL is malformed."""
+def _parse_origin(url: str) -> _Origin | None:
+    """Return the origin of a URL (RFC 6454), or None if the URL is malformed."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         return None
-    return _Site(parts.scheme, parts.hostname or "", port or _PORTS.get(parts.scheme))
+    return _Origin(parts.scheme, parts.hostname or "", port or _DEFAULT_PORTS.get(parts.scheme))
 
 
 def _is_address(host: str) -> bool:

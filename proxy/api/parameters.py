@@ -1,7 +1,7 @@
-"""FastAPI dependencies for the client's key, its owner, the services and JSON bodies, and the
-OpenAPI fragments that routes share.
+"""The routes' FastAPI dependencies for the client's key, the owner, the services and JSON bodies.
+Also the OpenAPI fragments that routes share.
 
-The routes that call a model do not use them: FastAPI's dependencies took a tenth of the time of a
+The routes that call a model do not use the dependencies, which took a tenth of the time of a
 relayed request (`bench/relay.py`).
 """
 
@@ -43,7 +43,8 @@ async def _services(request: Request) -> Services:
 async def _schemes(
     bearer: Annotated[object, Security(_BEARER)], header: Annotated[object, Security(_HEADER)]
 ) -> None:
-    """Document the headers of the key. `authorize` reads them."""
+    """Declare the headers with the key in the OpenAPI description. `authorize` reads the
+    headers."""
 
 
 async def _key(request: Request, schemes: Annotated[None, Depends(_schemes)]) -> Key:
@@ -68,7 +69,7 @@ ClientKey = Annotated[Key, REQUIRES_KEY]
 KeyOrOperator = Annotated[Key | None, Depends(_key_or_operator)]
 """The client's key, or None for the operator's key; 401 without a valid key."""
 REQUIRES_OPERATOR = Depends(_operator)
-"""403 for a key that is not the operator's."""
+"""Requires the operator's key: 401 without a valid key, 403 with a client's key."""
 
 
 async def _owner(request: Request, key: ClientKey) -> str:
@@ -80,8 +81,8 @@ Owner = Annotated[str, Depends(_owner)]
 
 
 def json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
-    """Return a dependency that parses a JSON body without files as the model. The dependency raises
-    BadRequestError, BodyTooLargeError, BusyError."""
+    """Return a dependency that parses a JSON body of at most `MAX_JSON_BYTES` as `model`. The
+    dependency raises BadRequestError, BodyTooLargeError, BusyError."""
 
     async def read(request: Request, key: ClientKey) -> M:
         return parse(model, await read_json_object(request))
@@ -90,7 +91,8 @@ def json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
 
 
 def large_json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
-    """Return a dependency that parses a JSON body, which may contain files or be empty."""
+    """Return a dependency that parses a JSON body as `model`. The body may be empty, or as large as
+    the body of a model request, which can contain files."""
 
     async def read(request: Request, key: ClientKey, services: ServicesDep) -> M:
         written = await read_body(request, services.inputs.max_body_bytes)
@@ -143,7 +145,7 @@ def body_of(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """Return the OpenAPI request body of a route that parses its body itself."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     types = media_types or ("application/json",)
-    return {"requestBody": {"content": {each: {"schema": schema} for each in types}}}
+    return {"requestBody": {"content": {media_type: {"schema": schema} for media_type in types}}}
 
 
 def query_of(model: type[BaseModel]) -> dict[str, Any]:

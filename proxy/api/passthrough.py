@@ -1,5 +1,6 @@
-"""The relay of paths without a route, by the rules of `backend.passthrough`, and of the Responses
-API for `:plain` models. The backend stores those responses; a client may use only its own."""
+"""The relay of paths that have no route, by the rules of `backend.passthrough`, and of the
+Responses API for `:plain` models. The backend stores relayed responses; a client may use only its
+own."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -29,13 +30,13 @@ from proxy.api.dependencies import (
 from proxy.api.upstream_relay import (
     RequestBodyStream,
     URLScanner,
+    fields_for_backend,
     forward,
     forward_json,
+    raw_path,
     refuse_private_urls,
-    strip_plain_suffix,
     uncheckable_error,
     upstream_of,
-    written_path,
 )
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
 from proxy.store.responses import ResponseRepository
@@ -70,7 +71,7 @@ def _is_upgrade(scope: Scope) -> bool:
 
 async def _relay(request: ClientRequest) -> Response:
     http, services = request.http, request.services
-    path_class = path_kind(written_path(http))
+    path_class = path_kind(raw_path(http))
     upstream = _upstream(request, path_class)
     stream = RequestBodyStream(http)
     body = await _body(request, stream)
@@ -99,8 +100,9 @@ async def _relay(request: ClientRequest) -> Response:
 
 
 def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
-    """Return the fields of a JSON object; none for another body, or for one that was not read.
-    Raises BadRequestError for invalid JSON, which a backend might parse differently."""
+    """Return the fields of a body that is a JSON object. For another body, or for a body that was
+    not read, return an empty dict. Raises BadRequestError for invalid JSON, which a backend might
+    parse differently."""
     if not body or not isinstance(body, bytes):
         return {}
     try:
@@ -123,7 +125,7 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
     if request.http.method not in METHODS:
         raise HTTPException(405, headers={ResponseHeader.ALLOW: ", ".join(METHODS)})
     if path_class == "unreadable":
-        raise HTTPException(404, "Not Found, and of a path that servers read differently")
+        raise HTTPException(404, "Not Found, because servers interpret this path differently")
     if path_class == "closed":
         raise ProxyError(
             f"{endpoint} is for the backend's administrators and is not relayed.",
@@ -139,7 +141,7 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
 def _require_stateless(request: ClientRequest) -> None:
     """Raise ProxyError if the backend may store state, which all clients would share."""
     http = request.http
-    if request.services.passthrough == "all" or is_stateless(http.method, written_path(http)):
+    if request.services.passthrough == "all" or is_stateless(http.method, raw_path(http)):
         return
     raise ProxyError(
         f"{http.method} {http.url.path} is not relayed: the backend may store state, which it"
@@ -154,9 +156,9 @@ def _require_stateless(request: ClientRequest) -> None:
 async def _require_owned(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ProxyError if the request continues a response of another client, or if the body is too
-    long to check."""
-    path = written_path(request.http)
+    """Raise ProxyError if the request continues a response of another client, or if the body cannot
+    be checked: it is too long, compressed or not declared as JSON."""
+    path = raw_path(request.http)
     if request.services.passthrough == "all" or not may_name_responses(path):
         return
     if isinstance(body, RequestBodyStream):
@@ -194,12 +196,12 @@ def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     model = fields.get("model")
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
-    return strip_plain_suffix(fields, backend_model_name(model))
+    return fields_for_backend(fields, backend_model_name(model))
 
 
 async def forward_response(request: ModelRequest, budget: DailyBudget) -> Response:
-    """Relay a request for a response, and store the response's id as the client's. Raises the
-    errors of `require_owned_by_client` and `forward_json`."""
+    """Relay a request to create a response. Unless `store` is false, store the id of the new
+    response as the client's. Raises the errors of `require_owned_by_client` and `forward_json`."""
     await require_owned_by_client(request, request.body)
     if request.body.get("store") is False:
         return await forward_json(request, request.body, budget)

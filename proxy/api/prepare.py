@@ -1,8 +1,8 @@
-"""From a request body to its run.
+"""Turns a request into a run.
 
-`start_or_join` joins the run that a retry repeats, or starts a run. `prepare_request` builds the
-`AgentTask` of a new run, from top to bottom. It reserves the daily budget after all checks, so that
-a rejected request costs nothing.
+`start_or_join` joins the run of an earlier attempt if the request is a retry, else it starts a run.
+`prepare_request` builds the `AgentTask` of a new run, from top to bottom. The daily budget is
+reserved after all checks, so that a rejected request costs nothing.
 """
 
 import hashlib
@@ -67,15 +67,15 @@ REQUEST_IDS = frozenset({"request_id", "rid"})
 """Request ids of vLLM and SGLang. Two concurrent requests may not have the same id."""
 
 StartRecording = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
-"""Start to record the response of a run. The arguments are the run's id, its Unix time and its
-session."""
+"""Start to record the response of a run. The arguments are the run's id, the Unix time of its
+creation and its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """A checked request for a run, from any of the APIs."""
 
-    client: ModelRequest
+    model_request: ModelRequest
     body: Mapping[str, Any]
     """The body as a chat-completions body."""
     decision: RoutingDecision
@@ -89,7 +89,7 @@ class RunRequest:
     resume_point: ResumePoint | None = None
     """The state that the request names to resume from."""
     is_stored: bool = False
-    """True if a later request may resume from this run by its name."""
+    """True if the run saves its state under the run's id, for later requests to resume from."""
     is_background: bool = False
     """True if the run continues without its client."""
     start_recording: StartRecording | None = None
@@ -98,23 +98,25 @@ class RunRequest:
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
-    """Subscribe to the run that the request repeats, or to a new run. The caller must leave the
-    subscription. The StatusHold delays the status line of a stream; it is None for JSON.
+    """Subscribe to the run of an earlier attempt if the request is a retry, else to a new run. The
+    caller must leave the subscription. The StatusHold delays the status line of a stream; it is
+    None for JSON and for a background run.
 
     Raises IdempotencyError, and the errors of `prepare_request`.
     """
     identity = identify(request)
-    services, options = request.client.services, request.options
+    services, options = request.model_request.services, request.options
     hold = None
     if identity.stream and not request.is_background:
         hold_s = services.status_hold_s
         if options.read_timeout_s is not None:
             hold_s = min(hold_s, options.read_timeout_s / 2)
         hold = StatusHold(hold_s)
-    # The client's timeout does not apply if it receives data or keep-alives, or if it may leave.
-    gets_data = identity.stream or services.nonstream_keep_alive_s is not None
-    may_wait = gets_data or identity.detach
-    deadline_s = options.deadline_s if may_wait else options.client_timeout_s
+    # The client's timeout does not apply if the client receives data or keep-alives, or if the run
+    # continues after a disconnect.
+    receives_data = identity.stream or services.nonstream_keep_alive_s is not None
+    ignores_timeout = receives_data or identity.detach
+    deadline_s = options.deadline_s if ignores_timeout else options.client_timeout_s
     runs = services.runs
     async with runs.lock(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):
@@ -136,18 +138,20 @@ def identify(request: RunRequest) -> RequestIdentity:
     """Return the request's identity, by which a retry finds the run of the first attempt.
 
     With an idempotency key, two requests are equal if they differ only in `DELIVERY_FIELDS`.
-    Without a key they must be equal byte by byte, as the retries of the SDKs are.
+    Without a key they must be equal byte by byte, as the retries of the SDKs are. In both cases the
+    path, the session and `IDENTITY_HEADERS` must be equal too.
     """
-    client, options = request.client, request.options
-    body, raw = client.body, client.raw
+    model_request, options = request.model_request, request.options
+    body, raw = model_request.body, model_request.raw
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
         raw = json.dumps(fields, sort_keys=True).encode()
-    headers = "\n".join(client.headers.get(name, "") for name in IDENTITY_HEADERS)
-    head = f"{client.http.url.path}\n{named_session(client.headers, request.body)}\n{headers}\n"
-    on_disconnect = options.on_disconnect or client.services.on_disconnect
+    headers = "\n".join(model_request.headers.get(name, "") for name in IDENTITY_HEADERS)
+    session = named_session(model_request.headers, request.body)
+    head = f"{model_request.http.url.path}\n{session}\n{headers}\n"
+    on_disconnect = options.on_disconnect or model_request.services.on_disconnect
     return RequestIdentity(
-        owner=client.owner,
+        owner=model_request.owner,
         fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw).hexdigest(),
         key=options.idempotency_key,
         retry_count=options.retry_count,
@@ -166,8 +170,8 @@ async def prepare_request(
 
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
     """
-    client, decision, options = request.client, request.decision, request.options
-    services, profile = client.services, decision.profile
+    model_request, decision, options = request.model_request, request.decision, request.options
+    services, profile = model_request.services, decision.profile
     is_single_call = decision.is_passthrough
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
@@ -181,7 +185,7 @@ async def prepare_request(
 
     # The profile, with the settings that the request changes.
     if not is_single_call:
-        profile = replace(profile, artifacts=profile.artifacts.for_client(client.headers))
+        profile = replace(profile, artifacts=profile.artifacts.for_client(model_request.headers))
         if not options.offload_documents:
             inputs = replace(profile.inputs, offload_text_over_tokens=None)
             profile = replace(profile, inputs=inputs)
@@ -191,22 +195,22 @@ async def prepare_request(
     count = 1
     if not is_single_call:
         context = InputContext(
-            owner=client.owner,
+            owner=model_request.owner,
             model=decision.route.model,
-            credentials=client.credentials,
+            credentials=model_request.credentials,
             limits=profile.inputs,
-            body=body_reservation(client.http),
+            body=body_reservation(model_request.http),
             present=await _files_in_container(services, session),
             # The reference style appends the notes on files after the user's last message.
             notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
         )
-        messages = await services.files.replace_links(chat.messages, client.owner)
+        messages = await services.files.replace_links(chat.messages, model_request.owner)
         agent_input = await services.inputs.load(messages, body, context)
         count = choice_count(body, profile.limits.max_choices)
 
     # The daily budget: a failure after this point must refund it.
     tariff, reservation = await _reserve_budget(
-        client, decision.route.model, profile, runs=0 if is_single_call else count
+        model_request, decision.route.model, profile, runs=0 if is_single_call else count
     )
     created = int(time.time())
     observer = None
@@ -221,7 +225,7 @@ async def prepare_request(
     task = AgentTask(
         run_id=run_id,
         model=decision.route.model,
-        artifact_store=_artifact_store(client, session, profile),
+        artifact_store=_artifact_store(model_request, session, profile),
         session=session,
         input=agent_input,
         request=chat,
@@ -233,22 +237,22 @@ async def prepare_request(
         delivery=Delivery(
             services.narration, "all_calls" if is_single_call else options.usage, hold
         ),
-        credentials=client.credentials,
-        body_memory=body_reservation(client.http),
+        credentials=model_request.credentials,
+        body_memory=body_reservation(model_request.http),
         observer=observer,
         created=created,
     )
     if count == 1:
         return task
-    return fan_out(task, count, lambda session: _artifact_store(client, session, profile))
+    return fan_out(task, count, lambda session: _artifact_store(model_request, session, profile))
 
 
 async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str, Any], SessionPlan]:
-    """Return the body as the model is to receive it, and the session of the run."""
-    client, owner = request.client, request.client.owner
+    """Return the request's body, prepared for the model, and the session of the run."""
+    model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
     if request.decision.is_passthrough:
-        await client.services.inputs.refuse_private(urls_in(body["messages"]), owner)
+        await model_request.services.inputs.refuse_private(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)
@@ -258,29 +262,33 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     session = resolve_session(
         owner,
         run_id,
-        client.headers,
+        model_request.headers,
         body,
-        await _suspended_run(client, body),
+        await _suspended_run(model_request, body),
         resume_point=request.resume_point,
         is_stored=request.is_stored,
     )
     return body, session
 
 
-def _artifact_store(client: ModelRequest, session: SessionPlan, profile: Profile) -> ArtifactStore:
-    url, files = base_url(client.http), client.services.files
+def _artifact_store(
+    model_request: ModelRequest, session: SessionPlan, profile: Profile
+) -> ArtifactStore:
+    url, files = base_url(model_request.http), model_request.services.files
     return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
 
 
 # The session
 
 
-async def _suspended_run(client: ModelRequest, body: Mapping[str, Any]) -> SuspendedRun | None:
+async def _suspended_run(
+    model_request: ModelRequest, body: Mapping[str, Any]
+) -> SuspendedRun | None:
     """Return the suspended run whose tool calls the messages answer, if it is still stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in answered_run_ids(messages):
-        find = client.services.store.suspended_runs.find
-        if suspended_run := await find(client.owner, name):
+        find = model_request.services.store.suspended_runs.find
+        if suspended_run := await find(model_request.owner, name):
             return suspended_run
     return None
 
@@ -297,15 +305,15 @@ def resolve_session(
 ) -> SessionPlan:
     """Return the session of a run: the state that it resumes from, and the states that it saves.
 
-    The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the
-    client has answered. `resume_point` is the state that the request names. `is_stored` is True if
-    a later request may resume from this run by its name. A chat request has neither a resume point
-    nor a name: its messages identify its state.
+    The names of `headers` are in lower case. `suspended_run` is the run whose tool calls the client
+    has answered. `resume_point` is the state that the request names. `is_stored` is True if the run
+    saves its state under its id. A chat request names no resume point and is not stored: its
+    messages identify its state.
     """
     resume_from, save_as = _conversation_states(owner, run_id, headers, body, resume_point)
     if resume_from is None and suspended_run is None:
-        # The messages may answer tool calls of a suspended run that is no longer stored. Its files
-        # are found by the ids of the calls, if it belonged to no conversation.
+        # The messages may answer tool calls of a suspended run that is no longer stored. If that
+        # run belonged to no conversation, the ids of the calls identify its files.
         for name in answered_run_ids(body["messages"]):
             if container := run_container_id(owner, name):
                 resume_from = ResumePoint(Session(owner, container), (name,), starts_empty=True)
@@ -356,8 +364,9 @@ def _conversation_states(
 
 
 async def _files_in_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
-    """Return the stored files of the container in which the run resumes, if the workspace snapshot
-    does not contain them."""
+    """Return the files of the container in which the run resumes: the client's files, and the
+    produced files unless a workspace snapshot contains them. Creates the container if it does not
+    exist."""
     resume_from = session.resume_from
     if resume_from is None:
         return ()
@@ -373,7 +382,7 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
 
 
 async def _reserve_budget(
-    client: ModelRequest, model: str, profile: Profile, runs: int
+    model_request: ModelRequest, model: str, profile: Profile, runs: int
 ) -> tuple[Tariff | None, BudgetReservation | None]:
     """Return the model's prices, and a reservation of `runs` runs in the daily budget of the
     client's key. `runs` is 0 for a single model call without a sandbox.
@@ -382,10 +391,10 @@ async def _reserve_budget(
     """
     per_day = profile.budgets.daily if runs else profile.budgets.daily.for_model_calls
     limits_cost = per_day.cost_usd is not None or profile.limits.max_cost_usd is not None
-    tariff = await find_tariff(client.services, model, is_required=limits_cost)
+    tariff = await find_tariff(model_request.services, model, is_required=limits_cost)
     if not per_day.is_set:
         return tariff, None
-    return tariff, BudgetReservation(*await charge(client, per_day, Expense(runs=runs)))
+    return tariff, BudgetReservation(*await charge(model_request, per_day, Expense(runs=runs)))
 
 
 # Further choices
@@ -394,8 +403,8 @@ async def _reserve_budget(
 def fan_out(
     task: AgentTask, count: int, make_artifact_store: Callable[[SessionPlan], ArtifactStore]
 ) -> AgentTask:
-    """Return the task with `count - 1` further tasks, one for each further choice (`n`). Each has a
-    workspace of its own, with the same initial files as the first."""
+    """Return the task with `count - 1` further tasks, one for each further choice (`n`). Each
+    further task has a workspace of its own, with the same initial files as the first task."""
     others = []
     for index in range(1, count):
         run_id = uuid.uuid4().hex

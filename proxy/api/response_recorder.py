@@ -1,5 +1,5 @@
-"""The recorder of a stored response: it stores the final response object, and all frames of a
-background response."""
+"""The recorder of a stored response. It stores the final response object and, for a background
+response, all frames."""
 
 import asyncio
 import logging
@@ -29,31 +29,31 @@ class ResponseRecorder:
     ) -> None:
         self._repository = repository
         self._owner = owner
-        self._writer = ResponseEncoder(_with_all_outputs(context))
-        self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
+        self._response_encoder = ResponseEncoder(_with_all_outputs(context))
+        self.initial_response: Mapping[str, Any] = self._response_encoder.begin()[0]["response"]
         """OpenAI's response object at the start of the run."""
         self.frames: FrameLog | None = None
         if context.body.get("background"):
             self.frames = FrameLog()
-            self._encoder = ResponseStreamEncoder(context)
-            self.frames.add(_split_frames(self._encoder.begin()))
+            self._frame_encoder = ResponseStreamEncoder(context)
+            self.frames.add(_split_frames(self._frame_encoder.begin()))
 
     async def on_event(self, event: Event) -> None:
-        self._writer.event(event)
+        self._response_encoder.event(event)
         if self.frames:
-            self.frames.add(_split_frames(self._encoder.event(event)))
+            self.frames.add(_split_frames(self._frame_encoder.event(event)))
 
     async def on_result(self, result: Result) -> None:
-        response = self._writer.finish(result)[-1]["response"]
-        await self._store(response, self._encoder.finish(result) if self.frames else "")
+        response = self._response_encoder.finish(result)[-1]["response"]
+        await self._store(response, self._frame_encoder.finish(result) if self.frames else "")
 
     async def on_error(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
             error = RunCancelledError()
         elif not isinstance(error, ProxyError):
             error = internal_error()
-        response = self._writer.fail(error)[-1]["response"]
-        await self._store(response, self._encoder.fail(error) if self.frames else "")
+        response = self._response_encoder.fail(error)[-1]["response"]
+        await self._store(response, self._frame_encoder.fail(error) if self.frames else "")
 
     async def _store(self, response: Mapping[str, Any], last: str) -> None:
         storing = asyncio.ensure_future(self._write(response, _split_frames(last)))
@@ -65,7 +65,8 @@ class ResponseRecorder:
         except Exception:  # the client of the run still receives the response
             log.exception("response %s cannot be stored", response["id"])
         finally:
-            # The end is sent after it is stored: its client may continue the response at once.
+            # The last frames are sent after the response is stored: on receiving them, the client
+            # may continue the response at once.
             if self.frames:
                 self.frames.add(_split_frames(last))
                 self.frames.end()
@@ -80,6 +81,7 @@ def _split_frames(frames: str) -> list[str]:
 
 
 def _with_all_outputs(context: ResponseContext) -> ResponseContext:
-    """Return the context of a request that includes all outputs: a later request may want them."""
+    """Return the context with `OUTPUTS` in the request's `include`, because a later request may ask
+    for the outputs."""
     include = {*(context.body.get("include") or []), OUTPUTS}
     return replace(context, body={**context.body, "include": sorted(include)})

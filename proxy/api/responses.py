@@ -20,7 +20,7 @@ from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.run_response import json_response, stream_response
 from proxy.api.stored_responses import (
     PreviousContext,
-    in_background,
+    background_response,
     is_reference,
     previous_context,
     resolve_references,
@@ -81,7 +81,7 @@ async def _run(
 
     subscriber, hold = await start_or_join(
         RunRequest(
-            client=request,
+            model_request=request,
             body=translated.chat,
             decision=decision,
             options=options,
@@ -96,7 +96,7 @@ async def _run(
         ),
     )
     if is_background:
-        return await in_background(request.http, subscriber, stream=bool(body.get("stream")))
+        return await background_response(request.http, subscriber, stream=bool(body.get("stream")))
     run = subscriber.run
     context = ResponseContext(body, run.id, run.created, run.container_id, steps, translated.tools)
     if hold is None:
@@ -133,16 +133,16 @@ async def _start_recording(
     save_as = session.save_as
     if save_as is None:
         # The run saves no files. No state has this name, so a request that continues the response
-        # resumes from the state before.
+        # resumes from the previous state.
         resume_point = previous.resume_point
         save_as = SessionState(
             resume_point.session if resume_point else session.session, context.run_id
         )
     stored = StoredResponse(
-        id=recorder.begun["id"],
+        id=recorder.initial_response["id"],
         session=save_as.session.name,
         state=save_as.name,
-        record=recorder.begun,
+        record=recorder.initial_response,
         previous_id=previous.previous_id,
         conversation_id=previous.conversation_id,
         seen_seq=previous.seen_seq,

@@ -1,5 +1,5 @@
-"""Routing of a request: to a run or straight to the backend, and its profile. The inputs are the
-`sandbox` object of the body and the `x-sandbox-` headers."""
+"""Decides whether a request gets a run or goes straight to the backend, and which profile applies.
+The inputs are the `sandbox` object of the body and the `x-sandbox-` headers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from proxy.schemas.request_options import (
 )
 from proxy.schemas.validation import mapping, text
 
-SETTINGS = tuple(PolicyOptions.__annotations__)
+RESTRICTABLE_SETTINGS = tuple(PolicyOptions.__annotations__)
 """Profile settings that the body's `sandbox` object may restrict."""
 _SANDBOX_FIELDS = SandboxOptions.__annotations__.keys()
 
@@ -31,7 +31,7 @@ class RoutingDecision:
     route: Route
     profile: Profile
     verdict: ToolVerdict = SUPPORTED
-    """The tool support of the model; `words` explains a plain route."""
+    """The verdict on the model's tool support. Its message explains why the route is plain."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -49,8 +49,9 @@ class RoutingDecision:
 
 
 def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDecision:
-    """Return the route and the profile of a request. `body` is its body as a chat-completions body.
-    Raises BadRequestError, ForbiddenError, ToolsRefusedError."""
+    """Return the route and the profile of a request. `body` is the request's body, or its
+    translation into a chat completion. Raises BadRequestError, ForbiddenError,
+    ToolsRefusedError."""
     services, requested = request.services, _requested_policy(request, body)
     profile = services.profiles.of(
         request.key, backend_model_name(body["model"]), requested.profile, requested.settings
@@ -106,7 +107,9 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     settings = {
         name: value for name, value in with_new_spellings(by_header).items() if value is not None
     }
-    settings |= {name: sandbox[name] for name in SETTINGS if sandbox.get(name) is not None}
+    settings |= {
+        name: sandbox[name] for name in RESTRICTABLE_SETTINGS if sandbox.get(name) is not None
+    }
     name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
         text(name, "sandbox.profile")

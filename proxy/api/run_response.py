@@ -31,20 +31,26 @@ log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 300
 """Seconds without progress after which a client that does not read is disconnected."""
-STOPPING_S = 4.5
-"""Seconds that a stream may continue when the server stops, so that it can send its end."""
+SHUTDOWN_GRACE_S = 4.5
+"""Seconds that a stream may continue when the server stops, so that the client receives its last
+events."""
 KEEP_ALIVES_PER_TIMEOUT = 3
 """Number of keep-alives within a client's read timeout."""
 MIN_KEEP_ALIVE_S = 1.0
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
-"""A comment in a stream every 10 s, or three times in the client's read timeout if that is
-shorter."""
+"""A comment that a stream sends every 10 s. If the client's read timeout is below 30 s, the comment
+is sent three times within the timeout, but at most once a second."""
 EVENTS_PER_WAIT = MAX_BEHIND // 2
-"""Number of events to wait for if the client receives nothing before the end of the run."""
-ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
-"""The end of a stream whose encoder fails. Clients of every API understand it."""
+"""Number of events to wait for at once when the client receives nothing before the end of the
+run."""
+GENERIC_ERROR = (
+    f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
+)
+"""The last frame of a stream whose encoder cannot write the error. Clients of every API understand
+the frame."""
 BLANK = b" \n"
-"""Whitespace before a JSON body every `server.nonstream_keep_alive_s` seconds, if that is set."""
+"""Whitespace that is sent before a JSON body, every `server.nonstream_keep_alive_s` seconds if this
+setting is not null, or three times within the client's read timeout if the timeout is shorter."""
 
 
 class ResponseBuilder(Protocol):
@@ -83,7 +89,9 @@ async def json_response(
     builder: ResponseBuilder,
     options: RequestOptions,
 ) -> Response:
-    """Return the result of a run as JSON. Leaves the subscription. Raises the run's error."""
+    """Return the result of a run as JSON. Leaves the subscription. Raises the run's error, unless
+    the run takes so long that the response begins with keep-alives: then the body reports the
+    error."""
     set_run_id(request.http, subscriber.run.id)
     interval_s = request.services.nonstream_keep_alive_s
     if interval_s is not None:
@@ -155,7 +163,8 @@ def _inner_event(event: Event) -> Event:
 def replay_response(
     request: Request, headers: Mapping[str, str], frames: AsyncIterator[bytes]
 ) -> Response:
-    """Return recorded frames as server-sent events. They are not tied to a subscription."""
+    """Return recorded frames as server-sent events. The response needs no subscription to the
+    run."""
     interval_s = _keep_alive_interval(
         get_services(request).keep_alive_s, read_request_options({}, request.headers)
     )
@@ -234,7 +243,7 @@ class _EventStream(EventSourceResponse):
             ping=interval_s,
             ping_message_factory=lambda: keep_alive,
             sep="\n",
-            shutdown_grace_period=STOPPING_S,
+            shutdown_grace_period=SHUTDOWN_GRACE_S,
             headers={**headers, ResponseHeader.CACHE_CONTROL: "no-cache"},
         )
 
@@ -250,8 +259,8 @@ class _StreamResponse(_EventStream):
         interval_s: float,
         keep_alive: ServerSentEvent,
     ) -> None:
-        names = run_headers(subscriber.run.id, subscriber.run.container_id)
-        super().__init__(_stream(subscriber, received, encoder), interval_s, names, keep_alive)
+        headers = run_headers(subscriber.run.id, subscriber.run.container_id)
+        super().__init__(_stream(subscriber, received, encoder), interval_s, headers, keep_alive)
         self._subscriber = subscriber
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -262,7 +271,8 @@ class _StreamResponse(_EventStream):
 async def _stream(
     subscriber: Subscriber, events: Sequence[Event], encoder: StreamEncoder
 ) -> AsyncIterator[bytes]:
-    """Yield the frames of the response. `events` are those that the subscriber has received."""
+    """Yield the frames of the response. `events` are the events that the subscriber has received
+    already."""
     try:
         yield encoder.begin().encode()
         events = events or await subscriber.events()
@@ -272,20 +282,20 @@ async def _stream(
             events = await subscriber.events()
         last = encoder.finish(subscriber.run.result())
     except ProxyError as error:
-        last = _failed(encoder, error)
+        last = _error_frames(encoder, error)
     except Exception:  # noqa: BLE001 - the status is sent already, so the body reports it
         _log_encoder_error(subscriber.run)
-        last = _failed(encoder, internal_error())
+        last = _error_frames(encoder, internal_error())
     yield last.encode()
 
 
-def _failed(encoder: StreamEncoder, error: ProxyError) -> str:
+def _error_frames(encoder: StreamEncoder, error: ProxyError) -> str:
     """Return the last frames of a stream that ends in an error."""
     try:
         return encoder.fail(error)
     except Exception:
         log.exception("the stream encoder cannot write the error; a generic error is sent")
-        return ANY_ERROR
+        return GENERIC_ERROR
 
 
 def _log_encoder_error(run: Run) -> None:

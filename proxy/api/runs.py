@@ -30,8 +30,8 @@ router = APIRouter(
 async def retrieve_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Return a run, with its completion if it has ended."""
-    return JSONResponse(_run_object(request, services, *await _found(services, owner, run_id)))
+    """Return a run, with the completion of a completed run or the error of a failed run."""
+    return JSONResponse(_run_object(request, services, *await _find_run(services, owner, run_id)))
 
 
 @router.delete("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404, 409))
@@ -43,15 +43,15 @@ async def cancel_run(
         if run.status == "running":
             run.cancel("a request cancelled it")
             await run.wait_until_ended()
-        # Not from `_found`: the manager may have dropped the run after its end.
+        # Not from `_find_run`: the manager may have dropped the run after its end.
         return JSONResponse(_run_object(request, services, run.metadata, run.record()))
-    metadata, record = await _found(services, owner, run_id)
+    metadata, record = await _find_run(services, owner, run_id)
     if record.status == "running":
         raise RunElsewhereError
     return JSONResponse(_run_object(request, services, metadata, record))
 
 
-async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
+async def _find_run(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
     found = await services.runs.find(owner, run_id)
     if found is None:
         raise NotFoundError(f"No run {run_id!r}.")
@@ -87,8 +87,8 @@ def _run_object(
 def _completion(
     steps: StepsMode, metadata: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
-    names = completion_head(metadata.id, metadata.created, metadata.model)
-    builder = ChatCompletionBuilder(names, metadata.id, steps)
+    head = completion_head(metadata.id, metadata.created, metadata.model)
+    builder = ChatCompletionBuilder(head, metadata.id, steps)
     for event in events:
         builder.event(event)
     return builder.finish(result)

@@ -41,14 +41,14 @@ from proxy.store.database import page_of_list
 from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
-LOST = "[A file that was given here was deleted since, or has expired.]"
+MISSING_FILE_TEXT = "[A file that was given here was deleted since, or has expired.]"
 """The placeholder in an item for a file that is no longer stored."""
 Item = Mapping[str, Any]
 
 
 class _Route(APIRoute):
-    """A route that does not match POST /v1/responses/{name}, such as input_tokens: that path is
-    relayed to the backend."""
+    """A route that does not match POST /v1/responses/{name}: such requests, for example to
+    /v1/responses/input_tokens, are relayed to the backend."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -64,7 +64,8 @@ router = APIRouter(
 )
 
 
-# Queries are documented, but parsed only for a response of this server: the backend has its own.
+# Queries are documented, but parsed only for a response of this server: the backend may accept
+# other queries for its responses.
 @router.get(
     PATH,
     response_model=ResponseObject,
@@ -84,7 +85,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 @router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
 @or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a response, and cancel its run if that is in the background."""
+    """Delete a response. Deleting a background response cancels its run."""
     stored = await get_stored(request, response_id)
     await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
@@ -120,7 +121,8 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """List the input items of a response, including those of the responses before it."""
+    """List the items before the output of a response: its input items, after the items of the
+    responses or of the conversation that it continues."""
     await get_stored(request, response_id)
     _check_include(request)
     chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
@@ -130,8 +132,9 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 def _check_include(request: Request) -> None:
-    """Raise BadRequestError for an unknown name. Responses always include the known ones."""
-    for name in ("include", "include[]"):  # the SDKs encode a list as the latter
+    """Raise BadRequestError for an unknown value of `include`. Known values do not change a stored
+    response."""
+    for name in ("include", "include[]"):  # the SDKs send a list as `include[]`
         array(one_of(*INCLUDE_VALUES))(request.query_params.getlist(name), "include")
 
 
@@ -153,7 +156,9 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
     return failed_response(now.record, RunLostError(), []) if now.worker else now.record
 
 
-async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:
+async def background_response(
+    request: Request, subscriber: Subscriber, *, stream: bool
+) -> Response:
     """Return the immediate answer to a background request. Leaves the subscription."""
     set_run_id(request, subscriber.run.id)
     with subscriber:
@@ -169,7 +174,8 @@ async def in_background(request: Request, subscriber: Subscriber, *, stream: boo
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
-    """Return a response's events from the start, or those after `starting_after`."""
+    """Return a response's events as a stream, from the first event or from the one after
+    `starting_after`."""
     frames = await _frame_log(request, stored)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
@@ -208,7 +214,8 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class PreviousContext:
-    """The context that a request continues: the items before its own, and their files."""
+    """The context that a request continues: the items before its own, and the state with their
+    files."""
 
     items: Sequence[Item] = ()
     resume_point: ResumePoint | None = None
@@ -235,7 +242,7 @@ async def previous_context(request: Request, body: Mapping[str, Any]) -> Previou
             code="mutually_exclusive_parameters",
         )
     if isinstance(previous_id, str):
-        return await _previous(request, previous_id)
+        return await _response_context(request, previous_id)
     named = conversation.get("id") if isinstance(conversation, dict) else conversation
     if isinstance(named, str):
         return await _conversation_context(request, named)
@@ -260,7 +267,7 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
     return NotFoundError(message, param="conversation_id")
 
 
-async def _previous(request: Request, response_id: str) -> PreviousContext:
+async def _response_context(request: Request, response_id: str) -> PreviousContext:
     repository = get_services(request).store.responses
     chain = await repository.chain(get_owner(request), response_id)
     if chain and chain.latest.worker and not await is_running(request, chain.latest):
@@ -346,7 +353,7 @@ def _file_ids(items: Iterable[Item]) -> set[str]:
 
 def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
     field, parts = _parts(item)
-    placeholder = {"type": "input_text", "text": LOST}
+    placeholder = {"type": "input_text", "text": MISSING_FILE_TEXT}
     parts = [placeholder if part.get("file_id") in lost else part for part in parts]
     return {**item, field: parts}
 

@@ -45,8 +45,8 @@ MAX_BACKEND_BYTES = 16 << 20
 CHECK_TIMEOUT_S = 2.0
 """Timeout for the backend's answer to the front page's check."""
 CHECK_EVERY_S = 5.0
-"""Seconds for which the result of a check is used again: the front page needs no key, and must not
-load the backend."""
+"""Seconds for which the result of a check is cached. The front page needs no key, so each view must
+not cause a request to the backend."""
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 ACCEPT = {
     TEXT: f"{TEXT}; version=0.0.4",
@@ -177,7 +177,7 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not answer."""
     names = services.profiles.names_for(key) if key else list(services.profiles.named)
-    served, failure = await while_connected(request, _listed(get_model(request)))
+    served, failure = await while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
         {
             "object": "capabilities",
@@ -190,8 +190,9 @@ async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperat
     )
 
 
-async def _listed(model: Model) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the backend's models, or none and the reason. Raises BackendError for a wrong key."""
+async def _models_or_error(model: Model) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the backend's models and None, or an empty list and the reason. Raises BackendError
+    for a wrong key."""
     try:
         async with asyncio.timeout(BACKEND_TIMEOUT_S):
             return await model.models(), None
@@ -203,23 +204,23 @@ async def _listed(model: Model) -> tuple[list[dict[str, Any]], str | None]:
         return [], error.message
 
 
-def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
-    profile = parts.profiles.default
+def _settings(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
+    profile = services.profiles.default
     isolation = asdict(profile.isolation)
     egress = isolation.pop("network")
     return {
-        "steps": {"default": parts.steps, "profiles": list(STEPS_MODES)},
-        "tools": [tool.name for tool in parts.runs.agent.make_tools(profile)],
+        "steps": {"default": services.steps, "profiles": list(STEPS_MODES)},
+        "tools": [tool.name for tool in services.runs.agent.make_tools(profile)],
         "limits": asdict(profile.limits),
         "isolation": isolation,
         "egress": {"mode": egress["mode"]},
         "files": asdict(profile.artifacts),
-        "responses": asdict(parts.store.responses.settings),
-        "profiles": {name: parts.profiles.named[name].about for name in profiles},
+        "responses": asdict(services.store.responses.settings),
+        "profiles": {name: services.profiles.named[name].about for name in profiles},
         "profile": profile.name,
         "features": {
             "plain_suffix": PLAIN_SUFFIX,
-            "passthrough": parts.model.upstream is not None,
+            "passthrough": services.model.upstream is not None,
         },
     }
 
@@ -243,7 +244,8 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 def _wanted_format(accept: str) -> str:
     """Return the format that an Accept header names. The header is not passed to `choose_encoder`,
-    which raises TypeError for a version that is not a number, and claims any version that is."""
+    which raises TypeError for a version that is not a number, and declares any numeric version in
+    the response."""
     named = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
     return OPENMETRICS if OPENMETRICS in named else TEXT
 
@@ -260,8 +262,8 @@ async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[byte
         return b"", wanted
 
 
-async def _read_metrics(upstream_of: Upstream, wanted: str) -> tuple[bytes, str]:
-    relayed = await upstream_of.send(
+async def _read_metrics(upstream: Upstream, wanted: str) -> tuple[bytes, str]:
+    relayed = await upstream.send(
         UpstreamRequest("GET", "/metrics", {"accept": ACCEPT[wanted]}, None)
     )
     text = bytearray()
@@ -270,9 +272,9 @@ async def _read_metrics(upstream_of: Upstream, wanted: str) -> tuple[bytes, str]
             text += piece
             if len(text) > MAX_BACKEND_BYTES:
                 return b"", wanted
-    written = relayed.headers.get("content-type", "").partition(";")[0]
-    if relayed.status == 200 and written == TEXT:
+    content_type = relayed.headers.get("content-type", "").partition(";")[0]
+    if relayed.status == 200 and content_type == TEXT:
         return bytes(text if text.endswith(b"\n") else text + b"\n"), TEXT
-    if relayed.status == 200 and written == wanted and text.endswith(EOF):
+    if relayed.status == 200 and content_type == wanted and text.endswith(EOF):
         return bytes(text.removesuffix(EOF)), wanted
     return b"", wanted

@@ -1,7 +1,8 @@
 """The relay of requests to the backend, and of its responses, as bytes.
 
-It cancels on disconnect, rejects URLs that the backend must not fetch, and charges the daily
-budget. The routes of chat, messages, responses and passthrough decide which requests are relayed.
+The relay ends when the client disconnects, rejects URLs that the backend must not fetch, and
+charges the daily budget. The routes of chat, messages, responses and passthrough decide which
+requests are relayed.
 """
 
 import asyncio
@@ -46,14 +47,15 @@ log = logging.getLogger(__name__)
 WATCH_AFTER_S = 0.1
 """Seconds before the client's connection is watched for a disconnect: the watch costs an eighth of
 the time of a short response (`bench/relay.py`)."""
-MAX_WHOLE_BYTES = 256 << 10
-"""Maximum size of a response that is sent in one piece."""
+MAX_BUFFERED_BYTES = 256 << 10
+"""Maximum size of a response that is buffered and sent in one piece, in bytes."""
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
 """Matches the name of a field with a URL, in JSON without whitespace."""
 _ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
-"""Matches an escaped letter, as no JSON encoder writes it: it could hide a field's name."""
+"""Matches the escape of an ASCII letter or of `_`. No JSON encoder escapes these, and the escape
+could hide a field's name."""
 _ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
-_BEGUN_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
+_INCOMPLETE_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
 _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
 """The length of the longest match of `_SUSPECT`."""
 _IGNORED = b" \t\r\n\0"
@@ -69,7 +71,7 @@ async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Respon
     reached, ClientDisconnect.
     """
     await refuse_private_urls(request, request.body)
-    fields = strip_plain_suffix(request.body, decision.route.model)
+    fields = fields_for_backend(request.body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request.http)
     work = _relayed_chat(request, fields, decision, disconnect)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
@@ -85,12 +87,12 @@ async def _relayed_chat(
     relayed = await metered_relay(
         request, decision.profile.budgets.daily.for_model_calls, fields, send
     )
-    # Added to the mapping, because the headers of a Response are a list that is searched.
+    # Added to the mapping: a header that is added to a Response later costs a search of its list.
     headers = {**relayed.headers, **decision.headers}
     relayed = UpstreamResponse(relayed.status, headers, relayed.body)
     if is_stream(relayed):
         return RelayResponse(relayed, disconnect)
-    return await read_whole(relayed, disconnect)
+    return await buffer_response(relayed, disconnect)
 
 
 async def forward_json(
@@ -101,7 +103,7 @@ async def forward_json(
 ) -> Response:
     """Relay a decoded request to a `:plain` model. Raises BadRequestError for a private URL, and
     the errors of `forward`."""
-    fields = strip_plain_suffix(body, backend_model_name(body["model"]))
+    fields = fields_for_backend(body, backend_model_name(body["model"]))
     await refuse_private_urls(request, fields)
     disconnect = partial(wait_for_disconnect, request.http)
     return await forward(
@@ -121,35 +123,35 @@ async def forward(
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """
-    sent = _upstream_request(request.http, body, is_read=budget.is_set or hook is not None)
+    sent = _upstream_request(request.http, body, reads_response=budget.is_set or hook is not None)
     work = _forwarded(request, upstream, sent, disconnect, budget, hook)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
 def upstream_of(request: ClientRequest) -> Upstream:
-    """Return the paths of the backend's server. Raises HTTPException if the backend is not a
-    server."""
+    """Return the `Upstream` that sends requests to any path of the backend. Raises HTTPException if
+    the backend is not an HTTP server."""
     upstream = request.model.upstream
     if upstream is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
     return upstream
 
 
-def strip_plain_suffix(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
+def fields_for_backend(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the request's fields for the backend: with `model` as the model's name, without
     `sandbox`, and without the signatures of links to produced files."""
     others = {key: strip_links(value) for key, value in fields.items() if key != "sandbox"}
     return {**others, "model": model}
 
 
-def written_path(request: Request) -> str:
+def raw_path(request: Request) -> str:
     """Return the path as the client sent it, percent-encoded."""
     raw: bytes = request.scope["raw_path"]
     return raw.decode("latin-1")
 
 
 def _upstream_request(
-    request: Request, body: "bytes | RequestBodyStream | None", *, is_read: bool
+    request: Request, body: "bytes | RequestBodyStream | None", *, reads_response: bool
 ) -> UpstreamRequest:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
@@ -157,9 +159,9 @@ def _upstream_request(
     # is dropped: the two servers could disagree on where the body ends (request smuggling).
     if not isinstance(body, RequestBodyStream) or "transfer-encoding" in headers:
         headers = _without(headers, "content-length")
-    if is_read:  # the relay must be able to read the response
+    if reads_response:  # the relay must be able to read the response
         headers = _without(headers, "accept-encoding")
-    path = f"{written_path(request)}?{query}" if query else written_path(request)
+    path = f"{raw_path(request)}?{query}" if query else raw_path(request)
     return UpstreamRequest(request.method, path, headers, body)
 
 
@@ -185,9 +187,9 @@ async def _forwarded(
     if hook:
         relayed = hook(relayed)
     length = relayed.headers.get("content-length", "")
-    is_short = length.isdecimal() and int(length) <= MAX_WHOLE_BYTES
+    is_short = length.isdecimal() and int(length) <= MAX_BUFFERED_BYTES
     if is_short and not is_stream(relayed):
-        return await read_whole(relayed, disconnect)
+        return await buffer_response(relayed, disconnect)
     return RelayResponse(relayed, disconnect)
 
 
@@ -196,16 +198,16 @@ def is_stream(relayed: UpstreamResponse) -> bool:
     return relayed.headers.get("content-type", "").startswith("text/event-stream")
 
 
-async def read_whole(relayed: UpstreamResponse, disconnect: Disconnect) -> Response:
-    """Return the response in one piece, or as a stream if it exceeds `MAX_WHOLE_BYTES`. To stream a
-    short response would double the cost of the relay."""
+async def buffer_response(relayed: UpstreamResponse, disconnect: Disconnect) -> Response:
+    """Return the response in one piece, or as a stream if it is longer than
+    `MAX_BUFFERED_BYTES`. Streaming a short response would double the cost of the relay."""
     pieces: list[bytes] = []
     size = 0
     try:
         async for piece in relayed.body:
             pieces.append(piece)
             size += len(piece)
-            if size > MAX_WHOLE_BYTES:
+            if size > MAX_BUFFERED_BYTES:
                 return RelayResponse(relayed, disconnect, pieces)
     except BaseException:
         await relayed.body.aclose()
@@ -253,13 +255,13 @@ class RelayResponse(Response):
 
 
 class RequestBodyStream:
-    """A request's body, relayed piece by piece while it arrives. It can be read once."""
+    """A request's body, relayed piece by piece while it arrives. The body can be read only once."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._stream = request.stream()
-        self._ready: list[bytes] = []
-        self._over = asyncio.Event()
+        self._buffered: list[bytes] = []
+        self._body_ended = asyncio.Event()
         self._check: Callable[[bytes], None] | None = None
         self.rejected: ProxyError | None = None
         """The error of the piece that the check rejected, or None."""
@@ -270,11 +272,11 @@ class RequestBodyStream:
         self._check = check
 
     async def read(self, limit: int) -> bytes | None:
-        """Return the whole body. Return None if it exceeds `limit` bytes or has too many JSON
-        values to decode: it can still be relayed. Raises ClientDisconnect, BusyError."""
+        """Return the complete body. Return None if the body exceeds `limit` bytes or has too many
+        JSON values to decode: the body can still be relayed. Raises ClientDisconnect, BusyError."""
         size, counted, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
-            self._ready.append(piece)
+            self._buffered.append(piece)
             size += len(piece)
             if size > SMALL_BYTES:
                 body_reservation(self._request).take(size - counted)
@@ -283,21 +285,21 @@ class RequestBodyStream:
                 return None
         if counted:
             body_reservation(self._request).take(size)  # for the decoded copy
-        self._over.set()
-        body = b"".join(self._ready)
-        self._ready.clear()
+        self._body_ended.set()
+        body = b"".join(self._buffered)
+        self._buffered.clear()
         return body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the pieces that `read` has not returned. Raises ClientDisconnect, and the check's
         ProxyError."""
         try:
-            while self._ready:
-                yield self._checked(self._ready.pop(0))
+            while self._buffered:
+                yield self._checked(self._buffered.pop(0))
             async for piece in self._stream:
                 yield self._checked(piece)
         finally:
-            self._over.set()
+            self._body_ended.set()
 
     def _checked(self, piece: bytes) -> bytes:
         if self._check is not None:
@@ -311,7 +313,7 @@ class RequestBodyStream:
     async def wait_for_disconnect(self) -> None:
         """Wait until the client has disconnected. While the body is being received, the iteration
         raises ClientDisconnect instead."""
-        await self._over.wait()
+        await self._body_ended.wait()
         await wait_for_disconnect(self._request)
 
 
@@ -334,25 +336,26 @@ class URLScanner:
 
     def __init__(self) -> None:
         self._tail = b""
-        self._begun = b""
+        self._incomplete = b""
 
     def check(self, piece: bytes) -> None:
         """Search the next piece. Raises BadRequestError if it may name a URL."""
-        written = self._begun + piece.translate(None, _IGNORED)
-        begun = _BEGUN_ESCAPE.search(written, max(0, len(written) - 5))
-        self._begun = begun[0] if begun else b""
-        text = self._tail + _ESCAPED_BLANK.sub(b"", written[: len(written) - len(self._begun)])
+        written = self._incomplete + piece.translate(None, _IGNORED)
+        incomplete = _INCOMPLETE_ESCAPE.search(written, max(0, len(written) - 5))
+        self._incomplete = incomplete[0] if incomplete else b""
+        text = self._tail + _ESCAPED_BLANK.sub(b"", written[: len(written) - len(self._incomplete)])
         if _SUSPECT.search(text, 1 if self._tail else 0) or _ESCAPED_LETTER.search(text):
             raise uncheckable_error("may name URLs")
         self._tail = text[-_TAIL_BYTES:]
 
 
-def uncheckable_error(what: str) -> BadRequestError:
-    """Return the error for a body whose URLs cannot be checked. `what` describes the body."""
+def uncheckable_error(predicate: str) -> BadRequestError:
+    """Return the error for a body whose URLs cannot be checked. `predicate` completes the message,
+    for example "is compressed"."""
     return BadRequestError(
-        f"The request body {what}, and URLs in it cannot be checked: the backend would fetch them"
-        " from inside its network. Send a smaller body, as application/json and not compressed. The"
-        " operator can allow any URL with backend.fetches_urls.",
+        f"The request body {predicate}, and URLs in it cannot be checked: the backend would fetch"
+        " them from inside its network. Send a smaller body, as application/json and not"
+        " compressed. The operator can allow any URL with backend.fetches_urls.",
         code="url_not_allowed",
     )
 
@@ -363,8 +366,8 @@ async def metered_relay(
     body: Mapping[str, Any] | bytes | None,
     send: Callable[[], Awaitable[UpstreamResponse]],
 ) -> UpstreamResponse:
-    """Return the response of `send`, whose tokens are charged to the daily budget if it is set.
-    `body` is None if the request's body was not read.
+    """Return the response of `send`. If the daily budget is set, the response's tokens are charged
+    to it. `body` is None if the request has no body, or if its body was not read.
 
     Raises BudgetError, BadRequestError, and the errors of `send`.
     """
@@ -387,7 +390,8 @@ async def metered_relay(
 
 
 class _MeteredBody:
-    """A response body that is relayed. When it ends, its usage is charged to the daily budget."""
+    """A response body that is relayed. When the body ends or is closed, its usage is charged to the
+    daily budget."""
 
     def __init__(
         self,

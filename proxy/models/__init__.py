@@ -1,1 +1,1 @@
-"""Doors to language models."""
+"""The clients of model backends (OpenAI-compatible HTTP, litellm, a script) and their wrappers."""

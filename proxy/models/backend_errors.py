@@ -63,7 +63,7 @@ _TOOLS_REFUSED = re.compile(
 MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
 """The smallest and the largest plausible context, in tokens."""
 _N = r"(\d[\d,_]*)"
-_WINDOW = (
+_WINDOW_PATTERNS = (
     # OpenAI, vLLM, SGLang, DeepSeek, OpenRouter: "maximum context length is 4096 tokens"; xAI
     rf"maximum (?:context|prompt|model) length (?:is|of) {_N}",
     # Mistral: "too large for model with 32768 maximum context length"
@@ -80,7 +80,7 @@ _WINDOW = (
     # vLLM, if max_tokens exceeds the context
     rf"max_model_len={_N}",
 )
-_PROMPT = (
+_PROMPT_PATTERNS = (
     rf"resulted in {_N} tokens",
     rf"\({_N} in (?:the|your) (?:messages|prompt)",
     rf"{_N} tokens from the input",
@@ -91,7 +91,7 @@ _PROMPT = (
     rf"given: {_N}",
     rf"(?:prompt length|count of) {_N}",
 )
-_ANSWER = (
+_ANSWER_PATTERNS = (
     rf"\d \+ {_N} > \d",
     rf"{_N} (?:tokens )?(?:in|for) +the completion",
     rf"requested {_N} output tokens",
@@ -103,7 +103,7 @@ _ANSWER = (
 
 @dataclass(frozen=True, slots=True)
 class _ErrorBody:
-    """The fields of an error's body, in whichever format it is."""
+    """The fields of an error's body, read from any server's format."""
 
     message: str = ""
     type: str | None = None
@@ -194,7 +194,8 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def redact(message: str, secret: str | None) -> str:
-    """Replace the secret in a message. A shorter placeholder, such as "EMPTY", is no secret."""
+    """Replace the secret in a message. A secret of fewer than 8 characters, such as "EMPTY", is
+    only a placeholder and is not replaced."""
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
 
@@ -347,14 +348,14 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 
 
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
-    """Return the sizes in an error's message, or in llama.cpp's fields. The sizes are ignored if
-    the prompt would have fit into the context."""
-    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
+    """Return the sizes in an error's message, or in llama.cpp's fields. Return no sizes if the size
+    of the context is missing, or if prompt and answer would have fit into the context."""
+    n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW_PATTERNS, message)
     window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
-        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
-        answer=_first(_ANSWER, message)[0],
+        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT_PATTERNS, message)[0],
+        answer=_first(_ANSWER_PATTERNS, message)[0],
         excerpt="" if n_ctx else in_words,
     )
     return sizes if sizes.is_overflow else ContextSizes()

@@ -19,7 +19,7 @@ of its tool calls."""
 MAX_BLOCKS = 10_000
 """The most content parts, and the most thinking blocks, in one streamed completion."""
 COUNT_EVERY = 8
-"""Every n-th chunk yields the server's running token count."""
+"""The server's running token count is returned with every n-th chunk only."""
 MAX_ARGUMENTS_CHARS = 64 << 20
 """The most characters in the arguments of all tool calls of one completion together."""
 MAX_NAME_CHARS = 4096
@@ -161,13 +161,13 @@ class CompletionBuilder:
                 self._add_parts(value)
             elif isinstance(value, str) and key not in _REPLACED:
                 self._message.setdefault(key, None)
-                self._texts.setdefault(key, []).append(self._counted(value))
+                self._texts.setdefault(key, []).append(self._count_chars(value))
             else:
                 merge(self._message, {key: value})
 
     def _add_parts(self, value: str | list[dict[str, Any]] | None) -> None:
-        """Append to a content that is a list of parts. Mistral sends parts while the model thinks,
-        and text afterwards."""
+        """Append to a content that is, or becomes, a list of parts. Mistral sends parts while the
+        model thinks, and text afterwards."""
         text = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": text}] if text else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
@@ -182,10 +182,10 @@ class CompletionBuilder:
                 merged.append({})
                 self._thoughts.append([])
             merge(merged[-1], _without(block, "thinking"))
-            self._thoughts[-1].append(self._counted(block.get("thinking") or ""))
+            self._thoughts[-1].append(self._count_chars(block.get("thinking") or ""))
         _bounded(merged)
 
-    def _counted(self, text: str) -> str:
+    def _count_chars(self, text: str) -> str:
         self._chars += len(text)
         if self._chars > MAX_TEXT_CHARS:
             raise bad_response(f"its text has more than {MAX_TEXT_CHARS} characters")

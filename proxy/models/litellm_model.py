@@ -68,11 +68,12 @@ class _Library:
 
 
 class LiteLLMModel:
-    """A `Model` by litellm names, such as "anthropic/claude-sonnet-4-5".
+    """A `Model` for models with litellm names, such as "anthropic/claude-sonnet-4-5".
 
     Without `api_key` and `api_base`, litellm takes them from the provider's environment variables.
-    litellm has one connection pool per process: `aclose` closes the connections of all models. It
-    uses the proxies of the environment, except for this machine and an exempt `api_base`.
+    litellm has one connection pool per process: `aclose` closes the connections of all models.
+    litellm uses the forward proxies of the environment, except for this machine and an exempt
+    `api_base`.
     """
 
     upstream = None
@@ -132,7 +133,8 @@ class LiteLLMModel:
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. litellm's copy of OpenAI's tokenizers counts, for every provider."""
+        """See Model. The tokens are counted with litellm's copy of OpenAI's tokenizers, for every
+        provider."""
         await self._import_litellm()
         name = model.rpartition("/")[2]
         count: int = await asyncio.to_thread(self._library.litellm.token_counter, name, text=text)
@@ -143,8 +145,8 @@ class LiteLLMModel:
         return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model. The list contains the configured models. Once litellm is imported, it contains
-        the context lengths in litellm's table."""
+        """See Model. The list contains the configured models. Once litellm is imported, the entries
+        contain the context lengths in litellm's table."""
         return [
             {
                 "id": name,
@@ -160,7 +162,7 @@ class LiteLLMModel:
         litellm = self._library.litellm
         if litellm is not None:
             await litellm.close_litellm_async_clients()
-            litellm.in_memory_llm_clients_cache.flush_cache()  # it still contains closed clients
+            litellm.in_memory_llm_clients_cache.flush_cache()  # it contains the closed clients
 
     async def _relay_stream(self, chunks: "_ChunkStream") -> UpstreamResponse:
         async with AsyncExitStack() as stack:

@@ -47,7 +47,8 @@ _CONNECT_TIMEOUT_S = 10.0
 MAX_TOKENIZED_BYTES = 32 << 20
 """The longest response of `/tokenize`, which may list all tokens."""
 KEEP_ALIVE_S = 4.0
-"""Below uvicorn's 5 s, so that no request uses a connection that the server is closing."""
+"""Seconds for which an unused connection stays open. Less than uvicorn's 5 s, so that no request
+uses a connection that the server is closing."""
 _PROBE_AFTER = 0.75
 """The share of the keep-alive time after which an unused connection is probed."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
@@ -149,7 +150,7 @@ class OpenAIHTTPModel:
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. A server that lacks /tokenize gets only one such request."""
+        """See Model. A server that lacks /tokenize gets only one request to this path."""
         if not self._tokenizer.is_available:
             return None
         field = self._tokenizer.text_field
@@ -197,7 +198,7 @@ class OpenAIHTTPModel:
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. A HEAD request before the keep-alive time ends keeps the connection open on
-        both sides, whatever its status."""
+        both sides, whatever the status of its response."""
         return _KeepAlive(self._connections.keep_alive_s * _PROBE_AFTER, self._probe)
 
     async def _probe(self) -> None:
@@ -301,7 +302,7 @@ class OpenAIHTTPModel:
 
 
 def _split(body: bytes) -> bytes | AsyncIterator[bytes]:
-    """Return a long body in pieces. The caller sets the content-length."""
+    """Return a long body in pieces, a short body unchanged. The caller sets the content-length."""
     return body if len(body) <= _MAX_UNSPLIT_BYTES else _pieces(body)
 
 
@@ -481,7 +482,8 @@ def _tokenize_body(field: _TextField, model: str, text: str) -> dict[str, Any]:
 
 
 def _expects_content(answer: bytes) -> bool:
-    """Return True if the answer to a `prompt` is that of a server that expects `content`."""
+    """Return True if the answer to a request with `prompt` comes from a server that expects
+    `content`."""
     fields = _json_object(answer)
     return "count" not in fields and isinstance(fields.get("tokens"), list)
 

@@ -1,8 +1,8 @@
-"""Selects the forward proxy of the operator through which a backend is reached, if any.
+"""Selects the operator's forward proxy for calls to a backend, if there is one.
 
 `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are read from the environment, in upper or
-lower case, as `urllib` reads them. They hold only for calls to the backend, not for URLs in
-requests and not for the egress of sandboxes. Credentials in a netrc file are not used.
+lower case, as `urllib` reads them. The variables apply only to calls to the backend, not to URLs in
+requests and not to the egress of sandboxes. Credentials in a netrc file are not used.
 """
 
 import os
@@ -20,8 +20,8 @@ def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
     """Return the URL of the proxy for a backend's URL, or None for a direct connection.
 
     `proxies` are the proxy URLs by scheme, with the value of `NO_PROXY` as "no"; by default they
-    are those of the environment. Backends that are exempt or in `NO_PROXY` are reached directly.
-    Raises ValueError for an unsupported or invalid proxy URL.
+    are those of the environment. Connections to a host that `is_exempt` accepts, or that `NO_PROXY`
+    lists, are direct. Raises ValueError for an unsupported or invalid proxy URL.
     """
     proxies = dict(getproxies_environment() if proxies is None else proxies)
     backend = urlsplit(url)
@@ -32,8 +32,9 @@ def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
 
 
 def is_exempt(url: str) -> bool:
-    """Return True if the host of a URL is a non-public address, `localhost`, a name below it, or a
-    name without a dot. Other names are not resolved: the operator lists them in `NO_PROXY`."""
+    """Return True if the host of a URL is a non-public address, `localhost`, a name under
+    `localhost`, or a name without a dot. Other names are not resolved: the operator lists them in
+    `NO_PROXY`."""
     host = (urlsplit(url).hostname or "").removesuffix(".")
     if ip := parse_address(host):
         return not is_public(ip)

@@ -20,10 +20,10 @@ class RetryingModel(ModelWrapper):
     """Makes up to `attempts` calls, with exponential backoff and full jitter.
 
     The delay is at least the backend's `Retry-After`. If `Retry-After` exceeds `max_delay_s`, the
-    error is raised without a retry. `on_delta` gets a `CallFailed` for each failed attempt and can
-    raise `StopRetryingError` to prevent another attempt, for example because the client has already
-    received a part of the completion. Relayed calls are not retried: the client sees every failure
-    and can retry.
+    error is raised without a retry. Before each retry, `on_delta` gets a `CallFailed`. It can raise
+    `StopRetryingError` to prevent the retry, for example because the client has already received a
+    part of the completion. Relayed calls are not retried: the client sees every failure and can
+    retry.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RetryingModel(ModelWrapper):
             try:
                 return await self._model.complete(body, on_delta)
             except BackendError as error:
-                if attempt > 1:  # a client's retries would multiply the proxy's
+                if attempt > 1:  # else the client's retries would multiply the proxy's
                     error.headers[ResponseHeader.SHOULD_RETRY] = "false"
                 if attempt >= self._attempts or not self._is_retryable(error):
                     raise

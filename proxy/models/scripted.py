@@ -29,23 +29,23 @@ from proxy.models.completion_builder import (
 from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8
-"""The length of one streamed piece."""
+"""The most characters in one streamed piece."""
 
 
-class _Part(BaseModel):
+class _ScriptPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ScriptedCall(_Part):
+class ScriptedCall(_ScriptPart):
     """One tool call of a reply."""
 
     name: str
     arguments: dict[str, Any] | str = {}
-    """An object, or the text that a model would write."""
+    """An object, or the JSON text as the model writes it, which may be invalid."""
     id: str | None = None
 
 
-class ScriptedError(_Part):
+class ScriptedError(_ScriptPart):
     """An error of the backend."""
 
     message: str
@@ -55,8 +55,8 @@ class ScriptedError(_Part):
     retry_after_s: float | None = None
 
 
-class ScriptedReply(_Part):
-    """One reply of a script, or one error."""
+class ScriptedReply(_ScriptPart):
+    """One entry of a script: a reply, or an error in place of a reply."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -68,8 +68,8 @@ class ScriptedReply(_Part):
     """The assistant message, which is sent unchanged and not streamed."""
 
 
-class Script(_Part):
-    """A script."""
+class Script(_ScriptPart):
+    """The replies of a model, and its name."""
 
     model: str = "script"
     """The model's name in `GET /v1/models`."""
@@ -110,8 +110,8 @@ class ScriptedModel:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
-        """Return a model that plays a file in a cycle. Raises ValueError with a one-line
-        message."""
+        """Return a model that plays the script in a YAML file again and again. Raises ValueError
+        with a one-line message."""
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:

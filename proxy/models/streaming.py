@@ -49,8 +49,8 @@ MAX_USAGE_BYTES = 16 << 20
 parsed."""
 _TAIL_BYTES = 1 << 16
 """The length of the parsed end: the usage follows the generated text."""
-_USAGE_HOLDERS = ("response", "message")
-"""Fields that contain the usage in events of /v1/responses and /v1/messages."""
+_USAGE_PARENTS = ("response", "message")
+"""Fields of events of /v1/responses and /v1/messages whose object contains the usage."""
 _GENERATED = ("choices", "output", "content")
 """Fields that contain the generated text in responses of the three APIs."""
 _USAGE = re.compile(r'"usage"\s*:\s*\{')
@@ -74,7 +74,8 @@ class StreamSupport:
         self._owners: frozenset[str] = frozenset()
 
     def is_supported(self, model: str) -> bool:
-        """Return False for `REFUSAL_HOLDS_S` after the server has refused to stream the model."""
+        """Return False if the server has refused to stream the model in the last
+        `REFUSAL_HOLDS_S`."""
         return self._refused.get(model, -1.0) < self._now()
 
     def note_refusal(self, model: str, error: BackendError) -> None:
@@ -188,15 +189,15 @@ class SSEDecoder:
         if tail:
             self._unfinished_line += tail
         lines = head.split(b"\n")
-        return [event for line in lines if (event := self._event_ended_by(line)) is not None]
+        return [event for line in lines if (event := self._add_line(line)) is not None]
 
     def flush(self) -> list[bytes]:
         """Return the event that the end of the stream completes, if any: some servers omit the last
         empty line. An unfinished line is ignored."""
-        event = self._event_ended_by(b"")
+        event = self._add_line(b"")
         return [] if event is None else [event]
 
-    def _event_ended_by(self, line: bytes) -> bytes | None:
+    def _add_line(self, line: bytes) -> bytes | None:
         line = line.removesuffix(b"\r")
         if line:
             name, _, value = line.partition(b":")
@@ -219,7 +220,7 @@ class UsageReader:
         self.usage: dict[str, Any] = {}
         self.estimated_tokens = 0
         """An estimate of the generated tokens, for a response without usage: the number of events,
-        or computed from the length of a JSON response."""
+        or for JSON an estimate from the length of the generated text, else of the whole body."""
         self._decoder = SSEDecoder() if kind.startswith("text/event-stream") else None
         self._is_json = "json" in kind
         self._body = bytearray()
@@ -263,8 +264,8 @@ class UsageReader:
     def _add(self, value: Any) -> None:
         if not isinstance(value, dict):
             return
-        for holder in (value, *(value.get(name) for name in _USAGE_HOLDERS)):
-            usage = holder.get("usage") if isinstance(holder, Mapping) else None
+        for parent in (value, *(value.get(name) for name in _USAGE_PARENTS)):
+            usage = parent.get("usage") if isinstance(parent, Mapping) else None
             if isinstance(usage, Mapping):
                 # Anthropic's last event has only the output tokens.
                 self.usage |= {key: value for key, value in usage.items() if value is not None}

@@ -33,7 +33,7 @@ from policies.tool_support import (
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Completion, Model, ModelWrapper, Upstream, UpstreamRequest
 from proxy.agent.result import Result, usage_count
-from proxy.errors import BackendError, ToolsRefusedError
+from proxy.errors import BackendError, ToolsRefusedError, no_tools_error
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parse_json
 from proxy.models.relay import read_at_most
@@ -57,7 +57,7 @@ MAX_RESPONSE_BYTES = 4 << 20
 """The longest response to a probe. llama.cpp's properties contain the chat template."""
 MAX_VERSION_CHARS = 200
 MAX_TOKENS = 1
-"""The most tokens in a completion of a probe, which makes at most two."""
+"""The most tokens in one completion of a probe. A probe requests at most two completions."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -219,8 +219,8 @@ async def _fetch_json(
 class ToolVerdicts:
     """The verdicts on the models of one backend.
 
-    Without a probe, verdicts come only from the settings and from runs. Without a repository, they
-    are lost when the process ends.
+    Without a probe, verdicts come only from the settings and from runs. Without a repository, the
+    verdicts are lost when the process ends.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ToolVerdicts:
 
     def verdict_for(self, owner: str, model: str) -> ToolVerdict:
         """Return the verdict on a model for a request of this owner, without waiting. A model
-        without a verdict gets tools, and a probe starts in the background."""
+        without a verdict gets tools. If a probe is due, it starts in the background."""
         setting = self._settings.for_model(model)
         if setting != "probe":
             return SUPPORTED if setting == "always" else disabled_verdict(model)
@@ -289,12 +289,14 @@ class ToolVerdicts:
         return refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
-        """Note the trouble that a run had with tools. It counts only for the owner of the run."""
+        """Note the trouble that a run had with tools. The trouble counts only for the owner of the
+        run."""
         if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
         trouble = {word for run in runs for word in run.tool_trouble}
-        # Calls of unknown tools count as commands, but use no memory and no CPU time.
+        # The run's number of commands includes calls of unknown tools, which use no memory and no
+        # CPU time.
         ran = any(run.stats.peak_mem_bytes or run.stats.cpu_ms for run in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
@@ -369,8 +371,8 @@ class ToolVerdicts:
     ) -> ToolVerdict | None:
         """Return a new verdict, or None if the known verdict still holds.
 
-        A verdict against tools is checked each time: an operator who follows its advice restarts
-        the same engine version.
+        A verdict against tools is checked each time, because an operator who follows the verdict's
+        advice restarts the engine in the same version.
         """
         known = self._known.get(model)
         if known is None or known.verdict.reason or model in self._doubted:
@@ -407,17 +409,6 @@ def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendEr
     )
 
 
-def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
-    """Return the error for a request that needs tools, when the verdict is against tools."""
-    return ToolsRefusedError(
-        verdict.message,
-        status=400,
-        type="invalid_request_error",
-        code="tools_not_supported",
-        param="model",
-    )
-
-
 def _put(table: dict[K, V], key: K, value: V) -> None:
     """Put a value into a table, and remove the oldest value beyond `MAX_MODELS`."""
     table.pop(key, None)
@@ -427,8 +418,8 @@ def _put(table: dict[K, V], key: K, value: V) -> None:
 
 
 class WatchedModel(ModelWrapper):
-    """Measures the model calls of runs. Notes the backend's refusals of tools, and raises them with
-    the text of the verdict."""
+    """Measures the model calls of runs, and notes the backend's refusals of tools. The error of a
+    refusal has the text of the verdict if the model's setting is `probe`."""
 
     def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
         super().__init__(model)

@@ -28,11 +28,11 @@ class FileObject(TypedDict):
     path: str
     """The absolute path in the sandbox."""
     bytes: int
-    """The size."""
+    """The size in bytes."""
     mime_type: str
-    """The type, by the content and the name."""
+    """The MIME type, detected from the content and the name."""
     sha256: str
-    """The hash of the content, in hexadecimal digits."""
+    """The SHA-256 of the content, in hexadecimal digits."""
     url: str
     """A signed URL of the content, which needs no key."""
 
@@ -84,18 +84,18 @@ class SandboxUsage(TypedDict, total=False):
     cost_microusd: int
     """Cost of the model calls in millionths of a US dollar. Present if the prices are known."""
     env_permille: Required[int]
-    """Tokens of tool output in a thousand tokens of the trajectory."""
+    """Tokens of tool output per thousand tokens of the trajectory."""
     capabilities: Required[dict[str, dict[str, int]]]
-    """For each of the paper's meta-capabilities, the number of turns that used it (`turns`), and
-    that number in a thousand turns (`permille`)."""
+    """For each of the paper's meta-capabilities: the number of turns that used it (`turns`), and
+    this number per thousand turns of the run (`permille`)."""
 
 
 # Fields of messages and chunks
 
 
 class MessageExtension(TypedDict, total=False):
-    """The fields of a chat completion's message, or of the deltas of its stream, that OpenAI's API
-    does not have."""
+    """The fields that OpenAI's API does not have in a chat completion's message, or in the deltas
+    of its stream."""
 
     reasoning: str
     """The model's reasoning, with the steps if `sandbox.steps` of the request is `reasoning`.
@@ -249,7 +249,7 @@ class RuleEvent(TypedDict):
     over: RuleTarget
     """The target of the rule."""
     subject: str
-    """The command, path or `host:port`, possibly cut."""
+    """The command, path or `host:port`. A long subject is shortened."""
     reason: str
     """The reason that the rule gives."""
 
@@ -263,7 +263,7 @@ class FileEvent(TypedDict):
     path: str
     """The absolute path in the sandbox."""
     bytes: int
-    """The size."""
+    """The size in bytes."""
 
 
 class RunFinishedEvent(TypedDict):

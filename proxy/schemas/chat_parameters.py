@@ -32,7 +32,7 @@ from proxy.schemas.validation import (
     values,
 )
 
-# Checks of messages, tools and answer formats. A value that any backend accepts passes.
+# Checks of messages, tools and answer formats. A value that at least one backend accepts passes.
 
 _URL = text_or_object(object_with(optional={"url": text}))
 _TEXT_PART = object_with({"type": one_of("text"), "text": text})
@@ -95,7 +95,7 @@ GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
 
 
 def custom_tool(grammar: Check) -> Check:
-    """Return a check for a custom tool, whose input is any text or text by a grammar."""
+    """Return a check for a custom tool, whose input is any text, or text that follows a grammar."""
 
     def check_format(value: Any, param: str) -> None:
         mapping(value, param)

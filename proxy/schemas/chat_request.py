@@ -135,8 +135,8 @@ def _is_legacy(body: Mapping[str, Any]) -> bool:
 
 
 def with_tool_call_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with function calls and their results as tool calls, which have ids. A
-    result without a call stays unchanged."""
+    """Return the messages, with function calls and their results converted to tool calls with ids.
+    A result without a call stays unchanged."""
     converted: list[dict[str, Any]] = []
     call_ids: dict[str, str] = {}
     for message, state in zip(messages, state_names(messages), strict=False):
@@ -231,13 +231,13 @@ def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _function_choice(choice: Any) -> Any:
     """Return a `tool_choice` with functions in place of custom tools."""
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return _named(choice)
+        return _custom_as_function(choice)
     allowed = choice["allowed_tools"]
-    tools = [_named(tool) for tool in allowed["tools"]]
+    tools = [_custom_as_function(tool) for tool in allowed["tools"]]
     return {**choice, "allowed_tools": {**allowed, "tools": tools}}
 
 
-def _named(tool: Any) -> Any:
+def _custom_as_function(tool: Any) -> Any:
     return {"type": "function", "function": tool["custom"]} if _is_custom(tool) else tool
 
 
@@ -256,7 +256,7 @@ _Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _ToolChoice:
-    """The meaning of checked `tools` and `tool_choice`."""
+    """The tools and the tool choice of a run, from checked `tools` and `tool_choice`."""
 
     tools: _Tools
     """The tools that the model sees."""
@@ -267,22 +267,22 @@ class _ToolChoice:
 
 
 def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
-    """Return the tools that the model sees and must call. Raises BadRequestError for a choice of an
-    unknown tool."""
+    """Return the tools that the model sees, and its choice among them. Raises BadRequestError for a
+    choice of an unknown tool."""
     if choice == "required" and tools:
         return _ToolChoice(tools, None, must_call=True)
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
             names = [_name(tool) for tool in allowed]
-            _require(names, tools, "tool_choice.allowed_tools.tools")
-            left = [tool for tool in tools if _name(tool) in names]
-            return _ToolChoice(left, None, must_call=mode == "required" and bool(left))
+            _check_known(names, tools, "tool_choice.allowed_tools.tools")
+            remaining = [tool for tool in tools if _name(tool) in names]
+            return _ToolChoice(remaining, None, must_call=mode == "required" and bool(remaining))
         case {"type": "function"}:
-            _require([_name(choice)], tools, "tool_choice.function.name")
+            _check_known([_name(choice)], tools, "tool_choice.function.name")
     return _ToolChoice(tools, choice, must_call=False)
 
 
-def _require(names: Sequence[str], tools: _Tools, param: str) -> None:
+def _check_known(names: Sequence[str], tools: _Tools, param: str) -> None:
     known = {_name(tool) for tool in tools}
     for name in names:
         if name not in known:
@@ -313,13 +313,14 @@ class ChatTranslation:
     request."""
 
     keeps_param_suffix: ClassVar[bool] = True
-    """True if a path below one of `param_paths` is the same in the client's request."""
+    """True if the part of a path that follows one of `param_paths` is the same in the client's
+    request."""
 
     chat: Mapping[str, Any]
     param_paths: Mapping[str, str]
     """Paths in `chat`, and the paths of the same values in the client's request."""
     starts_with_tool: bool = False
-    """True if the run must begin with a tool call, also of a tool of the sandbox."""
+    """True if the run must begin with a tool call. A call of a sandbox tool counts too."""
 
     def restore_param(self, error: ProxyError) -> ProxyError:
         """Replace the path in `chat` that an error names by the path in the client's request."""

@@ -57,7 +57,7 @@ def completion_head(run_id: str, created: int, model: str) -> CompletionHead:
 
 
 class Chunk(NamedTuple):
-    """A chunk without its head. A chunk about a step has an empty delta."""
+    """A chunk without its head. A chunk with a card or a step event has an empty delta."""
 
     choice: dict[str, Any]
     sandbox: Mapping[str, Any] | None = None
@@ -98,8 +98,8 @@ class ChatEncoder:
         return chunks
 
     def finish(self, result: Result) -> list[Chunk]:
-        """Return the chunks after the answer: images, the client's tool calls, and the chunk with
-        the finish reason and the files."""
+        """Return the chunks after the answer: cards, images, the client's tool calls, and the chunk
+        with the finish reason and the files."""
         cards = self._cards.finish(result) if self._cards else []
         chunks = [self._chunk({}, card=card) for card in cards]
         if found_images := images(result):
@@ -126,7 +126,8 @@ class ChatEncoder:
         return [*chunks, *(self._chunk({}, card=card) for card in cards)]
 
     def _encode_output(self, event: Event) -> list[Chunk]:
-        """Return the chunk of the model's output, or of a step that is shown as text."""
+        """Return the chunk of an event with the model's output, or with a step that is shown as
+        text."""
         match event:
             case AnswerDelta(text, logprobs):
                 chunk = self._chunk({"content": text})
@@ -147,8 +148,9 @@ class ChatEncoder:
         return [self._chunk(delta, sandbox=sandbox)]
 
     def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
-        """Return the chunk of a piece of a call. Open WebUI gets complete calls: it renders the
-        message again for each piece, which would move the cards."""
+        """Return the chunk of a piece of a call. With cards there is none: Open WebUI gets complete
+        calls at the end, because it renders the message again for each piece, which would move the
+        cards."""
         if self._cards:
             return []
         if isinstance(event, ClientCallStarted):
@@ -163,7 +165,8 @@ class ChatEncoder:
         return [self._chunk({"tool_calls": [{"index": event.index, **piece}]})]
 
     def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
-        """Return a client's call with its index, without the fields that were sent before."""
+        """Return a client's call with its index. If the call was streamed, the fields that were
+        sent are left out."""
         if call["id"] not in self._state.sent_calls:
             return {**call, "index": index}
         rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
@@ -255,7 +258,7 @@ class ChatCompletionBuilder:
 
     def __init__(self, head: CompletionHead, run_id: str, steps: StepsMode) -> None:
         self._head = head
-        self._profile = steps
+        self._mode = steps
         self._encoders = defaultdict[int, ChatEncoder](lambda: ChatEncoder(run_id, steps))
         self._reasoning = defaultdict[int, list[str]](list)
         self._steps = defaultdict[int, list[Mapping[str, Any]]](list)
@@ -315,10 +318,10 @@ class ChatCompletionBuilder:
         }
 
     def _sandbox(self, index: int, result: Result) -> SandboxObject:
-        """Return the `sandbox` object, with the steps in a field named after the profile."""
+        """Return the `sandbox` object. The steps are in its field `items` or `events`."""
         sandbox = sandbox_object(result)
-        if self._profile == "items" or self._profile == "events":
-            sandbox[self._profile] = self._steps[index]
+        if self._mode == "items" or self._mode == "events":
+            sandbox[self._mode] = self._steps[index]
         return sandbox
 
 

@@ -96,7 +96,7 @@ _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECAS
 """The beginning of a URL: http(s) with a host, or another scheme."""
 _FETCHED = ("http://", "https://", "file:")
 """Prefixes of URLs that are never sent to the backend, because some backends open local files. The
-proxy fetches the URL, or adds a note for the model on why the proxy did not."""
+proxy fetches the file, or tells the model in a note why it did not."""
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
@@ -146,7 +146,7 @@ class FilePart:
 
     @property
     def mime_type(self) -> str:
-        """The MIME type from the client, or else by the file name."""
+        """The MIME type from the client, else the type that the file name suggests."""
         if isinstance(self.source, InlineData) and self.source.mime_type:
             return normalize_mime_type(self.source.mime_type)
         return guess_mime_type(self.filename)
@@ -262,7 +262,8 @@ def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
     if part.part is None or part.kind not in _URL_PARTS.values():
         return None
     if _kind(mime_type) != part.kind:
-        mime_type = guess_mime_type(part.filename)  # some send only application/octet-stream
+        # Some servers send only application/octet-stream.
+        mime_type = guess_mime_type(part.filename)
     return normalize_mime_type(mime_type) if _kind(mime_type) == part.kind else None
 
 

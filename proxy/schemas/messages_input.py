@@ -21,15 +21,15 @@ BlockWithPath = tuple[str, Block]
 SYSTEM = "system"
 _FROM_SYSTEM = "[From the system:]"
 _BILLING = "x-anthropic-billing-header:"
-"""The beginning of a system text of Claude Code's. The text differs in each chat, so that no chat
-could use the cached prefix of another chat; the proxy drops it."""
+"""The beginning of a system text that Claude Code sends. The proxy drops this text: it differs in
+each chat, so no chat could use the cached prompt prefix of another chat."""
 
 
 def to_chat_messages(system: Any, messages: Sequence[Block]) -> ChatMessages:
     """Return checked messages and the system prompt as messages of a chat completion.
 
     Thinking and calls of server tools, such as the steps of earlier runs, are dropped: a model
-    imitates them when its own messages contain them.
+    whose messages contain such text imitates it.
     """
     chat = ChatMessages()
     first = sum(1 for _ in takewhile(lambda message: message["role"] == SYSTEM, messages))
@@ -97,14 +97,15 @@ def _add_user_blocks(chat: ChatMessages, blocks: Sequence[BlockWithPath]) -> Non
 
 
 def _content(parts: list[Part]) -> str | list[Part]:
-    """Return parts that are all text as a string, because many chat templates accept only that."""
+    """Return parts that are all text as a string, because many chat templates accept only
+    strings."""
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts)
     return parts
 
 
 def _result_text(parts: Sequence[Part], *, is_error: bool) -> str:
-    """Return the text that the model sees of a tool result with these parts."""
+    """Return the text of a tool result with these parts, as the model sees it."""
     result = "\n".join(part["text"] for part in parts if part["type"] == "text")
     if any(part["type"] != "text" for part in parts):
         result = f"{result}\n[What else it gave follows.]".lstrip()

@@ -116,7 +116,7 @@ class Field(NamedTuple):
 
     check: Check
     effect: str = "The same in a chat completion."
-    """The field of the chat completion that it becomes, or its use."""
+    """The field of a chat completion that the field becomes, or the use of the field."""
 
 
 FIELDS: Mapping[str, Field] = {
@@ -173,9 +173,10 @@ DROPPED_FIELDS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
-"""Fields for Anthropic's servers that do not change an answer. The proxy drops them."""
+"""Fields for Anthropic's servers that do not change an answer. The proxy drops these fields."""
 REFUSED_FIELDS = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
-"""Fields that change an answer and are not supported. The proxy refuses them."""
+"""Fields that change an answer and are not supported, with the name of the feature. The proxy
+refuses a request in which such a field is not empty."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 """The fields with which vLLM and SGLang continue a last message of the assistant."""
 _TIERS = {"auto": "auto", "standard_only": "default"}
@@ -185,7 +186,7 @@ _TIERS = {"auto": "auto", "standard_only": "default"}
 class MessagesAsChat(ChatTranslation):
     """A request as a chat completion."""
 
-    keeps_param_suffix: ClassVar[bool] = False  # a part has other fields than its block
+    keeps_param_suffix: ClassVar[bool] = False  # a part's fields differ from its block's
 
     client_tools: Sequence[Tool]
     """The client's tools, each with its schema."""
@@ -214,7 +215,7 @@ def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> MessagesAsCh
             raise BadRequestError(f"{feature} are not served here.", param=name)
     if present.get("thread", {}).get("type") == "continue":
         raise ProxyError(
-            "The thread is not kept here: send all of its messages.",
+            "Threads are not stored here: send all messages of the thread.",
             status=404,
             type="invalid_request_error",
             code=LOST_THREAD,
@@ -286,7 +287,8 @@ def _sandbox_field(present: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_tokens_body(body: Mapping[str, Any], translation: MessagesAsChat) -> dict[str, Any]:
-    """Return a request to count tokens as other servers accept it: each tool with its schema."""
+    """Return a request to count tokens, in the form that servers other than Anthropic's accept:
+    each tool has its schema."""
     others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}
     tools = list(translation.client_tools)
     return {**others, "tools": tools} if tools else others

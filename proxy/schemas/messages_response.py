@@ -1,8 +1,9 @@
 """The response of POST /v1/messages, as one JSON object or as a stream.
 
 `MessagesEncoder` turns the events of a run into the events of a streamed message.
-`MessageStreamEncoder` writes these as server-sent events, and `MessageBuilder` accumulates them
-into a message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
+`MessageStreamEncoder` writes the stream's events as server-sent events, and `MessageBuilder`
+accumulates the stream's events into a message. `CodeExecutionBlocks` renders steps as blocks of
+Anthropic's code execution.
 """
 
 import json
@@ -42,7 +43,7 @@ _STOP_REASONS = {
     "content_filter": "refusal",
 }
 _INVALID = "invalid_arguments"
-"""The field of a call's input that has arguments which are not a JSON object."""
+"""The field of a call's input that contains the arguments if these are not a JSON object."""
 _STOPPED_AT = ("stop_reason", "matched_stop")
 """The fields in which vLLM and SGLang name the stop sequence that ended the answer."""
 
@@ -54,10 +55,11 @@ class MessageContext:
     model: str
     steps: StepsMode
     thinking: bool
-    """True if the message shows thinking, and steps in it."""
+    """True if the message has thinking blocks. With `reasoning` steps, they contain the steps
+    too."""
     stop_sequences: tuple[str, ...] = ()
     container_expires: int | None = None
-    """The Unix time at which the container expires, or None if the request has no container."""
+    """The Unix time at which the container expires, or None if the message has no container."""
 
 
 class MessageBuilder:
@@ -169,7 +171,8 @@ class MessagesEncoder:
         return events
 
     def _encode_output(self, event: Event) -> list[_Json]:
-        """Return the events of the model's output, and of a step that is shown as text."""
+        """Return the stream events for an event with the model's output, or with a step that is
+        shown as text."""
         match event:
             case AnswerDelta() | Refused():
                 return self._write("text", event.text)
@@ -184,7 +187,8 @@ class MessagesEncoder:
         return self._think(self._text.render(event))
 
     def _narration_as_thinking(self, event: Event) -> list[_Json]:
-        """Return the narration as thinking if `event` is a step, a turn or the answer."""
+        """Return the narration as thinking, and clear it, if `event` begins a step or a turn or
+        belongs to the answer. Otherwise return an empty list."""
         text = self._narration
         if not text:
             return []
@@ -195,7 +199,7 @@ class MessagesEncoder:
         return self._think(self._text.render(Narration(text)))
 
     def _narration_as_text(self) -> list[_Json]:
-        """Return the narration before a call of the client's tools as text."""
+        """Return the narration before a call of the client's tools as text, and clear it."""
         text, self._narration = self._narration.strip(), ""
         return self._write("text", text) if text else []
 
@@ -204,7 +208,8 @@ class MessagesEncoder:
         return [*self._think(self._text.abandon()), *self._close()]
 
     def finish(self, result: Result) -> list[_Json]:
-        """Return the events after the answer."""
+        """Return the events after the answer: produced files, the client's calls that were not
+        streamed, and the end of the message."""
         events: list[_Json] = []
         for block in self._code.files(result.artifacts) if self._code else ():
             events += self._complete_block(block)
@@ -215,7 +220,7 @@ class MessagesEncoder:
                 events += self._complete_block(_tool_use(call))
         message_delta = {
             "type": "message_delta",
-            "delta": self._end(result),
+            "delta": self._final_fields(result),
             "usage": message_usage(result),
             "sandbox": sandbox_object(result),
         }
@@ -225,7 +230,7 @@ class MessagesEncoder:
         """Return True if a call was streamed and its arguments are not complete JSON."""
         return call["id"] in self._state.sent_calls and _INVALID in _tool_use(call)["input"]
 
-    def _end(self, result: Result) -> _Json:
+    def _final_fields(self, result: Result) -> _Json:
         """Return the fields of the message that are known at the end of the run."""
         reason, sequence = _stop(result, self._context.stop_sequences)
         if reason == "tool_use" and any(map(self._is_incomplete, result.tool_calls)):
@@ -245,13 +250,15 @@ class MessagesEncoder:
     # Blocks
 
     def _think(self, text: str) -> list[_Json]:
-        """Return the events of thinking. They must not interrupt a call."""
+        """Return the events of thinking. While a call is open, return none: they would end its
+        block."""
         if not text or self._open == "tool_use" or not self._context.thinking:
             return []
         return self._write("thinking", text)
 
     def _write(self, kind: str, text: str) -> list[_Json]:
-        """Add text to the open block of a type, or to a new block."""
+        """Return the events that add text to the open block if its type is `kind`, else to a new
+        block."""
         events: list[_Json] = []
         if self._open != kind:
             # A text has no `citations: null`, which AI SDK 6 refuses.
@@ -360,7 +367,8 @@ def _tool_use(call: Mapping[str, Any]) -> _Json:
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Return a call's arguments as an object, also if the model wrote invalid JSON."""
+    """Return a call's arguments as an object. Arguments that are not a JSON object become its field
+    `invalid_arguments`."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
@@ -376,7 +384,8 @@ _MAX_STREAM_CHARS = 100_000
 """Maximum number of characters of a command's stdout, and of its stderr."""
 _LEFT_OUT = "\n[... the rest is left out ...]"
 _NO_EXIT_CODE = -1
-"""The return code of a command without an exit code, whose `stderr` has the observation."""
+"""The return code of a command without an exit code. The `stderr` of such a command is the
+observation."""
 
 
 class CodeExecutionBlocks:
@@ -402,8 +411,8 @@ class CodeExecutionBlocks:
         return None
 
     def files(self, artifacts: Sequence[Artifact]) -> list[_Json]:
-        """Return a command that lists the produced files, and its result, in which clients find the
-        files."""
+        """Return the blocks of a command that lists the produced files. Clients find the ids of the
+        files in its result."""
         if not artifacts:
             return []
         paths = "".join(f"{artifact.path}\n" for artifact in artifacts)
@@ -446,7 +455,8 @@ def _of_bash(stdout: str, stderr: str, code: int, outputs: Sequence[_Json] = ())
 
 
 def _of_editor(observation: str) -> _Json:
-    """Return the editor's observation, which shows the file or the result of the edit."""
+    """Return the result of an editor call. Its content is the observation, which shows the file or
+    the result of the edit."""
     return {
         "type": f"{_EDITOR}_view_result",
         "file_type": "text",

@@ -1,7 +1,7 @@
 """The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
-They set the deadlines, the fate of the run when the client disconnects or retries, the form of the
-steps and of the usage, and whether documents in long texts may become files.
+They set the deadlines, the idempotency key, the fate of the run when the client disconnects, the
+form of the steps, the scope of the usage, and whether documents in long texts may become files.
 """
 
 import math
@@ -29,7 +29,7 @@ OnDisconnect = Literal["cancel", "detach"]
 READ_TIMEOUT_HEADERS = (RequestHeader.STAINLESS_READ_TIMEOUT, RequestHeader.STAINLESS_TIMEOUT)
 """Headers of OpenAI's SDKs: the timeout for each byte (Python), or for the first byte (Node)."""
 _ON_DISCONNECT: tuple[OnDisconnect, ...] = get_args(OnDisconnect)
-_COUNT = re.compile(r"[0-9]{1,9}")
+_RETRY_COUNT = re.compile(r"[0-9]{1,9}")
 _T = TypeVar("_T", bound=str)
 
 
@@ -49,8 +49,8 @@ class SandboxOptions(PolicyOptions, total=False):
     """The `sandbox` object of a request. A field of another name is refused. Null means absent."""
 
     profile: str
-    """The name of the profile. A profile that allows more than the usual one needs a key that lists
-    it. Default: the profile of the model or the key, else the server's `profile`."""
+    """The name of the profile. A profile that allows more than the default profile needs an API key
+    that lists it. Default: the profile of the model or the key, else the server's `profile`."""
     steps: StepsMode
     """Form of the steps in the answer. Default: the server's `steps`."""
     offload_documents: bool
@@ -60,8 +60,8 @@ class SandboxOptions(PolicyOptions, total=False):
     """The model calls that the usage counts: all of them, or the last one. Default: `all_calls`,
     and `last_call` for Codex and opencode."""
     deadline_s: Annotated[float, Field(gt=0)]
-    """Seconds after which the client no longer wants an answer. The run ends in an answer before.
-    Default: none."""
+    """Seconds after which the client no longer wants an answer. The run ends before the deadline,
+    with an answer. Default: none."""
     on_disconnect: OnDisconnect
     """The fate of the run when the client disconnects: `cancel` ends it, `detach` continues it.
     Default: the server's `on_disconnect`."""
@@ -86,7 +86,7 @@ class RequestOptions:
     on_disconnect: OnDisconnect | None = None
     idempotency_key: str | None = None
     retry_count: int | None = None
-    """The number of earlier attempts, or None if the client does not send the number."""
+    """The number of earlier attempts, or None if the client does not send a valid number."""
     steps: StepsMode | None = None
     """Form of the steps; None for the API's default."""
     usage: UsageScope = "all_calls"
@@ -109,7 +109,7 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
         _seconds(sandbox.get("deadline_s"), "sandbox.deadline_s"),
         _seconds(headers.get(RequestHeader.DEADLINE), "X-Sandbox-Deadline"),
     ]
-    # Libraries send the timeout and the count: an invalid value is ignored.
+    # The SDKs send the timeout and the retry count themselves, so an invalid value is ignored.
     timeouts = (_number(headers.get(name)) for name in READ_TIMEOUT_HEADERS)
     retries = headers.get(RequestHeader.STAINLESS_RETRY_COUNT, "")
     return RequestOptions(
@@ -119,7 +119,7 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
             body, headers, "on_disconnect", RequestHeader.ON_DISCONNECT, _ON_DISCONNECT
         ),
         idempotency_key=headers.get(RequestHeader.IDEMPOTENCY_KEY) or None,
-        retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
+        retry_count=int(retries) if _RETRY_COUNT.fullmatch(retries) else None,
         steps=_choice(body, headers, "steps", RequestHeader.STEPS, STEPS_MODES),
         usage=_choice(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
         or default_usage_scope(headers),
@@ -127,10 +127,10 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
     )
 
 
-def with_new_spellings(ours: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_new_spellings(sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request's `sandbox` with the new names of its fields. Raises BadRequestError."""
     try:
-        renamed: Mapping[str, Any] = upgrade(ours, REQUEST_RULES, lambda _: None)
+        renamed: Mapping[str, Any] = upgrade(sandbox, REQUEST_RULES, lambda _: None)
     except SpelledTwiceError as error:
         raise _spelled_twice(error, f"sandbox.{error.old}") from error
     return renamed

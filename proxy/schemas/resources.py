@@ -162,7 +162,7 @@ class ListQuery(BaseModel):
 
     @property
     def page(self) -> PageRequest:
-        """Return the page as the store's value."""
+        """Return the page to read from the store."""
         return PageRequest(self.limit, self.order == "desc", self.after or None)
 
 
@@ -174,7 +174,7 @@ T = TypeVar("T", bound=_Identified)
 
 
 class ListObject(_ResponseModel, Generic[T]):
-    """OpenAI's list object. In an empty one `first_id` and `last_id` are empty strings."""
+    """OpenAI's list object. In an empty list `first_id` and `last_id` are empty strings."""
 
     object: Literal["list"] = "list"
     data: list[T]
@@ -377,8 +377,8 @@ class ArchiveQuery(LinkQuery):
     path: str | None = Field(None, description="Only files under this path.")
 
 
-def _only_if_given(schema: dict[str, Any]) -> None:
-    """Describe the fields that a response may omit as optional."""
+def _mark_optional(schema: dict[str, Any]) -> None:
+    """Describe `memory_limit` and `network_policy`, which a response may omit, as optional."""
     schema["required"] = [
         name for name in schema["required"] if name not in ("memory_limit", "network_policy")
     ]
@@ -387,7 +387,7 @@ def _only_if_given(schema: dict[str, Any]) -> None:
 class ContainerObject(_Identified):
     """OpenAI's container object, with the URL of an archive of all its files."""
 
-    model_config = ConfigDict(json_schema_extra=_only_if_given)
+    model_config = ConfigDict(json_schema_extra=_mark_optional)
 
     object: Literal["container"] = "container"
     name: Text
@@ -442,7 +442,7 @@ Metadata = Annotated[
 
 
 class ConversationUpdate(BaseModel):
-    """Changes of a conversation."""
+    """The metadata that replaces the metadata of a conversation."""
 
     metadata: Metadata | None = None
 
@@ -498,7 +498,7 @@ class ResponseQuery(StreamQuery):
 
     stream: str | None = Field(None, description="`true` streams the response's events.")
     include: list[str] | None = Field(
-        None, description="Has no effect: all of these outputs are always included."
+        None, description="Has no effect: the response is returned as it is stored."
     )
 
 

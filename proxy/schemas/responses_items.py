@@ -28,7 +28,8 @@ Json = dict[str, Any]
 
 
 class OutputItems:
-    """The output items so far. An item's id consists of the run id and the item's index."""
+    """The output items so far. An item's id consists of a prefix, the run id and the item's
+    index."""
 
     def __init__(self, run_id: str, container_id: str) -> None:
         self.run_id = run_id
@@ -36,14 +37,14 @@ class OutputItems:
         self.items: list[Json] = []
 
     def begin(self, prefix: str, item: Json) -> tuple["ItemRef", Json]:
-        """Add an item, and return a reference to the item and the event."""
+        """Add an item. Return a reference to the item, and the event that adds the item."""
         index = len(self.items)
         ref = ItemRef(index, f"{prefix}_{self.run_id}_{index}")
         self.items.append({"id": ref.id, **item})
         return ref, self._item_event("added", index)
 
     def end(self, ref: "ItemRef", **changes: Any) -> Json:
-        """Complete an item, and return the event."""
+        """Complete an item. Return the event that completes the item."""
         self.items[ref.index] = {**self.items[ref.index], **changes}
         return self._item_event("done", ref.index)
 
@@ -195,7 +196,7 @@ class ClientCallItem:
     """The item of a call of a client's function or custom tool, written piece by piece."""
 
     def __init__(self, output: OutputItems, call_id: str, tool: Mapping[str, Any]) -> None:
-        """`tool` is the tool as the request has it."""
+        """`tool` is the tool as the request defines it."""
         self._output = output
         is_custom = tool["type"] == "custom"
         kind = "custom_tool_call" if is_custom else "function_call"
@@ -347,7 +348,7 @@ class HostedToolItems(ABC):
 
 
 class ShellItems(HostedToolItems):
-    """Each step as a `shell_call` and a `shell_call_output`."""
+    """Renders each step as a `shell_call` and a `shell_call_output`."""
 
     _item: ItemRef
     """The `shell_call_output` of the open step."""
@@ -396,7 +397,7 @@ class ShellItems(HostedToolItems):
 
 
 class CodeInterpreterItems(HostedToolItems):
-    """Each step as a `code_interpreter_call`."""
+    """Renders each step as a `code_interpreter_call`."""
 
     _item: ItemRef
     _code: str
@@ -449,7 +450,8 @@ def _shell_action(command: str) -> Json:
 
 
 def _outcome(event: ToolCallFinished) -> Json:
-    """Return OpenAI's outcome of a command: its exit, or a timeout."""
+    """Return OpenAI's outcome of a step: an exit, or a timeout for a command without an exit
+    code."""
     if event.exit_code is not None:
         return {"type": "exit", "exit_code": event.exit_code}
     return {"type": "exit", "exit_code": 0} if event.output_lines is None else {"type": "timeout"}

@@ -144,7 +144,7 @@ _ITEMS: Mapping[str, Check] = {
     "apply_patch_call_output": object_with({**_CALL_ID, "status": text}, {"output": text}),
     "item_reference": object_with({"id": text}),
 }
-"""Checks of the input items that the model sees."""
+"""Checks of the input items that the proxy reads."""
 IGNORED_ITEM_TYPES = frozenset(
     {
         *("reasoning", "code_interpreter_call"),
@@ -155,8 +155,7 @@ IGNORED_ITEM_TYPES = frozenset(
         *("compaction", "compaction_trigger"),
     }
 )
-"""Types of input items that the model does not see again, such as reasoning and calls of hosted
-tools."""
+"""Types of input items that do not become messages, such as reasoning and calls of hosted tools."""
 
 
 def item_type(item: Mapping[str, Any]) -> str:
@@ -224,7 +223,7 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "context_management": "The proxy itself compacts long contexts.",
     "prompt": "No prompts are stored here: send 'instructions' and 'input'.",
 }
-"""OpenAI's fields that this server does not support, and the end of the error message."""
+"""OpenAI's fields that this server does not support, with the hint that ends the error message."""
 FIELDS: Mapping[str, Check] = {
     "model": text,
     "input": union("a string or an array of objects", str, list, checks={list: array(input_item)}),
@@ -272,7 +271,7 @@ CHAT_FIELDS = {
     "function_call": "'tool_choice'",
     "n": "several requests",
 }
-"""Fields of chat completions, and what the Responses API has instead."""
+"""Fields of chat completions, with the field of the Responses API to use instead."""
 
 
 def check_fields(body: Mapping[str, Any]) -> None:

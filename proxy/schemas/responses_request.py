@@ -127,15 +127,15 @@ def _response_format(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 Item = dict[str, Any]
 _HIDDEN_ID_PREFIXES = ("rs_", "sh_", "sho_", "ci_")
-"""Prefixes of the ids of items that the model does not see again. References to them are ignored,
-also if no such item is stored."""
+"""Prefixes of the ids of items that do not become messages. References to such items are ignored,
+even if the item is not stored."""
 _SYSTEM = ("system", "developer")
 
 
 def _to_chat_messages(
     instructions: str | None, input: str | Sequence[Item], earlier: Sequence[Mapping[str, Any]]
 ) -> ChatMessages:
-    """Return checked instructions and input, after the earlier items, as chat messages.
+    """Return checked instructions, the earlier items and the input as chat messages, in this order.
 
     Raises NotFoundError for a reference to an unknown item.
     """
@@ -204,8 +204,8 @@ def _add_item(chat: ChatMessages, item: Item, path: str) -> None:
 
 
 def _is_hosted(item: Item) -> bool:
-    """Return True for the call or the result of a tool that a server ran. The model does not see
-    it again."""
+    """Return True for the call or the result of a tool that a server ran. Such items do not become
+    messages."""
     kind = item_type(item)
     if kind in ("tool_search_call", "tool_search_output"):
         return item.get("call_id") is None
@@ -227,8 +227,9 @@ def _result(item: Item) -> Any:
 
 
 def _add_message(chat: ChatMessages, item: Item, path: str) -> None:
-    """Add a message, or its text to the last message where many chat templates require it: they
-    refuse consecutive messages of the assistant and a second system message."""
+    """Add a message. The text of a second consecutive message of the assistant, or of a second
+    system message, is added to the last message, because many chat templates refuse such
+    messages."""
     role, content = item["role"], item["content"]
     last = _last_message(chat)
     if role == "assistant":
@@ -274,7 +275,7 @@ def _assistant_text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 def _text_only(content: str | Sequence[Mapping[str, Any]]) -> str | None:
     """Return content that is all text as a string, because not every backend accepts a list of
-    parts. Return None for other content."""
+    parts. Return None if a part is not text."""
     if isinstance(content, str):
         return content
     if any(part.get("type") not in ("input_text", "text", "output_text") for part in content):

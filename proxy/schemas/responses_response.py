@@ -1,8 +1,8 @@
 """The response of POST /v1/responses, as one JSON object or as a stream.
 
 `ResponseEncoder` turns the events of a run into the events of a streamed response. The last event
-has the complete `response` object. `ResponseStreamEncoder` writes the events as server-sent
-events, and `ResponseBodyBuilder` returns the object. responses_items makes the output items.
+has the complete `response` object. `ResponseStreamEncoder` writes the events as server-sent events,
+and `ResponseBodyBuilder` returns the object. The module responses_items makes the output items.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,7 +111,8 @@ class ResponseEncoder:
         return events
 
     def _encode_output(self, event: Event) -> list[Json]:
-        """Return the events of the model's output, and of a step that is shown as text."""
+        """Return the stream events for an event with the model's output, or with a step that is
+        shown as text."""
         match event:
             case AnswerDelta(text, logprobs):
                 found = text_logprobs(logprobs) if self._with_logprobs else []
@@ -126,7 +127,8 @@ class ResponseEncoder:
         return self._thinking.write(self._text.render(event))
 
     def finish(self, result: Result) -> list[Json]:
-        """Return the last events. The very last event has the complete response."""
+        """Return the last events of a finished run. The very last event has the complete
+        response."""
         events = [*self._thinking.end(), *self._calls.abandon()]
         if self._state.answer_began or not (result.tool_calls or self._state.sent_calls):
             found = text_logprobs(result.choice.get("logprobs")) if self._with_logprobs else []

@@ -78,8 +78,9 @@ ITEM_ID_PREFIXES: Mapping[str, str] = {
 """Prefixes of item ids by the item's type. The items of steps have other prefixes."""
 
 
-def run_by_client(tool: Tool) -> bool:
-    """Return True if the client runs one of OpenAI's tools. A shell or a search may be hosted."""
+def is_run_by_client(tool: Tool) -> bool:
+    """Return True if the tool is one of OpenAI's tools that the client runs. A shell or a search
+    may be hosted instead."""
     if tool["type"] == "shell":
         return (tool.get("environment") or {}).get("type") == "local"
     if tool["type"] == TOOL_SEARCH:
@@ -94,7 +95,8 @@ def as_function(tool: Tool) -> Tool:
 
 
 def call_fields(kind: str, arguments: str) -> dict[str, Any]:
-    """Return the fields of a call item. A field that the model omitted gets a default."""
+    """Return the fields of a call item of OpenAI's tool `kind`. A field that the model omitted gets
+    a default."""
     parsed = _parse_object(arguments)
     match kind:
         case "shell":
@@ -198,10 +200,8 @@ def chat_tool(tool: Tool) -> dict[str, Any]:
     if tool["type"] == "custom":
         custom = _fields(named, "name", "description")
         match tool.get("format"):
-            case {
-                "type": "grammar",
-                **grammar,
-            }:  # chat completions nest it deeper
+            case {"type": "grammar", **grammar}:
+                # Chat completions have the grammar in an object of its own.
                 custom["format"] = {"type": "grammar", "grammar": grammar}
         return {"type": "custom", "custom": custom}
     function = _fields(named, "name", "description", "parameters", "strict")
@@ -228,11 +228,12 @@ def function_arguments(call: Mapping[str, Any]) -> str:
 
 
 def _expand(tool: Tool) -> Iterator[Tool]:
-    """Yield the tools that the client runs of an entry of `tools`: of a namespace its tools."""
+    """Yield the client's tools in an entry of `tools`: the entry itself, the tools of a namespace,
+    or none for a hosted tool."""
     match tool["type"]:
         case "function" | "custom":
             yield tool
-        case _ if run_by_client(tool):
+        case _ if is_run_by_client(tool):
             yield as_function(tool)
         case "namespace":
             about = f"{tool['description']}\n\n" if tool.get("description") else ""
@@ -257,7 +258,7 @@ class ResponsesToolSet:
     client_tools: Mapping[str, Tool] = field(default_factory=dict)
     """The client's tools as the request has them, by the name of their function."""
     step_item_tool: HostedTool | None = None
-    """The hosted tool as whose calls steps may be shown."""
+    """The hosted tool whose calls stand for steps in the output, or None."""
     has_hosted_tool: bool = False
     container_id: str | None = None
     files: Sequence[tuple[str, str]] = ()
@@ -269,7 +270,8 @@ class ResponsesToolSet:
 
 
 def read_tools(tools: Sequence[Tool], loaded: Sequence[Tool] = ()) -> ResponsesToolSet:
-    """Return the checked tools of a request, and those that its input items loaded."""
+    """Return the tool set of a request. `tools` are its checked tools, and `loaded` those that its
+    input items add."""
     client_tools = client_tools_by_name([*tools, *loaded])
     containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
     container_ids = [container.get("container_id") for _, container in containers]
@@ -296,7 +298,7 @@ def read_tools(tools: Sequence[Tool], loaded: Sequence[Tool] = ()) -> ResponsesT
 
 
 def starts_with_tool(choice: Any, tools: ResponsesToolSet) -> bool:
-    """Return True if the run must begin with a tool call, also of a tool of the sandbox."""
+    """Return True if the run must begin with a tool call. A call of a sandbox tool counts too."""
     match choice:
         case {"type": "shell" | "code_interpreter" as kind}:
             return not _is_client_tool(kind, tools)
@@ -318,9 +320,10 @@ def chat_choice(choice: Any, tools: ResponsesToolSet) -> Any:
 
 
 def _allowed_tools(choice: Tool, tools: ResponsesToolSet) -> Any:
-    """Return the allowed tools of the chat completion. The sandbox is always allowed."""
+    """Return `tool_choice` with the allowed tools as functions. The sandbox tools are always
+    allowed."""
     entries = [_functions_of(entry, tools) for entry in choice.get("tools") or []]
-    mode = choice.get("mode") or "auto" if all(entries) else "auto"  # an empty entry: hosted
+    mode = choice.get("mode") or "auto" if all(entries) else "auto"  # an empty list: a hosted tool
     allowed = {"mode": mode, "tools": [function for entry in entries for function in entry]}
     return {"type": "allowed_tools", "allowed_tools": allowed}
 
@@ -362,12 +365,12 @@ def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, A
 
 
 def _is_hosted(tool: Tool) -> bool:
-    return tool["type"] in ("shell", "code_interpreter") and not run_by_client(tool)
+    return tool["type"] in ("shell", "code_interpreter") and not is_run_by_client(tool)
 
 
 def _step_item_tool(tool: Mapping[str, Any]) -> HostedTool | None:
-    """Return the hosted tool as whose calls steps may be shown. A shell without an environment is
-    not such a tool: its clients would run the calls themselves."""
+    """Return the hosted tool if its calls may stand for steps in the output, else None. A shell
+    without an environment is not such a tool: its clients would run the calls themselves."""
     if tool["type"] == "code_interpreter":
         return "code_interpreter"
     return "shell" if _is_hosted(tool) and tool.get("environment") else None

@@ -114,8 +114,9 @@ def linked_artifacts(result: Result) -> Iterator[tuple[Artifact, int, int]]:
 
 
 def _link_span(answer: str, url: str) -> tuple[int, int]:
-    """Return the position of the link's text in the answer. Without a Markdown link it is the
-    position of the bare URL; without the URL, the end of the answer."""
+    """Return the start and the end of the link's text in the answer. Without a Markdown link,
+    return the start and the end of the bare URL; without the URL, return the end of the answer
+    twice."""
     at = answer.find(url)
     if at < 0:
         return len(answer), len(answer)
@@ -126,7 +127,7 @@ def _link_span(answer: str, url: str) -> tuple[int, int]:
 
 
 def filename(artifact: Artifact) -> str:
-    """Return the name that the user sees of a file."""
+    """Return the file name that users see."""
     return _printable(artifact.filename or display_name(artifact.path))
 
 

@@ -42,7 +42,7 @@ from proxy.schemas.result_objects import json_text
 
 
 class AnswerState:
-    """The part of an answer that was sent, where it decides what may be sent next.
+    """The state of an answer that is being sent. It decides what may be sent next.
 
     An encoder calls `update` with each event of the run after encoding the event.
     """
@@ -86,23 +86,23 @@ class StepTextRenderer:
         self._shows_steps = steps == "reasoning"
         self._state = state
         self._at_line_start = True
-        self._output = _OutputDigest()  # of the open step
+        self._output = _OutputShortener()  # of the open step
 
     def render(self, event: Event) -> str:
         """Return the text of an event. For most events it is empty."""
         if isinstance(event, ReasoningDelta):
-            return self._sendable(event.text)
-        return self._sendable(self._step(event)) if self._shows_steps else ""
+            return self._emit(event.text)
+        return self._emit(self._step(event)) if self._shows_steps else ""
 
     def abandon(self) -> str:
         """Return the text that closes the open step of a failed run, or an empty string."""
         is_open = self._shows_steps and self._state.open_step is not None
-        return self._sendable(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
+        return self._emit(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
 
     def _step(self, event: Event) -> str:
         match event:
             case ToolCallStarted(_, _, name, arguments) if is_shown(name):
-                self._output = _OutputDigest()
+                self._output = _OutputShortener()
                 opening = f"{FENCE}console\n{_escape_fences(command_line(name, arguments))}\n"
                 return opening if self._at_line_start else f"\n{opening}"
             case StepsOmitted(steps):
@@ -115,8 +115,9 @@ class StepTextRenderer:
                 return f"{_escape_fences(rest)}{last_line}\n{FENCE}\n"
         return ""
 
-    def _sendable(self, text: str) -> str:
-        """Return the text without lone surrogates, or "" if the answer has begun."""
+    def _emit(self, text: str) -> str:
+        """Return the text without lone surrogates, or "" if the answer has begun. Note whether the
+        text ends a line."""
         if text:
             self._at_line_start = text.endswith("\n")
         return "" if self._state.answer_began else text.encode(errors="replace").decode()
@@ -160,7 +161,7 @@ _MAX_LINE_CHARS = 4000
 """Maximum number of characters of an incomplete line."""
 
 
-class _OutputDigest:
+class _OutputShortener:
     """Shortens the output of one command to its first lines and its last lines."""
 
     def __init__(self) -> None:
@@ -174,18 +175,18 @@ class _OutputDigest:
         """Add a piece of output. Return the first lines of the output that the piece completes."""
         *lines, unfinished = (self._unfinished.get(stream, "") + text).split("\n")
         self._unfinished[stream] = unfinished[-_MAX_LINE_CHARS:]
-        return "".join(map(self._shown, lines))
+        return "".join(map(self._show, lines))
 
     def end(self, observation: str) -> str:
         """Return the rest of a short output, or the last lines of a long observation."""
         unfinished = [text for text in self._unfinished.values() if text]
-        rest = "".join([*map(self._shown, unfinished), *self._withheld])
+        rest = "".join([*map(self._show, unfinished), *self._withheld])
         if not self._is_long:
             return rest
         tail = "\n".join(observation.split("\n")[-TAIL_LINES:])[-TAIL_CHARS:]
         return f"{OUTPUT_LEFT_OUT}\n{tail}\n"
 
-    def _shown(self, line: str) -> str:
+    def _show(self, line: str) -> str:
         line = terminal_text(line) + "\n"
         if not self._withheld and self._lines_left and len(line) <= self._chars_left:
             self._lines_left -= 1
@@ -282,8 +283,9 @@ def _run_fields(event: Event) -> RunEvent | None:
 
 # Open WebUI's tool cards, status line and files
 #
-# Each is a set of top-level fields of a chunk with an empty delta, which other clients ignore. Open
-# WebUI reads `event` as an event of its own, and `type` and `item` as in a stream of /v1/responses.
+# Each of them is sent as top-level fields of a chunk with an empty delta, which other clients
+# ignore. Open WebUI reads `event` as an event of its own, and `type` and `item` as in a stream of
+# /v1/responses.
 
 MAX_STATUS_CHARS = 100
 _CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
@@ -336,14 +338,14 @@ class StepCardRenderer:
     def finish(self, result: Result) -> list[CardFields]:
         """Return the chunk fields of files that are not in the message, and of the last status."""
         files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
-        frames: list[CardFields] = (
+        fields: list[CardFields] = (
             [{"event": {"type": "files", "data": {"files": files}}}] if files else []
         )
         if self._steps:
             counts = [_count(self._steps, "step")]
             counts += [_count(len(result.artifacts), "file")] if result.artifacts else []
-            frames.append(_status(", ".join(counts), done=True))
-        return frames
+            fields.append(_status(", ".join(counts), done=True))
+        return fields
 
     def _count_item(self, kind: str) -> None:
         """Count an item as Open WebUI does: consecutive text of one kind is one item."""
@@ -373,8 +375,8 @@ class StepCardRenderer:
         ]
 
     def _write(self, text: str) -> list[CardFields]:
-        """Return a status with the last line of output for pieces 1, 2, 4, 8 and so on: Open WebUI
-        stores every status."""
+        """Return a status with the last line of a piece of output, for pieces 1, 2, 4, 8 and so on:
+        Open WebUI stores every status."""
         self._pieces += 1
         if self._pieces & (self._pieces - 1):
             return []

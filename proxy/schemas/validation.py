@@ -12,9 +12,10 @@ from typing import Any
 from proxy.errors import BadRequestError
 
 Check = Callable[[Any, str], None]
-"""Takes a value and its path in the request, such as `messages[0].role`."""
+"""Raises BadRequestError for an invalid value. The arguments are the value and its path in the
+request, such as `messages[0].role`."""
 
-_NAMES: tuple[tuple[type, str], ...] = (
+_TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
     (int, "an integer"),
     (float, "a decimal"),
@@ -49,7 +50,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise wrong_type(param, "an integer", value)
-        _within(value, param, minimum, maximum, "integer")
+        _check_bounds(value, param, minimum, maximum, "integer")
 
     return check
 
@@ -60,7 +61,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise wrong_type(param, "a decimal", value)
-        _within(value, param, minimum, maximum, "decimal")
+        _check_bounds(value, param, minimum, maximum, "decimal")
         if not math.isfinite(value):
             raise BadRequestError(
                 f"Invalid '{param}': expected a finite decimal.", param=param, code="invalid_value"
@@ -70,7 +71,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
 
 
 def one_of(*values: str) -> Check:
-    """Return a check for one of these strings."""
+    """Return a check for a string that is one of `values`."""
 
     def check(value: Any, param: str) -> None:
         text(value, param)
@@ -146,8 +147,8 @@ def object_with(
 def discriminated(
     kinds: Mapping[str, Check], others: Check | None = None, *, tag: str = "type"
 ) -> Check:
-    """Return a check for an object that picks a check from `kinds` by the field `tag`. `others`
-    checks an object of another kind; without `others` such an object is refused."""
+    """Return a check for an object whose field `tag` selects a check from `kinds`. `others` checks
+    an object of another kind; without `others` such an object is refused."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
@@ -188,7 +189,7 @@ def missing(param: str) -> BadRequestError:
 
 def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
     """Return the error for a value of the wrong type."""
-    names = (name for kind, name in _NAMES if isinstance(value, kind))
+    names = (name for kind, name in _TYPE_NAMES if isinstance(value, kind))
     got = next(names, "null")
     return BadRequestError(
         f"Invalid type for '{param}': expected {expected}, but got {got} instead.",
@@ -223,11 +224,11 @@ def invalid_combination(message: str, param: str) -> BadRequestError:
 
 
 def too_long(param: str, code: str, limit: str) -> BadRequestError:
-    """Return the error for a value above a limit, such as "16 pairs"."""
+    """Return the error for a value that exceeds `limit`, a text such as "16 pairs"."""
     return BadRequestError(f"Invalid '{param}': more than {limit}.", param=param, code=code)
 
 
-def _within(
+def _check_bounds(
     value: float, param: str, minimum: float | None, maximum: float | None, kind: str
 ) -> None:
     if minimum is not None and value < minimum:
@@ -245,7 +246,8 @@ def _within(
 
 
 def request_body(body: object, **required: Check) -> dict[str, Any]:
-    """Return the body if it is an object with these fields. Raises BadRequestError."""
+    """Return the body if it is an object with the required fields, which must pass their checks.
+    Raises BadRequestError."""
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
     for name, check in required.items():

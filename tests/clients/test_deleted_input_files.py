@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from policies.artifacts import ArtifactLimits
-from proxy.api.stored_responses import LOST
+from proxy.api.stored_responses import MISSING_FILE_TEXT
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.models.scripted import text_reply
@@ -46,4 +46,4 @@ async def test_response_continues_without_a_deleted_file(by: str, tmp_path: Path
             assert second.output_text == "A table."
             again = await api_error(mine.responses.create(model=MODEL, input=said))
             assert again.param == "input[0].content[0].file_id"
-    assert sent_messages(backend, 1)[0] == ("user", f"{LOST}\nWhat is it?")
+    assert sent_messages(backend, 1)[0] == ("user", f"{MISSING_FILE_TEXT}\nWhat is it?")

@@ -56,7 +56,7 @@ async def started_recorder(
         {**BODY, "background": background}, "1", 0, "cntr_1", "reasoning", ResponsesToolSet()
     )
     recorder = ResponseRecorder(repository, "me", context)
-    stored = StoredResponse("resp_1", "cntr_1", "1", recorder.begun, worker="somebody")
+    stored = StoredResponse("resp_1", "cntr_1", "1", recorder.initial_response, worker="somebody")
     await repository.begin("me", stored, [], [])
     return recorder
 
