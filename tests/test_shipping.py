@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from proxy.config import Config, setting_paths
-from proxy.metrics import ENDINGS, Metrics, _pool
+from proxy.metrics import ENDINGS, Metrics
 from sandbox_runtime.pool.pool import PoolStats
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,9 @@ def expressions(name: str) -> Iterator[str]:
 
 def metric_names() -> set[str]:
     """Return the names of all series that the proxy serves, those of the pool included."""
-    families = [*Metrics().collect(), *_pool(PoolStats(*[0] * len(fields(PoolStats))))]
+    metrics = Metrics()
+    metrics.read_pool(lambda: PoolStats(*[0] * len(fields(PoolStats))))
+    families = metrics.collect()
     return {f"{family.name}{end}" for family in families for end in SUFFIXES[family.type]}
 
 
