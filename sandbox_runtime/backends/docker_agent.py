@@ -56,7 +56,8 @@ class AgentVolumes:
         self._filling = asyncio.Lock()
 
     async def volume_for(self, program: Path, image: ImageMetadata) -> str:
-        """Return the name of the volume that holds a program. Raises EngineError."""
+        """Return the name of a volume that holds the program. Before its first use by this process,
+        create the volume or correct its content. Raises EngineError."""
         async with self._filling:
             if program not in self._filled:
                 content = await asyncio.to_thread(program.read_bytes)

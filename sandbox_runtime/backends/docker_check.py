@@ -119,7 +119,8 @@ def engine_checks(
 ) -> Iterator[Check]:
     """Yield a check for each part of the isolation.
 
-    `disk` says how the disk is limited, and `device` is the disk.
+    `disk` is the text that says how disk space is limited; `device` is the disk whose speed may be
+    limited.
     """
     name = runtime or engine.default_runtime
     yield _runtime(name, engine.runtimes)
@@ -157,7 +158,7 @@ def _limits(engine: EngineInfo, disk: str) -> Check:
 def _disk_speed(engine: EngineInfo, device: BlockDevice) -> str:
     if device.path is None:
         return f"NOT LIMITED: {device.why_not}"
-    limited = f"what each sandbox reads from {device.path} and writes to it is limited"
+    limited = f"the speed of each sandbox's reads and writes of {device.path} is limited"
     if engine.cgroup_version == "2":
         return limited
     return f"{limited}, except writes to the page cache, which only cgroup v2 limits"

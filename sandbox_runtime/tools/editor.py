@@ -98,7 +98,8 @@ class _EditHistory:
     def remember(self, version: _Version) -> None:
         """Keep a version, and forget the oldest ones beyond the bounds.
 
-        The versions of a path stay without a gap: an undo must never skip an edit.
+        An undo must never skip an edit: a version that is too large to keep also removes the older
+        versions of its path.
         """
         of_path = [known for known in self._versions if known.path == version.path]
         if version.bytes > _MAX_HISTORY_BYTES:
@@ -120,7 +121,7 @@ class _EditHistory:
 
 
 async def run_edit(edit: Coroutine[Any, Any, str], timeout_s: float) -> str:
-    """Return the text of an edit, or of the reason why it was not made or not finished."""
+    """Return the text of an edit or, if it fails or times out, a text that says why."""
     try:
         async with asyncio.timeout(timeout_s):
             return await edit
@@ -146,10 +147,10 @@ async def read_file(sandbox: Sandbox, path: str) -> bytes:
 async def write_file(sandbox: Sandbox, path: str, data: bytes, *, new: bool = False) -> None:
     """Write a whole file. Raises SandboxFileError; PathExistsError if `new` and the path exists."""
 
-    async def whole() -> AsyncIterator[bytes]:
+    async def source() -> AsyncIterator[bytes]:
         yield data
 
-    await sandbox.put(path, whole(), new=new)
+    await sandbox.put(path, source(), new=new)
 
 
 class StrReplaceEditor:
@@ -175,9 +176,9 @@ class StrReplaceEditor:
         except ToolInputError as error:
             return Observation(str(error))
         sandbox = await lease.sandbox()
-        return Observation(await run_edit(self._do(sandbox, fields, timeout_s), timeout_s))
+        return Observation(await run_edit(self._dispatch(sandbox, fields, timeout_s), timeout_s))
 
-    async def _do(self, sandbox: Sandbox, given: dict[str, Any], timeout_s: float) -> str:
+    async def _dispatch(self, sandbox: Sandbox, given: dict[str, Any], timeout_s: float) -> str:
         path = given["path"]
         match given["command"]:
             case "view":
@@ -290,7 +291,7 @@ async def _read_to_edit(sandbox: Sandbox, path: str) -> bytes:
 
 
 async def _missing(sandbox: Sandbox, path: str) -> str:
-    """Return the message that a path does not exist, with similar names beside it."""
+    """Return the message that a path does not exist, with similar names in its directory."""
     parent, name = posixpath.split(path)
     try:
         listing = await sandbox.list(parent, max_depth=1)

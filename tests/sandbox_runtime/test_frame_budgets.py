@@ -308,16 +308,16 @@ async def test_output_in_pieces_of_a_byte_takes_no_more_memory_than_other_output
 
 def test_small_frames_beyond_their_rate_pause_the_guest_for_as_long_as_they_are_too_many() -> None:
     rate = FrameRate()
-    assert rate.pause_s(BURST_FRAMES, 0, now_s=100.0) == 0
-    assert rate.pause_s(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
-    assert rate.pause_s(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
-    assert rate.pause_s(1, 0, now_s=102.0) == 0
+    assert rate.count(BURST_FRAMES, 0, now_s=100.0) == 0
+    assert rate.count(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
+    assert rate.count(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
+    assert rate.count(1, 0, now_s=102.0) == 0
 
 
 def test_frames_full_of_data_are_never_too_many() -> None:
     rate = FrameRate()
     for _ in range(100):
-        assert rate.pause_s(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
+        assert rate.count(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
 
 
 def test_connections_beyond_a_burst_wait_for_as_long_as_they_are_too_many() -> None:
