@@ -351,11 +351,13 @@ class GuestSandbox:
                 raise
             raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
-    async def _raise_failure(self, what: str, stream: Stream, *, accepted: tuple[int, ...]) -> None:
+    async def _raise_failure(
+        self, action: str, stream: Stream, *, accepted: tuple[int, ...]
+    ) -> None:
         await self._raise_file_error(stream)
         exit_code, stderr = await self._checked(exit_of, stream)
         if exit_code not in accepted:
-            raise SandboxFileError(f"{what} failed: {stderr.strip()}")
+            raise SandboxFileError(f"{action} failed: {stderr.strip()}")
 
     async def close(self) -> None:
         await self._channel.close()

@@ -61,14 +61,14 @@ class ImageMetadata:
     """The image's PATH."""
 
 
-def parse_image(answer: EngineJson) -> ImageMetadata:
+def parse_image(response: EngineJson) -> ImageMetadata:
     """Parse the engine's description of an image."""
-    config = answer["Config"]
+    config = response["Config"]
     env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
-    architecture: str = answer.get("Architecture") or ""
+    architecture: str = response.get("Architecture") or ""
     machine = _MACHINES.get(architecture, architecture)
     volumes = tuple(config.get("Volumes") or ())
-    return ImageMetadata(answer["Id"], machine, volumes, env.get("PATH") or _PATH)
+    return ImageMetadata(response["Id"], machine, volumes, env.get("PATH") or _PATH)
 
 
 @dataclass(frozen=True, slots=True)

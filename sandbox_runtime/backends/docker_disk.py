@@ -143,9 +143,13 @@ class DiskWatch:
         )
         self._filled = filled
         is_full = self._is_full_round(free)
-        due = {name: each for name, each in watched.items() if is_full or each.may_exceed(filled)}
+        due = {
+            name: sandbox
+            for name, sandbox in watched.items()
+            if is_full or sandbox.may_exceed(filled)
+        }
         await self._measure(due, filled)
-        reasons = {name: why for name, each in due.items() if (why := each.excess())}
+        reasons = {name: why for name, sandbox in due.items() if (why := sandbox.excess())}
         if not reasons and free is not None and free < self._reserve_bytes:
             await self._measure(watched, filled)
             return dict(_largest(watched))
@@ -166,10 +170,10 @@ class DiskWatch:
     async def _measure(self, due: dict[str, _Watched], filled: DiskUsage) -> None:
         """Measure sandboxes for up to _ROUND_S, those with the oldest measurement first."""
         until = time.monotonic() + _ROUND_S
-        for name, each in sorted(due.items(), key=lambda item: item[1].when_measured.bytes):
-            used = await self._disk.used(name, each.limit)
+        for name, sandbox in sorted(due.items(), key=lambda item: item[1].when_measured.bytes):
+            used = await self._disk.used(name, sandbox.limit)
             if used is not None:
-                each.used, each.when_measured = used, filled
+                sandbox.used, sandbox.when_measured = used, filled
             if time.monotonic() > until:
                 return
 
@@ -179,8 +183,8 @@ def _largest(watched: dict[str, _Watched]) -> Iterator[tuple[str, str]]:
     at most _LARGE_BYTES."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)
     if largest.used.bytes > _LARGE_BYTES:
-        had = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
-        yield name, f"the host's disk is nearly full, and {had}"
+        usage = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
+        yield name, f"the host's disk is nearly full, and {usage}"
 
 
 def _mib(used: DiskUsage) -> int:

@@ -124,10 +124,10 @@ class DockerEngine:
 
     async def create(self, name: str, config: EngineJson) -> str:
         """Create a container and return its id."""
-        made = await self._call_json(
+        created = await self._call_json(
             "POST", "containers/create", params={"name": name}, body=config
         )
-        return str(made["Id"])
+        return str(created["Id"])
 
     async def attach(self, name: str) -> "AttachStream":
         """Attach to the standard streams of a container that has not started yet."""
@@ -168,8 +168,8 @@ class DockerEngine:
                 force = {"force": "1", "v": "1"}
                 await self._call("DELETE", f"containers/{name}", params=force)
             except EngineConflictError:  # the engine is already removing it
-                gone = {"condition": "removed"}
-                await self._call("POST", f"containers/{name}/wait", params=gone)
+                condition = {"condition": "removed"}
+                await self._call("POST", f"containers/{name}/wait", params=condition)
 
     async def container(self, name: str, *, size: bool = False) -> EngineJson:
         """Return the state of a container; with `size` also the bytes it has written to its disk
@@ -268,17 +268,17 @@ class DockerEngine:
         )  # aiohttp warns if large bytes are passed directly
         content = bytearray()
         try:
-            async with self._open_session().request(method, url, json=body, data=sent) as answer:
-                async for piece in answer.content.iter_any():
+            async with self._open_session().request(method, url, json=body, data=sent) as response:
+                async for piece in response.content.iter_any():
                     content += piece
                     if len(content) >= max_bytes:
                         break
         except aiohttp.ClientError as error:
             raise EngineError(str(error)) from error
-        if answer.status >= 400:
+        if response.status >= 400:
             kinds = {404: EngineNotFoundError, 409: EngineConflictError}
-            kind = kinds.get(answer.status, EngineError)
-            raise kind(_reason(bytes(content), answer.status), answer.status)
+            kind = kinds.get(response.status, EngineError)
+            raise kind(_reason(bytes(content), response.status), response.status)
         return bytes(content)
 
     def _open_session(self) -> aiohttp.ClientSession:

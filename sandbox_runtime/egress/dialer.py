@@ -256,7 +256,7 @@ class _NameServers:
             group.start_soon(query, "AAAA")
         if found:
             return found
-        is_late = any(isinstance(each, Timeout | NoNameservers) for each in failures)
-        if is_late and not any(isinstance(each, NXDOMAIN) for each in failures):
+        is_late = any(isinstance(failure, Timeout | NoNameservers) for failure in failures)
+        if is_late and not any(isinstance(failure, NXDOMAIN) for failure in failures):
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -113,8 +113,8 @@ def parse_response_head(head: bytes) -> tuple[int, bytes]:
     match = _STATUS.fullmatch(start)
     if not match or match[1] == "101":
         raise UnreachableError("the host's answer has a malformed status line")
-    status, kept = int(match[1]), _end_to_end(headers, set())
-    return status, _head(start, kept if status < 200 else [*kept, ("Connection", "close")])
+    status, passed = int(match[1]), _end_to_end(headers, set())
+    return status, _head(start, passed if status < 200 else [*passed, ("Connection", "close")])
 
 
 def _lines(head: bytes) -> tuple[str, tuple[Header, ...]]:

@@ -97,27 +97,27 @@ class ExecuteBash:
 
 def _parse(arguments: object) -> dict[str, Any]:
     """Return the arguments with a valid command and timeout. Raises ToolInputError."""
-    given = parse_arguments(SCHEMA, arguments)
-    command: str = given["command"]
-    if "job_id" in given:
-        return given
+    fields = parse_arguments(SCHEMA, arguments)
+    command: str = fields["command"]
+    if "job_id" in fields:
+        return fields
     if not command.strip():
         raise ToolInputError("Nothing was run: the command is empty.")
     if "\0" in command:
         raise ToolInputError(
             "Nothing was run: a command cannot hold a NUL character; use printf '\\0'."
         )
-    if given.get("timeout_s", 1) < 1:
+    if fields.get("timeout_s", 1) < 1:
         raise ToolInputError("Nothing was run: timeout_s must be at least 1.")
-    return given
+    return fields
 
 
 async def _continue_job(
-    sandbox: Sandbox, given: dict[str, Any], wait_s: float, on_output: OnOutput | None
+    sandbox: Sandbox, fields: dict[str, Any], wait_s: float, on_output: OnOutput | None
 ) -> ExecResult:
     """Type into a job, end its input or interrupt it, then wait for it; return its new output.
     Raises ToolInputError if there is no such job."""
-    job_id, text = given["job_id"], given["command"]
+    job_id, text = fields["job_id"], fields["command"]
     typed = b""
     try:
         if text == _INTERRUPT:

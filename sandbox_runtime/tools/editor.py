@@ -178,19 +178,19 @@ class StrReplaceEditor:
         sandbox = await lease.sandbox()
         return Observation(await run_edit(self._dispatch(sandbox, fields, timeout_s), timeout_s))
 
-    async def _dispatch(self, sandbox: Sandbox, given: dict[str, Any], timeout_s: float) -> str:
-        path = given["path"]
-        match given["command"]:
+    async def _dispatch(self, sandbox: Sandbox, fields: dict[str, Any], timeout_s: float) -> str:
+        path = fields["path"]
+        match fields["command"]:
             case "view":
-                return await self._view(sandbox, path, given.get("view_range"))
+                return await self._view(sandbox, path, fields.get("view_range"))
             case "create":
-                return await self._create(sandbox, path, given["file_text"].encode())
+                return await self._create(sandbox, path, fields["file_text"].encode())
             case "str_replace":
-                new = given.get("new_str", "").encode()
-                return await self._replace(sandbox, path, given["old_str"].encode(), new)
+                new = fields.get("new_str", "").encode()
+                return await self._replace(sandbox, path, fields["old_str"].encode(), new)
             case "insert":
-                text = given["new_str"].encode()
-                return await self._insert(sandbox, path, given["insert_line"], text)
+                text = fields["new_str"].encode()
+                return await self._insert(sandbox, path, fields["insert_line"], text)
             case _:
                 return await self._undo(sandbox, path, timeout_s)
 
@@ -255,14 +255,14 @@ class StrReplaceEditor:
 def _parse(arguments: object) -> dict[str, Any]:
     """Return the arguments, complete for their command, with an absolute path. Raises
     ToolInputError."""
-    given = parse_arguments(SCHEMA, arguments)
-    command, path = given["command"], given["path"]
-    missing = [name for name in _NEEDED.get(command, ()) if name not in given]
+    fields = parse_arguments(SCHEMA, arguments)
+    command, path = fields["command"], fields["path"]
+    missing = [name for name in _NEEDED.get(command, ()) if name not in fields]
     if missing:
         raise ToolInputError(f"Nothing was done: {command} also needs {' and '.join(missing)}.")
     if not path or "\0" in path:
         raise ToolInputError("Nothing was done: path is empty or holds a NUL character.")
-    return {**given, "path": posixpath.normpath(posixpath.join(WORKING_DIR, path))}
+    return {**fields, "path": posixpath.normpath(posixpath.join(WORKING_DIR, path))}
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes:

@@ -153,9 +153,9 @@ class _Edit:
         )
 
     async def _create(self, sandbox: Sandbox) -> str:
-        made = await self._shell(sandbox, f'mkdir -p "$(dirname {self._quoted_path})"')
+        creation = await self._shell(sandbox, f'mkdir -p "$(dirname {self._quoted_path})"')
         target = await self._resolve(sandbox)
-        refusal = made.stdout + made.stderr if made.exit_code else ""
+        refusal = creation.stdout + creation.stderr if creation.exit_code else ""
         if target.kind == "dir":
             refusal = f"bash: line 1: {self._path}: Is a directory\n"
         if refusal:
@@ -198,8 +198,8 @@ class _Edit:
 def _parse(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments in the types of the schema. Raises ToolInputError."""
     text = arguments.get("file_text")
-    given = dict(arguments) if text is None else {**arguments, "file_text": str(text)}
-    fitted = parse_known_arguments(SCHEMA, given)
+    fields = dict(arguments) if text is None else {**arguments, "file_text": str(text)}
+    fitted = parse_known_arguments(SCHEMA, fields)
     if "\0" in fitted.get("path", ""):
         raise ToolInputError("Nothing was done: path holds a NUL character.")
     return fitted

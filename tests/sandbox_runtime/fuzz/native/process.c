@@ -1,4 +1,4 @@
-/* System calls that change the process itself. In a fuzz target, those of the agent have no effect. */
+/* System calls that change the process itself. In a fuzz target, the agent's have no effect. */
 #include <signal.h>
 #include <stdbool.h>
 #include <sys/resource.h>
