@@ -7,11 +7,11 @@ from sandbox_runtime.backends.base import Guest
 
 async def next_output(guest: Guest) -> bytes:
     """Return the next bytes, or b"" once the guest has ended."""
-    read_to_end = bytearray()
+    received = bytearray()
     something = asyncio.Event()
 
     def take(data: bytes) -> None:
-        read_to_end.extend(data)
+        received.extend(data)
         something.set()
 
     listening = asyncio.create_task(guest.listen(take))
@@ -20,4 +20,4 @@ async def next_output(guest: Guest) -> bytes:
     listening.cancel()
     hearing.cancel()
     await asyncio.wait((listening, hearing))
-    return bytes(read_to_end)
+    return bytes(received)

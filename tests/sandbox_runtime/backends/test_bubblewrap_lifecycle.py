@@ -112,9 +112,9 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 async def main():
     guest = await BubblewrapBackend(state_dir=Path("/nonexistent")).start(Isolation())
-    read_to_end = asyncio.Event()
-    listening = asyncio.create_task(guest.listen(lambda data: read_to_end.set()))
-    await read_to_end.wait()
+    received = asyncio.Event()
+    listening = asyncio.create_task(guest.listen(lambda data: received.set()))
+    await received.wait()
     print(guest.pid, guest.id, flush=True)
     await asyncio.get_running_loop().create_future()
 asyncio.run(main())

@@ -95,17 +95,17 @@ async def test_lost_engine_loses_the_sandbox_which_still_closes(
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
 
     async def run() -> None:
         command = "echo begun; mkfifo never; cat never"
         with pytest.raises(SandboxLostError, match="the engine closed the connection"):
-            await sandbox.exec(command, timeout_s=PLENTY_S, on_output=read_to_end)
+            await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder)
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await read_to_end.something.wait()
+            await recorder.something.wait()
             line.cut()
         with pytest.raises(SandboxStartError):
             await start_sandbox(backend, Isolation())

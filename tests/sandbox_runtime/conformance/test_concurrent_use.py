@@ -83,19 +83,19 @@ async def test_cancelling_kills_the_command_and_leaves_the_sandbox_usable(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "x=1; mkfifo never")
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     with anyio.fail_after(30), anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
 
             async def run() -> None:
                 command = "x=2; echo $$; cat never; echo > survived"
-                await sandbox.exec(command, timeout_s=PLENTY_S, on_output=read_to_end)
+                await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder)
 
             group.start_soon(run)
-            await read_to_end.something.wait()
+            await recorder.something.wait()
             scope.cancel()
     assert scope.cancelled_caught
-    pid = int(read_to_end.text())
+    pid = int(recorder.text())
     assert await output(sandbox, f"while kill -0 {pid} 2> /dev/null; do sleep 0.05; done") == ""
     assert await output(sandbox, "echo $x; ls") == "1\ndocuments\nnever\noutput\n"
 
@@ -110,17 +110,17 @@ async def test_cancelling_one_command_does_not_disturb_another(sandbox: Sandbox)
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(last)
-            read_to_end = OutputRecorder()
+            recorder = OutputRecorder()
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as cancelled:
 
                     async def run() -> None:
                         await sandbox.exec(
-                            "echo begun; cat never", timeout_s=PLENTY_S, on_output=read_to_end
+                            "echo begun; cat never", timeout_s=PLENTY_S, on_output=recorder
                         )
 
                     cancelled.start_soon(run)
-                    await read_to_end.something.wait()
+                    await recorder.something.wait()
                     scope.cancel()
             await output(sandbox, "echo opened > gate")
     assert results == ["opened\nundisturbed\n"]
@@ -135,5 +135,5 @@ async def test_error_of_on_output_ends_its_command_and_is_raised(sandbox: Sandbo
 
     await output(sandbox, "mkfifo never")
     with pytest.raises(ListenerError):
-        await sandbox.exec("echo read_to_end; cat never", timeout_s=PLENTY_S, on_output=fail)
+        await sandbox.exec("echo heard; cat never", timeout_s=PLENTY_S, on_output=fail)
     assert await output(sandbox, "echo fine") == "fine\n"

@@ -14,13 +14,13 @@ GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
 
 async def start_waiting_job(sandbox: Sandbox) -> str:
     """Start the command and return its job id once "before" was printed."""
-    read_to_end = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
-    job_id, said = read_to_end.job_id, read_to_end.stdout
+    result = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    job_id, said = result.job_id, result.stdout
     with anyio.fail_after(PLENTY_S):
         while said != "before\n":
-            read_to_end = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
-            said += read_to_end.stdout
-    assert read_to_end.running
+            result = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
+            said += result.stdout
+    assert result.running
     return job_id
 
 
@@ -32,10 +32,10 @@ async def test_command_that_ends_in_time_does_not_become_a_job(sandbox: Sandbox)
 async def test_background_process_outlives_a_command_with_a_terminal(
     sandbox: Sandbox,
 ) -> None:
-    started = "mkfifo go ack; (cat go > read_to_end; echo alive > ack) & echo started"
+    started = "mkfifo go ack; (cat go > heard; echo alive > ack) & echo started"
     result = await sandbox.exec(started, timeout_s=PLENTY_S, stdin=None, wait_s=PLENTY_S)
     assert (result.stdout, result.running) == ("started\n", False)
-    assert await output(sandbox, "echo hello > go; cat ack read_to_end") == "alive\nhello\n"
+    assert await output(sandbox, "echo hello > go; cat ack heard") == "alive\nhello\n"
 
 
 async def test_long_command_continues_as_a_job(sandbox: Sandbox) -> None:
@@ -114,11 +114,11 @@ async def test_result_of_an_ended_job_is_returned_once(sandbox: Sandbox) -> None
 async def test_command_that_waits_for_input_returns_and_accepts_it(
     sandbox: Sandbox,
 ) -> None:
-    command = "echo question; read answer; echo read_to_end $answer"
+    command = "echo question; read answer; echo heard $answer"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=3.0, stdin=None)
     assert (job.running, job.stdout) == (True, "question\n")
     end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"yes\n")
-    assert (end.running, end.stdout) == (False, "read_to_end yes\n")
+    assert (end.running, end.stdout) == (False, "heard yes\n")
 
 
 async def test_end_of_input_reaches_a_terminal(

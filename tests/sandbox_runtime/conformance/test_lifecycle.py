@@ -34,16 +34,16 @@ async def test_running_command_raises_when_its_sandbox_closes(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "mkfifo never")
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
 
     async def run() -> None:
         with pytest.raises(SandboxLostError):
-            await sandbox.exec("echo begun; cat never", timeout_s=PLENTY_S, on_output=read_to_end)
+            await sandbox.exec("echo begun; cat never", timeout_s=PLENTY_S, on_output=recorder)
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await read_to_end.something.wait()
+            await recorder.something.wait()
             await sandbox.close()
 
 

@@ -103,57 +103,57 @@ async def test_truncation_does_not_split_characters(sandbox: Sandbox, max_bytes:
 
 
 async def test_streamed_output_equals_the_reported_output(sandbox: Sandbox) -> None:
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     result = await sandbox.exec(
         "for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'é'",
         timeout_s=PLENTY_S,
-        on_output=read_to_end,
+        on_output=recorder,
     )
-    assert read_to_end.text("stdout") == result.stdout == "out 1\nout 2\nout 3\né"
-    assert read_to_end.text("stderr") == result.stderr == "err 1\nerr 2\nerr 3\n"
+    assert recorder.text("stdout") == result.stdout == "out 1\nout 2\nout 3\né"
+    assert recorder.text("stderr") == result.stderr == "err 1\nerr 2\nerr 3\n"
 
 
 async def test_character_written_in_two_parts_is_streamed_whole(sandbox: Sandbox) -> None:
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     command = "printf 'caf\\303'; sleep 0.2; printf '\\251'"
-    await sandbox.exec(command, timeout_s=PLENTY_S, on_output=read_to_end)
-    assert read_to_end.text() == "café"
+    await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder)
+    assert recorder.text() == "café"
 
 
 async def test_output_is_streamed_while_its_command_runs(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo gate")
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     results: list[ExecResult] = []
 
     async def run() -> None:
         command = "echo first; cat gate; echo last"
-        results.append(await sandbox.exec(command, timeout_s=PLENTY_S, on_output=read_to_end))
+        results.append(await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder))
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await read_to_end.something.wait()
-            assert read_to_end.pieces == [("stdout", "first\n")]
+            await recorder.something.wait()
+            assert recorder.pieces == [("stdout", "first\n")]
             await output(sandbox, "echo opened > gate")
-    assert read_to_end.text() == results[0].stdout == "first\nopened\nlast\n"
+    assert recorder.text() == results[0].stdout == "first\nopened\nlast\n"
 
 
 async def test_silent_command_streams_nothing(sandbox: Sandbox) -> None:
-    read_to_end = OutputRecorder()
-    await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=read_to_end)
-    assert read_to_end.pieces == []
+    recorder = OutputRecorder()
+    await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=recorder)
+    assert recorder.pieces == []
 
 
 async def test_only_the_head_of_the_cap_is_streamed(sandbox: Sandbox) -> None:
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     await sandbox.exec(
         f"echo start; {_letters(200_000)}; seq 1 1000 >&2",
         timeout_s=PLENTY_S,
         cap=OutputCap(max_bytes=1000, max_lines=20),
-        on_output=read_to_end,
+        on_output=recorder,
     )
-    assert read_to_end.text("stdout") == "start\n" + "x" * 494
-    assert read_to_end.text("stderr") == "".join(f"{n}\n" for n in range(1, 11))
+    assert recorder.text("stdout") == "start\n" + "x" * 494
+    assert recorder.text("stderr") == "".join(f"{n}\n" for n in range(1, 11))
 
 
 def _letters(count: int) -> str:

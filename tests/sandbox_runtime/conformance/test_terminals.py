@@ -40,11 +40,11 @@ async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 async def test_command_without_a_free_terminal_gets_a_pipe_and_a_message(sandbox: Sandbox) -> None:
-    command = "test -t 0 || echo question; read answer; echo read_to_end $answer"
+    command = "test -t 0 || echo question; read answer; echo heard $answer"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     assert (job.running, job.stdout, job.stderr) == (True, "question\n", NOTICE)
     end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"yes\n")
-    assert (end.running, end.stdout, end.stderr) == (False, "read_to_end yes\n", "")
+    assert (end.running, end.stdout, end.stderr) == (False, "heard yes\n", "")
 
 
 async def test_end_of_input_closes_the_pipe(sandbox: Sandbox) -> None:

@@ -57,9 +57,9 @@ async def test_a_command_that_ends_in_time_is_not_timed_out(
 
 
 async def test_background_process_outlives_its_command(sandbox: Sandbox) -> None:
-    started = "mkfifo go ack; (cat go > read_to_end; echo alive > ack) & echo started"
+    started = "mkfifo go ack; (cat go > heard; echo alive > ack) & echo started"
     assert await output(sandbox, started) == "started\n"
-    assert await output(sandbox, "echo hello > go; cat ack read_to_end") == "alive\nhello\n"
+    assert await output(sandbox, "echo hello > go; cat ack heard") == "alive\nhello\n"
 
 
 async def test_a_background_process_may_print_after_its_command_has_ended(

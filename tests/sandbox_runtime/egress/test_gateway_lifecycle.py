@@ -131,18 +131,18 @@ async def test_each_side_may_finish_before_the_other() -> None:
     internet = Internet()
 
     async def send_and_close(reader: Reader, writer: Writer) -> None:
-        read_to_end = await reader.read()
-        writer.write(b"you said " + read_to_end)
+        received = await reader.read()
+        writer.write(b"you said " + received)
 
-    async def next_output(reader: Reader, writer: Writer) -> None:
+    async def reply_once(reader: Reader, writer: Writer) -> None:
         writer.write(b"now you")
         writer.write_eof()
-        read_to_end.append(await reader.read())
+        received.append(await reader.read())
 
-    read_to_end: list[bytes] = []
+    received: list[bytes] = []
     async with (
         internet.server(send_and_close, port=7),
-        internet.server(next_output, port=9),
+        internet.server(reply_once, port=9),
         gateway_client(allowlist(HOST, "allowed.example:9"), internet) as sandbox,
     ):
         with fail_after(5):
@@ -154,7 +154,7 @@ async def test_each_side_may_finish_before_the_other() -> None:
             assert await reader.read() == b"now you"
             writer.write(b"hello")
             writer.write_eof()
-            await until(lambda: read_to_end == [b"hello"])
+            await until(lambda: received == [b"hello"])
             await until(lambda: len(sandbox.decisions) == 2)
     assert {decision.reason for decision in sandbox.decisions} == {""}
 

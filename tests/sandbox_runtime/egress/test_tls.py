@@ -172,10 +172,10 @@ PLAIN = {
 @pytest.mark.parametrize("sent", [*HIDING.values(), *PLAIN.values()], ids=[*HIDING, *PLAIN])
 async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> None:
     internet = Internet()
-    read_to_end: list[bytes] = []
+    received: list[bytes] = []
 
     async def listen(reader: Reader, _writer: Writer) -> None:
-        read_to_end.append(await reader.read())
+        received.append(await reader.read())
 
     async with (
         internet.server(listen, port=443),
@@ -192,7 +192,7 @@ async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> N
     else:
         assert answer.startswith(b"HTTP/1.1 403 Forbidden: only TLS passes to port 443\r\n")
     assert decision.verdict == "denied"
-    assert b"".join(read_to_end) == b""
+    assert b"".join(received) == b""
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", client_hello("allowed.example")[:-1]], ids=len)

@@ -95,7 +95,7 @@ async def test_leases_cancelled_at_random_moments_leave_no_sandbox(
 
 
 async def test_pings_of_the_pool_do_not_disturb_a_command(kind: Kind, tmp_path: Path) -> None:
-    clock, read_to_end = ManualClock(), OutputRecorder()
+    clock, recorder = ManualClock(), OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0), clock) as pool,
         pool.lease(SMALL) as lease,
@@ -103,10 +103,8 @@ async def test_pings_of_the_pool_do_not_disturb_a_command(kind: Kind, tmp_path: 
         sandbox = await lease.sandbox()
         await output(sandbox, "mkfifo go")
         command = "seq 50000; cat go; seq 50000"
-        running = asyncio.create_task(
-            sandbox.exec(command, timeout_s=PLENTY_S, on_output=read_to_end)
-        )
-        await read_to_end.something.wait()
+        running = asyncio.create_task(sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder))
+        await recorder.something.wait()
         for _ in range(20):
             clock.advance(PING_INTERVAL_S)
             await until(lambda: PING_INTERVAL_S in clock.alarms)
@@ -116,16 +114,16 @@ async def test_pings_of_the_pool_do_not_disturb_a_command(kind: Kind, tmp_path: 
 
 
 async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path) -> None:
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0)) as pool,
         pool.lease(SMALL) as lease,
     ):
         first = await lease.sandbox()
         running = asyncio.create_task(
-            first.exec("echo begun; sleep 60", timeout_s=PLENTY_S, on_output=read_to_end)
+            first.exec("echo begun; sleep 60", timeout_s=PLENTY_S, on_output=recorder)
         )
-        await read_to_end.something.wait()
+        await recorder.something.wait()
         await asyncio.to_thread(_kill, kind, first.id)
         with pytest.raises(SandboxLostError):
             await running

@@ -83,12 +83,10 @@ async def test_many_lines_are_cut_in_their_middle() -> None:
 
 
 async def test_output_is_streamed_while_the_command_runs() -> None:
-    read_to_end = OutputRecorder()
+    recorder = OutputRecorder()
     arguments = {"command": "echo one; echo two >&2"}
-    await BASH.run(
-        MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=read_to_end
-    )
-    assert read_to_end.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
+    await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=recorder)
+    assert recorder.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
 
 
 @pytest.mark.parametrize("arguments", ["ls", ["ls"], {"command": ["ls"]}, {}, None, {"cmd": "ls"}])
@@ -132,7 +130,7 @@ async def test_long_command_becomes_a_job_that_can_be_read_and_stopped() -> None
 
 async def test_a_command_that_waits_for_input_can_be_answered() -> None:
     sandbox = MemorySandbox()
-    asked = await _run(sandbox, "echo question; read answer; echo read_to_end $answer")
+    asked = await _run(sandbox, "echo question; read answer; echo heard $answer")
     assert asked.text.startswith("Waiting for input")
     job_id = asked.text.splitlines()[0].rpartition(" ")[2]
     arguments = {"command": "yes", "job_id": job_id}
