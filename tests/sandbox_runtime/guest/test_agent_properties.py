@@ -203,14 +203,14 @@ def test_frames_may_be_cut_anywhere(agent: AgentProcess, cuts: list[int]) -> Non
         )
         for start, end in pairwise(sorted({0, len(sent), *(cut % len(sent) for cut in cuts)})):
             agent.send(sent[start:end])
-        received = _until_ended(agent, {put, cat, get})
-    assert received[0] == b""
-    assert (received[cat], received[get]) == (b"third", b"first second")
+        data = _until_ended(agent, {put, cat, get})
+    assert data[0] == b""
+    assert (data[cat], data[get]) == (b"third", b"first second")
 
 
 def _until_ended(agent: AgentProcess, streams: set[int]) -> Mapping[int, bytes]:
     """The data of each stream, all of which end without an error; stream 0 only answers pings."""
-    received = dict.fromkeys({0, *streams}, b"")
+    data = dict.fromkeys({0, *streams}, b"")
     left = set(streams)
     while left:
         received = agent.receive()
@@ -221,5 +221,5 @@ def _until_ended(agent: AgentProcess, streams: set[int]) -> Mapping[int, bytes]:
             left.remove(stream)
         elif kind != WINDOW:
             assert kind == (DATA if stream else PONG)
-            received[stream] += payload
-    return received
+            data[stream] += payload
+    return data
