@@ -1,8 +1,8 @@
 """The host's end of the protocol: a Channel multiplexes operations and connections over one guest's
 byte stream.
 
-Every frame from inside is checked before it is used. A guest that breaks the protocol is killed,
-and only that guest: the callers of its sandbox get SandboxLostError.
+Every frame from the guest agent is checked before it is used. A guest that breaks the protocol is
+killed and the callers of its sandbox get SandboxLostError; other sandboxes are not affected.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ HOLD_BYTES = 1 << 16
 """Maximum of the bytes that are held back to be written together with the next data."""
 MAX_WIDE_STREAMS = 32
 """Maximum number of streams of one sandbox that may have WINDOW_BYTES unread. All others may have
-FIRST_WINDOW_BYTES. With MAX_CONNECTIONS that is at most 16 MiB, and 16 KiB for each operation of
-the host."""
+FIRST_WINDOW_BYTES. The unread data of all connections and wide streams is thus at most 16 MiB; each
+further operation of the host adds up to 16 KiB."""
 READ_FRAMES = 4
-"""The cost of each received piece of the byte stream, in frames."""
+"""The cost of one read from the byte stream, in frames of the frame rate."""
 TURN_FRAMES = 1024
 """Number of frames that are processed before other tasks run: about 1.5 ms."""
 OPEN_FRAMES = 32
-"""The cost of a new connection, which has a task, in frames."""
+"""The cost of a new connection, in frames of the frame rate: serving it starts a task."""
 KILL_TIMEOUT_S = 5.0
 """Maximum time that the operations of a lost guest wait for its end before they raise
 SandboxLostError."""
@@ -101,7 +101,8 @@ class Channel:
         self._closing: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
-        """Wait until the agent is ready. Raises SandboxStartError after it has killed the guest."""
+        """Wait until the agent is ready. If it is not ready in time, kill the guest and raise
+        SandboxStartError."""
         self._reader = asyncio.create_task(self._read(), name=f"channel {self.guest.id}")
         try:
             async with asyncio.timeout(timeout_s):
@@ -120,7 +121,8 @@ class Channel:
             raise SandboxStartError(self.lost)
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Serve connections that programs inside open with `on_connection`; None closes each."""
+        """Call `on_connection` for each connection that a program inside opens; None closes
+        them."""
         self._connections.set_handler(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
@@ -143,7 +145,8 @@ class Channel:
         return stream  # no await since the request was sent: a cancelled caller leaves no stream
 
     def widen(self, number: int) -> bool:
-        """Return True if a stream may have WINDOW_BYTES unread from now on."""
+        """Allow a stream WINDOW_BYTES of unread data and return True; return False if
+        MAX_WIDE_STREAMS other streams have as much."""
         if len(self._wide) >= MAX_WIDE_STREAMS:
             return False
         self._wide.add(number)
@@ -165,7 +168,11 @@ class Channel:
     def _reset_stream(self, number: int, stream: Stream | ProgramConnection) -> None:
         if self._held:  # drop what the stream still has to send
             held = Decoder(HOLD_BYTES).feed(self._held)
-            self._held = b"".join(frame(*each) for each in held if each[0] != number)
+            self._held = b"".join(
+                frame(stream_number, kind, payload)
+                for stream_number, kind, payload in held
+                if stream_number != number
+            )
         # Without awaiting: an agent that does not read must not block the caller.
         self.write(frame(number, RESET))
         if self._reset_streams.add(number, stream):
@@ -173,7 +180,8 @@ class Channel:
             self.write(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the agent answers. Raises SandboxLostError if it does not, and kills it."""
+        """Send a PING and wait for the answer. If none comes within `timeout_s`, kill the guest and
+        raise SandboxLostError."""
         self._pong.clear()
         self._reset_streams.ping_sent()
         self.write(frame(0, PING))
@@ -274,7 +282,7 @@ class Channel:
             self._dispatch(number, kind, payload)
             if self._frames >= TURN_FRAMES:
                 frames.close()  # the remaining frames stay in the decoder
-        pause_s = self._frame_rate.pause_s(self._frames, len(data), now_s)
+        pause_s = self._frame_rate.count(self._frames, len(data), now_s)
         return pause_s if pause_s or self._frames >= TURN_FRAMES else None
 
     def _watch_silence(self) -> None:

@@ -19,7 +19,7 @@ KINDS: Mapping[StreamName, tuple[int, int]] = {
     "stderr": (STDERR, STDERR_TAIL),
 }
 MAX_KEPT_BYTES = 32 << 20
-"""The total size of the output files of one sandbox, whose disk may be in memory."""
+"""Maximum total size of the output files of one sandbox, whose disk may be in memory."""
 PRUNE = f"""export LC_ALL=C
 find {OBSERVATION_DIR} -type f ! -path '*
 *' -printf '%T@ %s %p\\n' 2>/dev/null | sort -rn | {{
@@ -120,7 +120,7 @@ class OutputRetention:
 
     def end(self, files: "RetainedFiles") -> None:
         """Release the bytes that a command has reserved and not used."""
-        self._bytes -= files.left
+        self._bytes -= files.bytes_left
 
     def add_restored(self, size: bytes) -> None:
         """Count the files of a restored workspace; `size` is the output of PRUNE. If it is not a
@@ -134,7 +134,7 @@ class RetainedFiles:
 
     name: str | None
     """The common prefix of their paths; None if no output is kept."""
-    left: int
+    bytes_left: int
     """Number of bytes that may still be added."""
 
     def path(self, stream: StreamName, reading: int, size: int) -> str:
@@ -142,9 +142,11 @@ class RetainedFiles:
         kept bytes, is 0."""
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
-    def spent(self, size: int) -> "RetainedFiles":
-        """Return the files with `size` bytes added."""
-        return self if self.name is None else replace(self, left=max(0, self.left - size))
+    def with_added(self, size: int) -> "RetainedFiles":
+        """Return the files after `size` more bytes were written to them."""
+        if self.name is None:
+            return self
+        return replace(self, bytes_left=max(0, self.bytes_left - size))
 
 
 def exec_result(

@@ -13,7 +13,8 @@ from sandbox_runtime.streams import OnConnection, ProgramConnection
 logger = logging.getLogger(__name__)
 
 MAX_HANDLERS = 2 * MAX_CONNECTIONS
-"""Handlers of closed connections end a little later, hence the factor 2."""
+"""Maximum number of running handlers. The handler of a closed connection ends a little later, hence
+the factor 2."""
 CONNECTIONS_PER_S = 64
 BURST_CONNECTIONS = MAX_CONNECTIONS
 """The rate of connections of one sandbox. A refused connection costs the host about 0.2 ms, one
@@ -57,8 +58,8 @@ class ConnectionQueue:
         """Serves the waiting connections; ends when none is left."""
 
     def set_handler(self, on_connection: OnConnection | None) -> None:
-        """Serve new connections with `on_connection`, with a new rate; None closes them. Close the
-        connections that wait."""
+        """Call `on_connection` for each new connection; None closes new connections. Also close the
+        waiting connections, and count the rate anew."""
         self.close_waiting()
         self._on_connection = on_connection
         self._rate = ConnectionRate()

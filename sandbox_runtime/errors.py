@@ -38,8 +38,8 @@ class NoFreeSandboxError(SandboxError):
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox has ended, broke the protocol or does not answer. It was killed, and what its
-    last command did is unknown."""
+    """The sandbox cannot be used any more: it has ended, broke the protocol or does not answer, or
+    its lease is over. The effect of its last command is unknown."""
 
 
 class JobMissingError(SandboxError):

@@ -56,7 +56,7 @@ START_TIMEOUT_S = 60.0
 REPORT_TIMEOUT_S = 4.0
 """Maximum delay of a command's report after its timeout; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
-"""The longest output of unpacking, which is a count of bytes."""
+"""Maximum length of the output of UNPACK, which prints a count of bytes."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "exists": PathExistsError,
@@ -66,7 +66,7 @@ FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
 Read = TypeVar("Read")
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
-"""All unpacked files belong to the one user inside (-o)."""
+"""With -o, the unpacked files belong to the sandbox's user, not to the owners in the archive."""
 
 
 async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox":
@@ -105,7 +105,8 @@ class GuestSandbox:
         await self._channel.guest.resize(isolation)
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
-        """Serve connections that programs inside open with `on_connection`; None closes each."""
+        """Call `on_connection` for each connection that a program inside opens; None closes
+        them."""
         self._channel.set_connection_handler(on_connection)
 
     async def exec(
@@ -136,7 +137,7 @@ class GuestSandbox:
             "max_bytes": cap.max_bytes,
             "max_lines": cap.max_lines,
             "keep": files.name,
-            "max_kept_bytes": files.left,
+            "max_kept_bytes": files.bytes_left,
             "shell_state": shell_state,
         }
         reading_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
@@ -196,7 +197,8 @@ class GuestSandbox:
         *,
         end_of_input: bool,
     ) -> Stream:
-        """Read the output of one reading to its end and return the stream, which has the report."""
+        """Send `stdin`, read the output until the reading ends, and return the stream, which has
+        the report. Kills the guest if it sends too much output or no report in time."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + reading_s + REPORT_TIMEOUT_S
         try:
@@ -226,7 +228,8 @@ class GuestSandbox:
     ) -> ExecResult:
         """Return the result of a reading; keep the job if it still runs, else forget it."""
         result = exec_result(id, report, output, job.files, self._new_limit_events(report))
-        files = job.files.spent(sum(each.kept_bytes for each in report.outputs.values()))
+        kept_bytes = sum(output.kept_bytes for output in report.outputs.values())
+        files = job.files.with_added(kept_bytes)
         if report.running:
             self._jobs[id] = replace(job, next_reading=report.reading + 1, files=files)
         else:
@@ -329,7 +332,8 @@ class GuestSandbox:
     async def _operation(
         self, request: Mapping[str, object], timeout_s: float | None, *, more: bool = False
     ) -> AsyncIterator[Stream]:
-        """Open an operation, and reset it if the block ends early. `more`: input follows at once.
+        """Open an operation, and reset it if the block ends early. Pass `more` if input follows at
+        once.
 
         Raises FileTimeoutError after `timeout_s`, and SandboxLostError for a ProtocolError in the
         block."""
@@ -347,11 +351,13 @@ class GuestSandbox:
                 raise
             raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
-    async def _raise_failure(self, what: str, stream: Stream, *, accepted: tuple[int, ...]) -> None:
+    async def _raise_failure(
+        self, action: str, stream: Stream, *, accepted: tuple[int, ...]
+    ) -> None:
         await self._raise_file_error(stream)
         exit_code, stderr = await self._checked(exit_of, stream)
         if exit_code not in accepted:
-            raise SandboxFileError(f"{what} failed: {stderr.strip()}")
+            raise SandboxFileError(f"{action} failed: {stderr.strip()}")
 
     async def close(self) -> None:
         await self._channel.close()
@@ -365,8 +371,8 @@ class GuestSandbox:
             raise FILE_ERRORS.get(failure.code, SandboxFileError)(failure.message)
 
     async def _checked(self, read: Callable[[Mapping[str, object]], Read], stream: Stream) -> Read:
-        """Return what `read` parses from a stream's report. Raises SandboxLostError on a bad
-        one."""
+        """Return what `read` parses from a stream's report. If the report is invalid, kill the
+        guest and raise SandboxLostError."""
         try:
             return read(stream.report)
         except ProtocolError as error:
@@ -384,7 +390,7 @@ class _Job:
     next_reading: int
     cap: OutputCap
     files: RetainedFiles
-    """The files that keep its full output."""
+    """The files that keep the command's full output."""
 
 
 def _not_started(message: str) -> ExecResult:

@@ -1,5 +1,5 @@
-"""The images and root file systems of sandboxes: the commands that build them, and the doctor's
-checks, made inside a sandbox, of an image's programs and of the host's pseudo-terminals."""
+"""The images and root file systems of sandboxes: the commands that build them, and two checks of
+`doctor` that run inside a sandbox, for the image's programs and the host's pseudo-terminals."""
 
 import subprocess
 from collections.abc import Mapping
@@ -50,13 +50,13 @@ MODULES: Mapping[str, str] = {
 }
 """The Python modules that models import, and what is missing without each."""
 
-WORKING: Mapping[str, tuple[str, str]] = {
+TESTED_PROGRAMS: Mapping[str, tuple[str, str]] = {
     "ls": ("ls -ld /", "directories cannot be listed"),
     "stat": ("stat /", "file metadata cannot be read"),
 }
-"""Programs that may exist and still fail, with a command that tries each: old versions of runsc
-refuse a flag of a system call that they use."""
-_CURE = "on runsc use a newer version, or an image of `sandbox-proxy build-image`"
+"""Programs that may be installed and still fail, because old versions of runsc refuse a flag of a
+system call that they use. Each has a test command, and the feature that is lost if it fails."""
+_REMEDY = "on runsc use a newer version, or an image of `sandbox-proxy build-image`"
 
 FILES: Mapping[str, tuple[str, str]] = {
     "certificates": (
@@ -69,7 +69,7 @@ FILES: Mapping[str, tuple[str, str]] = {
         " /usr/share/fonts/*/*/*.[ot]t[cf]",
     ),
 }
-"""Files that programs need, each with alternative paths."""
+"""Files that programs need: the feature that is lost without them, and their alternative paths."""
 
 REQUIRED = frozenset({"image", "image bash", "image tar"})
 """The checks that sandboxes depend on; the others only limit what a model can do."""
@@ -94,7 +94,8 @@ def build_rootfs(tar: Path) -> int:
 
 
 async def image_checks(sandbox: Sandbox) -> list[Check]:
-    """Return a check that lists what the image has, and one for each thing that it lacks.
+    """Return a check that lists what the image has, and a failed check for each program, module and
+    file that it lacks. If the image cannot be inspected, return one failed check.
 
     Raises SandboxLostError.
     """
@@ -102,39 +103,46 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
     if result.exit_code != 0:
         reason = (result.stderr.splitlines() or ["nothing"])[-1][:200]
         return [Check("image", False, f"cannot be inspected: the shell failed with {reason!r}")]
-    inside = _inside(result)
+    found = _printed_names(result)
     lost_features = {name: f"missing: {loss}" for name, loss in {**PROGRAMS, **MODULES}.items()}
     lost_features |= {name: f"missing: {loss}" for name, (loss, _) in FILES.items()}
-    lost_features |= {name: f"fails: {loss}; {_CURE}" for name, (_, loss) in WORKING.items()}
-    present = ", ".join(name for name in lost_features if name in inside)
+    lost_features |= {
+        name: f"fails: {loss}; {_REMEDY}" for name, (_, loss) in TESTED_PROGRAMS.items()
+    }
+    present = ", ".join(name for name in lost_features if name in found)
     return [
         Check("image", True, f"has {present or 'none of the programs that models use'}"),
         *(
             Check(f"image {name}", False, loss)
             for name, loss in lost_features.items()
-            if name not in inside
+            if name not in found
         ),
     ]
 
 
 async def installed_programs(sandbox: Sandbox) -> tuple[str, ...]:
     """Return the names in PROGRAMS and MODULES that the image has. Raises SandboxLostError."""
-    inside = _inside(await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none"))
-    return tuple(name for name in (*PROGRAMS, *MODULES) if name in inside)
+    result = await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none")
+    found = _printed_names(result)
+    return tuple(name for name in (*PROGRAMS, *MODULES) if name in found)
 
 
-def _inside(result: ExecResult) -> set[str]:
+def _printed_names(result: ExecResult) -> set[str]:
     # Lines from inside are only compared: shown, they could contain terminal escape sequences.
     return set(result.stdout.splitlines())
 
 
 def _probe() -> str:
-    """Return a POSIX shell script that prints the names of what the image has."""
+    """Return a POSIX shell script that prints the name of each program, module and kind of file
+    that the image has."""
     steps = [
         f"for name in {' '.join(PROGRAMS)}; do"
         ' command -v "$name" >/dev/null 2>&1 && echo "$name"; done'
     ]
-    steps += [f"{command} >/dev/null 2>&1 && echo {name}" for name, (command, _) in WORKING.items()]
+    steps += [
+        f"{command} >/dev/null 2>&1 && echo {name}"
+        for name, (command, _) in TESTED_PROGRAMS.items()
+    ]
     steps += [
         f'for file in {places}; do [ -s "$file" ] && echo {name} && break; done'
         for name, (_, places) in FILES.items()

@@ -21,10 +21,10 @@ class Owner:
         self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.install_id = _install_id(state_dir)
         self.id = uuid.uuid4().hex[:16]
-        self._fd = self._hold(self._locks / self.id)
+        self._fd = self._lock_new_file(self._locks / self.id)
 
     def is_dead(self, owner_id: str) -> bool:
-        """Return whether the process of an owner of this installation has ended."""
+        """Return True if the process of an owner of this installation has ended."""
         if owner_id == self.id:
             return False
         path = self._locks / Path(owner_id).name
@@ -42,7 +42,8 @@ class Owner:
             os.close(fd)
 
     def forget_dead(self) -> None:
-        """Remove the lock files of dead owners. Call it once nothing has their ids any more."""
+        """Remove the lock files of dead owners. Call it once no sandbox or run of a
+        dead owner is left."""
         os.utime(
             self._fd
         )  # a cleaner of old files must not remove our lock: we would count as dead
@@ -57,7 +58,7 @@ class Owner:
         if fd >= 0:
             os.close(fd)
 
-    def _hold(self, path: Path) -> int:
+    def _lock_new_file(self, path: Path) -> int:
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -24,9 +24,10 @@ that was sent after the RESET. DATA frames are never empty, and WINDOW frames ne
                    WINDOW(u32), PONG
     even streams   OPEN  DATA*  EOF  RESET  WINDOW  a byte stream, the same in both directions
 
-A command has an id, runs at most once, and is read in readings. A reading ends when the command
-ends, or earlier if the host requested that. The agent keeps the output of a reading until the next
-one begins or the command is acknowledged, so that a host that lost its stream can request it again.
+A command has an id and runs at most once. A reading is the part of its output that one exec or
+attach operation returns. A reading ends when the command ends or waits for input, or after the time
+that the host has set. The agent keeps the output of a reading until the next reading
+begins or the command is acknowledged: a host that lost the stream can request the reading again.
 """
 
 import json
@@ -53,8 +54,8 @@ MAX_CONNECTIONS = 256
 """Concurrent connections of the programs of one sandbox; the agent opens no more."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
-"""A small frame costs the host about 1.5 µs (measured in 2024), whatever its size. A guest that
-sends more of them is read more slowly."""
+"""The rate and the burst of frames of one guest; beyond them the guest is read more slowly. A small
+frame costs the host about 1.5 µs (measured in 2024), whatever its size."""
 FREE_BYTES = 1024
 """Each FREE_BYTES of data allow one more frame, which does not count towards the rate."""
 
@@ -92,8 +93,8 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Generator[tuple[int, int, bytes], None, None]:
-        """Yield each frame that `data` completes as (stream, type, payload). Frames that the caller
-        does not take are the first of the next call. Raises ProtocolError."""
+        """Yield each frame that `data` completes as (stream, type, payload). If the caller stops
+        early, the next call yields the remaining frames first. Raises ProtocolError."""
         self._buffer += data
         start = 0
         try:
@@ -112,15 +113,15 @@ class Decoder:
 
 
 class FrameRate:
-    """Limits the rate of small frames from one guest, which is read more slowly beyond it."""
+    """Limits the rate of small frames from one guest by pauses between the reads."""
 
     def __init__(self) -> None:
         self._frames = float(BURST_FRAMES)
         self._at_s = 0.0
 
-    def pause_s(self, frames: int, size: int, now_s: float) -> float:
-        """Return the seconds for which the guest should not be read after `frames` frames with
-        `size` bytes in total."""
+    def count(self, frames: int, size: int, now_s: float) -> float:
+        """Count frames with `size` bytes in total; return the seconds for which the guest should
+        not be read."""
         frames -= size // FREE_BYTES
         if frames <= 0:
             return 0.0

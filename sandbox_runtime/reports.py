@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class OutputReport:
-    """The counts of one of a command's output streams."""
+    """The counts of one output stream of a command in one reading."""
 
     total_bytes: int
     omitted_lines: int
@@ -96,7 +96,7 @@ def size_in(report: Report) -> int:
 
 
 def is_truncated(report: Report) -> bool:
-    """Return whether a listing is incomplete. Raises ProtocolError."""
+    """Return True if a listing is incomplete. Raises ProtocolError."""
     return _flag(report, "truncated")
 
 
@@ -155,7 +155,7 @@ def _text(report: Report, key: str) -> str:
 def _bad(key: str, value: object) -> ProtocolError:
     # repr() of a deeply nested list or object could exceed the recursion limit.
     shown = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value)
-    return ProtocolError(f"it reported {key} as {shown}")
+    return ProtocolError(f"the agent reported {key} as {shown}")
 
 
 class ListingReader:
@@ -218,7 +218,8 @@ def _entry(line: bytes) -> DirectoryEntry:
 
 
 def _is_path(path: str) -> bool:
-    """Return True if a path is relative, has no `..`, and is a valid path of a file."""
+    """Return True if a path is relative, has no empty, `.` or `..` component and no NUL, and is at
+    most MAX_PATH_BYTES long."""
     try:
         size = len(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:

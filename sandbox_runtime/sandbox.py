@@ -34,7 +34,7 @@ class OutputCap:
     """A directory inside the sandbox where the full output of a truncated stream is kept; None: it
     is not kept."""
     max_kept_bytes: int = 4 << 20
-    """Maximum number of bytes of one command's output that are kept there."""
+    """Maximum number of bytes of one command's output that are kept in `keep_in`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ExecResult:
     cpu_s: float = 0.0
     """CPU time of the command and of the children that it waited for."""
     peak_memory_bytes: int = 0
-    """Peak resident memory of the largest of these processes."""
+    """Peak resident memory of the largest process among the command and these children."""
     oom_kills: int = 0
     """Processes of the sandbox that were killed during the command because memory ran out."""
     pids_refused: int = 0
@@ -173,7 +173,7 @@ class Sandbox(Protocol):
         """
 
     # File operations raise FileTimeoutError after `timeout_s`, which includes the time spent in
-    # `source` and `sink`; the sandbox then stops working on them.
+    # `source` and `sink`; the sandbox then stops the operation.
 
     async def put(
         self,

@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 NO_CREDIT = CREDIT.pack(0)
 MAX_PIECES = 1024
-"""Pieces of data, each of one kind, that wait in order to be received. Further data is appended to
-the last piece of its kind, so 256 KiB in frames of one byte take at most 200 KiB more."""
+"""Maximum number of pieces of received data, each of one kind, that wait for `receive`. Further
+data is appended to the last piece of its kind: 256 KiB in frames of one byte take at most 200 KiB
+more."""
 RESETS_BEFORE_PING = MAX_CONNECTIONS
 MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
 """An agent that opens and closes connections at full speed leaves at most 1,280 reset streams in
-two round trips; one with more than this number does not answer PING."""
+two round trips. An agent with more than MAX_RESET_STREAMS does not answer PING."""
 
 
 class _FlowControl:
@@ -56,11 +57,13 @@ class _FlowControl:
         self._pieces: deque[tuple[int, bytes | bytearray]] = deque()
         self._arrived = asyncio.Event()
         self._credit = WINDOW_BYTES
-        self._window = self._credit_given = FIRST_WINDOW_BYTES
-        """Bytes that may wait to be received or be in flight."""
+        self._window = FIRST_WINDOW_BYTES
+        """Maximum of the bytes that wait for `receive` or are in flight."""
+        self._credit_given = self._window
+        """Bytes that the agent may still send."""
         self._credit_due = 0
         self._over = False
-        """Closed by either side."""
+        """True if either side has closed the stream."""
         self._is_reset = False
 
     def mark_reset(self) -> None:
@@ -281,8 +284,9 @@ OnConnection = Callable[[ProgramConnection], Awaitable[None]]
 class ResetStreams:
     """The streams that the host has reset and that the agent may still send on.
 
-    Data in flight is accepted up to the stream's credit, and so is the stream's end. A stream is
-    forgotten once the agent has closed it or has answered a PING that was sent after its RESET.
+    Data in flight, up to the stream's credit, and the end of the stream are checked and discarded.
+    A stream is forgotten once the agent has closed it or has answered a PING that was sent after
+    its RESET.
     """
 
     def __init__(self) -> None:
@@ -299,7 +303,7 @@ class ResetStreams:
         return number in self._streams
 
     def add(self, number: int, stream: Stream | ProgramConnection) -> bool:
-        """Add a stream whose RESET has been sent; return whether a PING is due."""
+        """Add a stream whose RESET has been sent; return True if a PING is due."""
         stream.mark_reset()
         self._resets += 1
         self._streams[number] = self._resets, stream

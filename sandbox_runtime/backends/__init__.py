@@ -1,1 +1,2 @@
-"""Places to put an agent: each only gives a byte stream to one, and a kill()."""
+"""The backends, which start guest agents in isolation: Docker containers and bubblewrap
+sandboxes."""

@@ -1,5 +1,5 @@
-"""The interfaces of a backend, which starts guest agents in isolated places, and of a guest, which
-is one of these agents; and the task that sweeps the leftovers of dead proxies."""
+"""The interfaces of a backend, which starts isolated guest agents, and of a guest, which is one
+running agent; and the task that removes the sandboxes of dead proxies."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ may have kept some of the bytes. It raises ProtocolError for bytes that break th
 
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
-    """Counts of the limits that a sandbox has hit since its start."""
+    """Number of times that a sandbox has hit its limits, since its start or during one reading."""
 
     oom_kills: int = 0
     """Processes that were killed because memory ran out."""
@@ -73,14 +73,14 @@ class Check:
 
 
 class Backend(Protocol):
-    """Starts guest agents in one kind of isolated place."""
+    """Starts guest agents in one kind of sandbox, such as Docker containers."""
 
     @property
     def name(self) -> str:
         """The name in the configuration: docker or bubblewrap."""
 
     async def start(self, isolation: Isolation) -> Guest:
-        """Start a guest agent in a new isolated place. Raises SandboxStartError."""
+        """Start a guest agent in a new sandbox. Raises SandboxStartError."""
 
     async def fingerprint(self) -> str:
         """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Remove the sandboxes that dead owners on this host left behind; return how many."""
 
     async def check(self) -> list[Check]:
-        """Report whether the backend works on this host, and which isolation is in force."""
+        """Check whether the backend works on this host, and report the isolation in force."""
 
     async def aclose(self) -> None:
         """Release the backend's own resources."""

@@ -51,9 +51,10 @@ _NO_DEVICES = ("--anchored", "--exclude=dev/*", "--exclude=./dev/*")
 class BubblewrapBackend:
     """Starts sandboxes with bubblewrap, as `uid` if the proxy is root, else as the proxy's user.
 
-    Without `uid`, root gives each sandbox a uid of its own, or runs all as nobody with a `rootfs`,
-    because its files belong to one user. Choose a `uid` that nothing else on the host uses: a
-    program that escapes has that user's rights.
+    If the proxy is root and `uid` is None, each sandbox gets a uid of HOST_UIDS. All sandboxes run
+    as nobody instead if there is a `rootfs`, whose files belong to one user, or if HOST_UIDS are
+    not mapped here. Choose a `uid` that nothing else on the host uses: a program that escapes has
+    that user's rights.
 
     `rootfs` is a directory that belongs to that user, or a tar archive as `docker export` writes
     it, which is unpacked once below `state_dir`. Without it, sandboxes have the host's /usr.
@@ -92,7 +93,7 @@ class BubblewrapBackend:
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
         agent = self._agent_file()
-        # Executed from an open descriptor, so that the sandbox needs no file of it.
+        # Executed from an open descriptor, so that the sandbox needs no file with the program.
         guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
         guest.write(message)
         return guest
@@ -253,8 +254,7 @@ def _sealed(name: str, content: bytes) -> Iterator[int]:
 
 
 def _sealed_memfd(name: str, content: bytes) -> int:
-    """Return the descriptor of an immutable file in memory, for the caller to close. It can be read
-    from its start, and executed."""
+    """Return the descriptor of an immutable, executable file in memory. The caller closes it."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     written = 0
     while written < len(content):
@@ -264,7 +264,8 @@ def _sealed_memfd(name: str, content: bytes) -> int:
 
 
 def _at_most_ours(name: str, value: int) -> int:
-    """Return the value, or our own hard limit if lower, which only root can raise."""
+    """Return the value, or the proxy's own hard limit if that is lower: only root could raise
+    it."""
     _, hard = resource.getrlimit(getattr(resource, name))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
@@ -283,7 +284,7 @@ def _installed() -> Check:
 
 
 async def _read_all(guest: ProcessGuest) -> bytes:
-    """Return what the guest prints until it ends, or b"" if it does not end in time."""
+    """Return all output of the guest, or b"" if the guest does not end in time."""
     printed = bytearray()
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):

@@ -1,5 +1,5 @@
-"""The doctor's checks of bubblewrap's isolation, made inside a sandbox, and a diagnosis of hosts on
-which no sandbox starts."""
+"""The checks of `doctor` for bubblewrap: the isolation as seen from inside a sandbox, and a
+diagnosis of hosts on which no sandbox starts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,17 +29,23 @@ def isolation_checks(printed: bytes) -> list[Check]:
         name, _, value = line.partition(" ")
         seen.setdefault(name, []).append(value.strip())
     capabilities = int(seen.get("CapEff:", ["ffffffff"])[0], 16)
-    powerless = capabilities == 0 and seen.get("NoNewPrivs:") == ["1"]
+    unprivileged = capabilities == 0 and seen.get("NoNewPrivs:") == ["1"]
     filtered = seen.get("Seccomp:") == ["2"]
     interfaces = seen.get("interface", [])
-    alone = interfaces == ["lo"]
+    only_loopback = interfaces == ["lo"]
     writable = seen.get("opens", [])
     return [
         Check(
-            "capabilities", powerless, "none, and none to gain" if powerless else "some are left"
+            "capabilities",
+            unprivileged,
+            "none, and none to gain" if unprivileged else "some are left",
         ),
         Check("system calls", filtered, "filtered by seccomp" if filtered else "not filtered"),
-        Check("network", alone, "absent" if alone else f"interfaces {', '.join(interfaces)}"),
+        Check(
+            "network",
+            only_loopback,
+            "absent" if only_loopback else f"interfaces {', '.join(interfaces)}",
+        ),
         Check(
             "host kernel",
             not writable,
@@ -49,7 +55,8 @@ def isolation_checks(printed: bytes) -> list[Check]:
 
 
 def diagnose(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
-    """Return a known reason why unprivileged sandboxes do not start on this host, and the cure."""
+    """Return a known reason why unprivileged sandboxes do not start on this host, with the remedy,
+    or the text that no reason is known."""
     reasons: Mapping[Path, tuple[str, str]] = {
         proc / "sys/user/max_user_namespaces": ("0", "user namespaces are off: raise {}"),
         proc / "sys/kernel/unprivileged_userns_clone": (

@@ -109,7 +109,7 @@ class BwrapCommand:
     inputs: Path | None
 
     def argv(self, payload: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that starts the sandbox and in it `payload`."""
+        """Return the command that starts the sandbox and runs `payload` in it."""
         return (
             *_script(_ENTER_CGROUPS, *self.cgroup_procs_files, "--"),
             *as_user(self.host_uid),
@@ -188,7 +188,7 @@ def _host_program(name: str) -> str | None:
 
 
 def as_user(uid: int) -> tuple[str, ...]:
-    """Return the prefix that runs a command as that user; empty if we are not root."""
+    """Return the prefix that runs a command as this user; empty if the proxy is not root."""
     if os.geteuid() != 0:
         return ()
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")

@@ -12,13 +12,13 @@ from sandbox_runtime.protocol import ProtocolError
 _EARLY_BYTES = 1 << 20
 """Maximum of the bytes that are buffered until `listen` is called."""
 _TURN_BYTES = 32 << 10
-"""Maximum of the bytes that the callback gets in one call. It may request a pause after each."""
+"""Maximum of the bytes that the callback gets in one call. Each call may request a pause."""
 _MAX_UNREAD_BYTES = 256 << 10
 """Maximum of the bytes that `write_control` queues while the peer does not read."""
 TAIL_BYTES = 4096
-"""The end of an agent's standard error that is kept for error messages."""
+"""Number of bytes at the end of an agent's standard error that are kept for error messages."""
 MAX_STDERR_BYTES = 1 << 20
-"""Maximum of the bytes that an agent may write to standard error, where it reports only errors."""
+"""Maximum of the bytes that an agent may write to standard error, which it uses only for errors."""
 
 
 class StderrTail:
@@ -51,7 +51,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._on_data: DataCallback | None = None
         self._failure: ProtocolError | None = None
         self._rest: bytes | memoryview = b""
-        """Received bytes that the callback gets after the pause."""
+        """Received bytes that are passed to the callback after the pause."""
         self._pause: asyncio.TimerHandle | None = None
         self._unread = 0
         """Bytes that `write_control` has queued since the transport last had room."""
@@ -61,8 +61,8 @@ class ByteStreamProtocol(asyncio.Protocol):
         self._writable.set()
 
     async def listen(self, on_data: DataCallback) -> None:
-        """Call `on_data` with all bytes that arrive, at the pace that it asks for, until the stream
-        ends. Raises ProtocolError."""
+        """Call `on_data` with all bytes that arrive, with the pauses that it requests, until the
+        stream ends. Raises ProtocolError."""
         self._on_data = on_data
         try:
             self._rest = self._take_early(len(self._early))
@@ -78,8 +78,9 @@ class ByteStreamProtocol(asyncio.Protocol):
             raise self._failure
 
     async def read_until(self, mark: bytes) -> bytes:
-        """Return the bytes before `listen`, up to and including `mark`. Raises ConnectionError if
-        the stream ends first, and ValueError if the first MiB has no such mark."""
+        """Return the received bytes up to and including `mark`; call it before `listen`. Raises
+        ConnectionError if the stream ends before the mark, and ValueError if the first MiB has
+        none."""
         while (at := self._early.find(mark)) < 0:
             if self._ended.is_set():
                 raise ConnectionResetError("the stream ended too early")
@@ -107,7 +108,7 @@ class ByteStreamProtocol(asyncio.Protocol):
         `listen` raises ProtocolError."""
         self._unread = 0 if self._writable.is_set() else self._unread + len(data)
         if self._unread > _MAX_UNREAD_BYTES:
-            self.fail(ProtocolError("it does not read what it is sent"))
+            self.fail(ProtocolError("the agent does not read its input"))
         else:
             self.write(data)
 
@@ -159,13 +160,14 @@ class ByteStreamProtocol(asyncio.Protocol):
         # A reference that stays would keep the transport from reusing the buffer's memory.
         rest, self._rest = self._rest, b""
         for start in range(0, len(rest), _TURN_BYTES):
-            if self._pauses_after(rest[start : start + _TURN_BYTES]):
+            if self._pass_turn(rest[start : start + _TURN_BYTES]):
                 self._rest = rest[start + _TURN_BYTES :]
                 return
         self._transport.resume_reading()
 
-    def _pauses_after(self, turn: bytes | memoryview) -> bool:
-        """Call the callback with the bytes of one turn; return whether it requested a pause."""
+    def _pass_turn(self, turn: bytes | memoryview) -> bool:
+        """Call the callback with the bytes of one turn. If it requests a pause, pause reading and
+        return True."""
         try:
             pause_s = self._on_data(turn) if self._on_data else None
         except ProtocolError as error:
@@ -180,7 +182,7 @@ class ByteStreamProtocol(asyncio.Protocol):
     def _resume(self) -> None:
         """Call the callback with the remaining bytes after a pause."""
         self._pause = None
-        if not self._pauses_after(b""):
+        if not self._pass_turn(b""):
             self._deliver()
 
     def _end(self) -> None:

@@ -1,8 +1,8 @@
 """Limits on all processes of a sandbox together: its cgroup, version 1 or 2.
 
 The path of a cgroup is `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`,
-so that a later owner can find those of dead owners. Whether an owner in another pid namespace, such
-as a container's, still lives cannot be seen from here, so its cgroups are left alone.
+so that a later owner can find the cgroups of dead owners. An owner in another pid namespace, such
+as a container's, cannot be seen from here, so its cgroups are never removed.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """The place where cgroups can be created on this host."""
+    """The hierarchies in which this process can create cgroups for sandboxes."""
 
     version: Version
     hierarchies: tuple[Hierarchy, ...]
@@ -144,7 +144,8 @@ class Cgroups:
 
 
 def find_cgroups(proc: Path = Path("/proc")) -> Cgroups | None:
-    """Return where this process may limit memory and pids, or None if it may not."""
+    """Return the cgroups in which this process may limit memory and pids, or None if there are
+    none."""
     mounts = list(_mounts(proc))
     return _find_version_1(mounts) or _find_version_2(mounts, proc)
 
@@ -174,13 +175,13 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
-    """Return cgroups at the top of the hierarchy: below our own cgroup, the sweep of a later owner
-    would not find them."""
+    """Return cgroups at the top of the hierarchy. The sweep of a later owner would not find them
+    below this process's own cgroup."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:
             if mount.type == "cgroup" and controller in mount.options:
-                folder = _folder_in(mount.point)
+                folder = _create_folder_in(mount.point)
                 found += [Hierarchy(folder, frozenset({controller}))] if folder else []
     return _if_sufficient(Cgroups(1, _merged(found)))
 
@@ -194,8 +195,8 @@ def _merged(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
 
 
 def _find_version_2(mounts: list[_Mount], proc: Path) -> Cgroups | None:
-    """Return cgroups as near to the top as we may write: anywhere for root, in the user's own part
-    under systemd."""
+    """Return cgroups as near to the top as this process may write. Root may write at the top, a
+    user in the part that systemd has delegated."""
     found = re.search(r"^0::(/.*)$", _read(proc / "self/cgroup"), re.MULTILINE)
     mount = next((each for each in mounts if each.type == "cgroup2"), None)
     if mount is None or found is None:
@@ -211,7 +212,7 @@ def _find_version_2(mounts: list[_Mount], proc: Path) -> Cgroups | None:
 
 
 def _version_2_at(directory: Path) -> Cgroups | None:
-    folder = _folder_in(directory)
+    folder = _create_folder_in(directory)
     if folder is None:
         return None
     for level in (directory, folder):
@@ -229,7 +230,7 @@ def _if_sufficient(cgroups: Cgroups) -> Cgroups | None:
     return cgroups if set(_REQUIRED) <= set(cgroups.controllers) else None
 
 
-def _folder_in(directory: Path) -> Path | None:
+def _create_folder_in(directory: Path) -> Path | None:
     # Moving a process also needs write access to the cgroup that it comes from.
     if not os.access(directory / "cgroup.procs", os.W_OK):
         return None

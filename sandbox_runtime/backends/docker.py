@@ -207,7 +207,7 @@ class DockerBackend:
     async def _sweep(self) -> int:
         label = f"{INSTALL_LABEL}={self._owner.install_id}"
         found = await self._engine.containers(label)
-        removed = sum([await self._remove_leftover(each) for each in found])
+        removed = sum([await self._remove_leftover(container) for container in found])
         # A container that was removed by hand leaves its volume behind.
         await self._engine.remove_unused_volumes(label)
         if self._runsc:

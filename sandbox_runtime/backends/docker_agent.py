@@ -56,7 +56,8 @@ class AgentVolumes:
         self._filling = asyncio.Lock()
 
     async def volume_for(self, program: Path, image: ImageMetadata) -> str:
-        """Return the name of the volume that holds a program. Raises EngineError."""
+        """Return the name of a volume that holds the program. Before its first use by this process,
+        create the volume or correct its content. Raises EngineError."""
         async with self._filling:
             if program not in self._filled:
                 content = await asyncio.to_thread(program.read_bytes)
@@ -124,7 +125,9 @@ class AgentVolumes:
 def _root_uid(info: EngineJson) -> int:
     """Return the host uid of root in containers. With userns-remap it is not 0, and archives of an
     engine 20.10 have host uids; the engine's data directory is then named `<uid>.<gid>`."""
-    if not any(str(each).startswith("name=userns") for each in info.get("SecurityOptions") or ()):
+    if not any(
+        str(option).startswith("name=userns") for option in info.get("SecurityOptions") or ()
+    ):
         return 0
     uid, _, _ = Path(str(info.get("DockerRootDir", ""))).name.partition(".")
     return int(uid) if uid.isdecimal() else 0

@@ -41,38 +41,38 @@ class EngineInfo:
     """True if the uids of containers are host uids, so that HOST_UIDS can be used."""
 
 
-def engine_info(answer: EngineJson, url: str) -> EngineInfo:
+def engine_info(response: EngineJson, url: str) -> EngineInfo:
     """Parse the `/info` response of the engine at `url`."""
-    security = _security(answer)
-    status = dict(answer.get("DriverStatus") or ())
+    security = _security(response)
+    status = dict(response.get("DriverStatus") or ())
     on_xfs = status.get("Backing Filesystem") == "xfs"
     is_local = url.startswith("unix://")
-    on_this_kernel = is_local and answer.get("KernelVersion") == platform.release()
+    on_this_kernel = is_local and response.get("KernelVersion") == platform.release()
     maps_uids = "userns" in security or "rootless" in security
     return EngineInfo(
-        version=str(answer.get("ServerVersion", "?")),
-        runtimes=frozenset(answer.get("Runtimes") or ()),
-        default_runtime=str(answer.get("DefaultRuntime", "?")),
+        version=str(response.get("ServerVersion", "?")),
+        runtimes=frozenset(response.get("Runtimes") or ()),
+        default_runtime=str(response.get("DefaultRuntime", "?")),
         security=security,
-        limits=tuple(name for name, key in _LIMITS.items() if answer.get(key)),
-        limits_block_io=not any("bps" in warning for warning in answer.get("Warnings") or ()),
-        cgroup_version=str(answer.get("CgroupVersion", "1")),
-        may_have_quota=answer.get("Driver") in _QUOTA_DRIVERS or on_xfs,
-        directory=_directory(answer) if is_local else None,
+        limits=tuple(name for name, key in _LIMITS.items() if response.get(key)),
+        limits_block_io=not any("bps" in warning for warning in response.get("Warnings") or ()),
+        cgroup_version=str(response.get("CgroupVersion", "1")),
+        may_have_quota=response.get("Driver") in _QUOTA_DRIVERS or on_xfs,
+        directory=_directory(response) if is_local else None,
         has_host_uids=on_this_kernel and not maps_uids and has_uid_range(),
     )
 
 
-def _security(answer: EngineJson) -> dict[str, str]:
-    options = (str(each).partition(",") for each in answer.get("SecurityOptions") or ())
+def _security(response: EngineJson) -> dict[str, str]:
+    options = (str(option).partition(",") for option in response.get("SecurityOptions") or ())
     return {name.removeprefix("name="): more for name, _, more in options}
 
 
-def _directory(answer: EngineJson) -> Path | None:
-    directory = Path(answer.get("DockerRootDir") or "/nonexistent")
+def _directory(response: EngineJson) -> Path | None:
+    directory = Path(response.get("DockerRootDir") or "/nonexistent")
     # With containerd's storage, which has a driver type, containers are in another directory.
-    elsewhere = "driver-type" in dict(answer.get("DriverStatus") or ())
-    here = answer.get("Name") == socket.gethostname() and not elsewhere
+    elsewhere = "driver-type" in dict(response.get("DriverStatus") or ())
+    here = response.get("Name") == socket.gethostname() and not elsewhere
     return directory if here and os.access(directory, os.F_OK) else None
 
 
@@ -119,7 +119,8 @@ def engine_checks(
 ) -> Iterator[Check]:
     """Yield a check for each part of the isolation.
 
-    `disk` says how the disk is limited, and `device` is the disk.
+    `disk` is the text that says how disk space is limited; `device` is the disk whose speed may be
+    limited.
     """
     name = runtime or engine.default_runtime
     yield _runtime(name, engine.runtimes)
@@ -157,7 +158,7 @@ def _limits(engine: EngineInfo, disk: str) -> Check:
 def _disk_speed(engine: EngineInfo, device: BlockDevice) -> str:
     if device.path is None:
         return f"NOT LIMITED: {device.why_not}"
-    limited = f"what each sandbox reads from {device.path} and writes to it is limited"
+    limited = f"the speed of each sandbox's reads and writes of {device.path} is limited"
     if engine.cgroup_version == "2":
         return limited
     return f"{limited}, except writes to the page cache, which only cgroup v2 limits"

@@ -61,14 +61,14 @@ class ImageMetadata:
     """The image's PATH."""
 
 
-def parse_image(answer: EngineJson) -> ImageMetadata:
+def parse_image(response: EngineJson) -> ImageMetadata:
     """Parse the engine's description of an image."""
-    config = answer["Config"]
+    config = response["Config"]
     env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
-    architecture: str = answer.get("Architecture") or ""
+    architecture: str = response.get("Architecture") or ""
     machine = _MACHINES.get(architecture, architecture)
     volumes = tuple(config.get("Volumes") or ())
-    return ImageMetadata(answer["Id"], machine, volumes, env.get("PATH") or _PATH)
+    return ImageMetadata(response["Id"], machine, volumes, env.get("PATH") or _PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ContainerSpec:
     inputs: Path | None = None
     """A directory on the engine's host that all sandboxes see read-only."""
     host_uid: int | None = None
-    """The uid and gid of its programs; None: those of the isolation's level."""
+    """The uid and gid of the programs inside; None: those of the isolation's level."""
     quota: bool = False
     """True if the storage driver limits the disk."""
     disk_device: str | None = None
@@ -205,9 +205,9 @@ def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
 
 
 def _terminals(labels: Mapping[str, str]) -> dict[str, Any]:
-    """An anonymous devpts volume, which replaces the engine's unbounded /dev/pts.
+    """Return an anonymous devpts volume, which replaces the engine's unbounded /dev/pts.
 
-    The engine removes it with the container; `sweep` removes those left over.
+    The engine removes the volume with the container; `sweep` removes leftover volumes.
     """
     options = {"type": "devpts", "device": "devpts", "o": f"{DEVPTS_OPTIONS},gid={_TTY_GROUP}"}
     return {

@@ -1,9 +1,10 @@
 """The disk that an engine's containers share, and a watch that stops sandboxes that exceed their
-limit. It is for storage drivers without limits of their own.
+limit. The watch is used for storage drivers that cannot limit a container's disk.
 
 Since its last measurement, a sandbox cannot have written more than was written to the whole disk.
-So it is measured only if that amount could exceed its limit, and now and then if the disk changes.
-While nothing is written, the watch costs one statvfs call per second.
+So a sandbox is measured only if this amount could take it over its limit, and in every eighth check
+if the free space of the disk has changed. While nothing is written, the watch costs one statvfs
+call per second.
 """
 
 import asyncio
@@ -34,10 +35,10 @@ _ROUND_S = 0.5
 _RESERVE_BYTES = 1 << 30
 """Part of the host's disk that is kept free, if necessary by stopping sandboxes."""
 _FULL_ROUND_CHECKS = 8
-"""If the disk changes, all sandboxes are measured once in so many checks, because space that one
-sandbox frees hides what another writes at the same time."""
+"""If the free space of the disk changes, all sandboxes are measured once in this number of checks,
+because space that one sandbox frees hides what another writes at the same time."""
 _LARGE_BYTES = 16 << 20
-"""Stopping a sandbox with less would not help the host."""
+"""Disk usage up to which a sandbox is not stopped for a full host: that would free too little."""
 _BLOCK_BYTES = 512
 _FASTEST_BYTES_PER_S = 256 << 20
 """The assumed write speed of a disk that cannot be inspected."""
@@ -55,11 +56,11 @@ class Disk(Protocol):
     """A disk that several sandboxes write to. `filled` and `free_bytes` may block."""
 
     def filled(self) -> DiskUsage:
-        """Return an upper bound of what has been written so far; it never decreases."""
+        """Return an upper bound of all that was written to the disk; it never decreases."""
 
     async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
-        """Return what one sandbox uses, counted until it exceeds `limit`; None if that is unknown
-        now."""
+        """Return the disk usage of one sandbox, counted only until it exceeds `limit`; None if it
+        cannot be measured now."""
 
     def free_bytes(self) -> int | None:
         """Return the free space, or None if it is unknown."""
@@ -142,16 +143,21 @@ class DiskWatch:
         )
         self._filled = filled
         is_full = self._is_full_round(free)
-        due = {name: each for name, each in watched.items() if is_full or each.may_exceed(filled)}
+        due = {
+            name: sandbox
+            for name, sandbox in watched.items()
+            if is_full or sandbox.may_exceed(filled)
+        }
         await self._measure(due, filled)
-        reasons = {name: why for name, each in due.items() if (why := each.excess())}
+        reasons = {name: why for name, sandbox in due.items() if (why := sandbox.excess())}
         if not reasons and free is not None and free < self._reserve_bytes:
             await self._measure(watched, filled)
             return dict(_largest(watched))
         return reasons
 
     def _is_full_round(self, free: int | None) -> bool:
-        """Return True if freed space may hide recent writes, so that all must be measured."""
+        """Count a check; return True if all sandboxes must be measured, because freed space may
+        hide recent writes."""
         before, self._free = self._free, free
         if before is not None and free != before:
             self._has_changed = True
@@ -164,20 +170,21 @@ class DiskWatch:
     async def _measure(self, due: dict[str, _Watched], filled: DiskUsage) -> None:
         """Measure sandboxes for up to _ROUND_S, those with the oldest measurement first."""
         until = time.monotonic() + _ROUND_S
-        for name, each in sorted(due.items(), key=lambda item: item[1].when_measured.bytes):
-            used = await self._disk.used(name, each.limit)
+        for name, sandbox in sorted(due.items(), key=lambda item: item[1].when_measured.bytes):
+            used = await self._disk.used(name, sandbox.limit)
             if used is not None:
-                each.used, each.when_measured = used, filled
+                sandbox.used, sandbox.when_measured = used, filled
             if time.monotonic() > until:
                 return
 
 
 def _largest(watched: dict[str, _Watched]) -> Iterator[tuple[str, str]]:
-    """Yield the sandbox that uses most, with the reason to stop it; nothing if all are small."""
+    """Yield the sandbox that uses most disk space, with the reason to stop it; nothing if that is
+    at most _LARGE_BYTES."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)
     if largest.used.bytes > _LARGE_BYTES:
-        had = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
-        yield name, f"the host's disk is nearly full, and {had}"
+        usage = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
+        yield name, f"the host's disk is nearly full, and {usage}"
 
 
 def _mib(used: DiskUsage) -> int:
@@ -237,7 +244,7 @@ class DockerDisk:
 
 
 def _measure_files(container: EngineJson, limit: DiskUsage) -> DiskUsage | None:
-    """Return what a container's files use, or None if they cannot be read."""
+    """Return the disk usage of a container's files, or None if they cannot be read."""
     directories = (container.get("GraphDriver") or {}).get("Data") or {}
     upper = Path(directories.get("UpperDir") or "/nonexistent")
     if not os.access(upper, os.R_OK | os.X_OK):
@@ -250,7 +257,7 @@ def _measure_files(container: EngineJson, limit: DiskUsage) -> DiskUsage | None:
 
 
 def _disk_usage(top: Path, limit: DiskUsage) -> DiskUsage:
-    """Return what a directory tree uses, counted until it exceeds the limit."""
+    """Return the disk usage of a directory tree, counted only until it exceeds the limit."""
     size = files = 0
     seen: set[int] = set()
     try:
@@ -286,7 +293,7 @@ def _entries(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _deleted(container: EngineJson, root: Path) -> DiskUsage:
-    """Return what deleted files use that a container's processes still have open."""
+    """Return the disk usage of deleted files that a container's processes still have open."""
     files: dict[int, int] = {}
     try:
         device = root.stat().st_dev

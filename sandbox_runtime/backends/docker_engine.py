@@ -1,9 +1,9 @@
 """The client of a Docker engine: the calls of its API, and a container's standard streams.
 
-All calls go over asyncio; the SDK only finds the engine, agrees on the version of the API and asks
-what the engine is, once, before any call. Through the SDK a call took a thread and several times
-the processor time. Requests and answers stay as the engine's API has them: the SDK's own builders
-know less than the engine does.
+All calls use asyncio. The SDK is used once, before any call: it finds the engine, agrees on the
+version of the API and reads the engine's info. A call through the SDK took a thread and several
+times the processor time. Requests and responses have the format of the engine's API, because the
+SDK's builders lack some of its fields.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ EngineJson = Mapping[str, Any]
 _TIMEOUT_S = 30
 """Timeout for connecting to the engine, and between two pieces of a response."""
 _REASON_CHARS = 500
-_MAX_ANSWER_BYTES = 64 << 20
+_MAX_RESPONSE_BYTES = 64 << 20
 _MAX_EVENTS_BYTES = 1 << 20
 _SDK_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
 
@@ -101,8 +101,8 @@ class DockerEngine:
             try:
                 self.info: EngineJson = client.info()
             except _SDK_ERRORS as error:
-                why = f"the engine at {self.url} does not answer: {error}"
-                raise EngineMissingError(why) from error
+                reason = f"the engine at {self.url} does not answer: {error}"
+                raise EngineMissingError(reason) from error
             try:
                 if needs_image:
                     client.inspect_image(needs_image)
@@ -119,13 +119,15 @@ class DockerEngine:
 
     async def image(self, name: str) -> EngineJson:
         """Return the metadata of an image."""
-        found: EngineJson = await self._ask("GET", f"images/{name}/json")
+        found: EngineJson = await self._call_json("GET", f"images/{name}/json")
         return found
 
     async def create(self, name: str, config: EngineJson) -> str:
         """Create a container and return its id."""
-        made = await self._ask("POST", "containers/create", params={"name": name}, body=config)
-        return str(made["Id"])
+        created = await self._call_json(
+            "POST", "containers/create", params={"name": name}, body=config
+        )
+        return str(created["Id"])
 
     async def attach(self, name: str) -> "AttachStream":
         """Attach to the standard streams of a container that has not started yet."""
@@ -166,40 +168,40 @@ class DockerEngine:
                 force = {"force": "1", "v": "1"}
                 await self._call("DELETE", f"containers/{name}", params=force)
             except EngineConflictError:  # the engine is already removing it
-                gone = {"condition": "removed"}
-                await self._call("POST", f"containers/{name}/wait", params=gone)
+                condition = {"condition": "removed"}
+                await self._call("POST", f"containers/{name}/wait", params=condition)
 
     async def container(self, name: str, *, size: bool = False) -> EngineJson:
         """Return the state of a container; with `size` also the bytes it has written to its disk
         (`SizeRw`), which takes the engine longer."""
         params = {"size": str(int(size))}
-        found: EngineJson = await self._ask("GET", f"containers/{name}/json", params=params)
+        found: EngineJson = await self._call_json("GET", f"containers/{name}/json", params=params)
         return found
 
     async def containers(self, label: str) -> list[EngineJson]:
         """Return the containers that have a label, running or not."""
         params = {"all": "1", **_filters(label=[label])}
-        found: list[EngineJson] = await self._ask("GET", "containers/json", params=params)
+        found: list[EngineJson] = await self._call_json("GET", "containers/json", params=params)
         return found
 
     async def exit_code(self, name: str, wait_s: float) -> int | None:
         """Return the exit code of a container's main process, or None if it still runs after
         `wait_s`."""
         with anyio.move_on_after(wait_s):
-            return int((await self._ask("POST", f"containers/{name}/wait"))["StatusCode"])
+            return int((await self._call_json("POST", f"containers/{name}/wait"))["StatusCode"])
         if (await self.container(name))["State"]["Running"]:
             return None
         raise EngineError(f"the engine did not report how container {name} ended")
 
     async def events(self, name: str, *kinds: str) -> list[str]:
-        """Return the events of these kinds of a container, oldest first, as far as the engine keeps
-        them. The container may have been removed.
+        """Return the container's events of these kinds that the engine still keeps, oldest first.
+        The container may have been removed.
 
         Raises ValueError or KeyError if the response is not Docker's format.
         """
         # With `until` in the past the engine answers at once instead of waiting for more events.
         # The time must be the engine's own.
-        clock = (await self._ask("GET", "info"))["SystemTime"]
+        clock = (await self._call_json("GET", "info"))["SystemTime"]
         until = {"until": f"{datetime.fromisoformat(clock).timestamp():.6f}"}
         filters = _filters(type=["container"], container=[name], event=list(kinds))
         lines = await self._call(
@@ -228,7 +230,7 @@ class DockerEngine:
     async def remove_unused_volumes(self, label: str) -> None:
         """Remove the volumes with a label that no container, running or not, uses."""
         unused = _filters(label=[label], dangling=["true"])
-        for volume in (await self._ask("GET", "volumes", params=unused))["Volumes"] or ():
+        for volume in (await self._call_json("GET", "volumes", params=unused))["Volumes"] or ():
             try:
                 await self._call("DELETE", f"volumes/{volume['Name']}")
             except EngineError as error:
@@ -241,7 +243,7 @@ class DockerEngine:
             session, self._session = self._session, None
             await session.close()
 
-    async def _ask(self, method: str, path: str, **parts: Any) -> Any:
+    async def _call_json(self, method: str, path: str, **parts: Any) -> Any:
         """Make a request and return the parsed JSON of the response."""
         content = await self._call(method, path, **parts)
         try:
@@ -257,7 +259,7 @@ class DockerEngine:
         params: Mapping[str, str] | None = None,
         body: EngineJson | None = None,
         data: bytes | None = None,
-        max_bytes: int = _MAX_ANSWER_BYTES,
+        max_bytes: int = _MAX_RESPONSE_BYTES,
     ) -> bytes:
         """Make a request and return the response body, cut off somewhere after `max_bytes`."""
         url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
@@ -266,20 +268,20 @@ class DockerEngine:
         )  # aiohttp warns if large bytes are passed directly
         content = bytearray()
         try:
-            async with self._opened().request(method, url, json=body, data=sent) as answer:
-                async for piece in answer.content.iter_any():
+            async with self._open_session().request(method, url, json=body, data=sent) as response:
+                async for piece in response.content.iter_any():
                     content += piece
                     if len(content) >= max_bytes:
                         break
         except aiohttp.ClientError as error:
             raise EngineError(str(error)) from error
-        if answer.status >= 400:
+        if response.status >= 400:
             kinds = {404: EngineNotFoundError, 409: EngineConflictError}
-            kind = kinds.get(answer.status, EngineError)
-            raise kind(_reason(bytes(content), answer.status), answer.status)
+            kind = kinds.get(response.status, EngineError)
+            raise kind(_reason(bytes(content), response.status), response.status)
         return bytes(content)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector: aiohttp.BaseConnector
             if self._address.scheme == "unix":
@@ -306,8 +308,8 @@ class DockerEngine:
         return stream
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Return the TLS settings of DOCKER_CERT_PATH and DOCKER_TLS_VERIFY, as Docker's CLI
-        does."""
+        """Return the TLS settings of DOCKER_CERT_PATH and DOCKER_TLS_VERIFY, interpreted as by
+        Docker's CLI."""
         if self._address.scheme != "https":
             return None
         certificates = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
@@ -367,7 +369,7 @@ class AttachStream(ByteStreamProtocol):
             output, frames = self._output()
             pause_s = on_data(output)
             now_s = asyncio.get_running_loop().time()
-            own_pause_s = self._frame_rate.pause_s(frames, len(data), now_s)
+            own_pause_s = self._frame_rate.count(frames, len(data), now_s)
             return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
         await super().listen(demultiplex)

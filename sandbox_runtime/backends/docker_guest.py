@@ -81,7 +81,7 @@ class DockerGuest:
         await asyncio.shield(self._start_removal())
 
     def stop(self, why: str) -> None:
-        """Kill it without waiting; `diagnostics` will include the reason."""
+        """Kill the container without waiting; `diagnostics` will include the reason."""
         self._cause = self._cause or why
         self._start_removal()
 
@@ -125,7 +125,8 @@ class DockerGuest:
                 await asyncio.to_thread(self._runsc.end, self._name)
 
     async def _find_cause(self) -> str:
-        """Return why the stream has ended; the engine may learn it a little later than we do."""
+        """Return why the stream has ended. Waits a little, because the engine may notice the end
+        later than the proxy."""
         with anyio.move_on_after(_CAUSE_WAIT_S):
             try:
                 code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)
@@ -142,7 +143,7 @@ class DockerGuest:
         return "the engine closed the connection and does not answer"
 
     async def _killed_by(self, unknown: str) -> str:
-        """Return what killed the container, from the engine's events, or `unknown`."""
+        """Return the cause of the container's end by the engine's events, or `unknown`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _EVENTS_WAIT_S
         try:
@@ -158,13 +159,13 @@ class DockerGuest:
 
 
 class RunscProcesses:
-    """The processes on this host of an installation's runsc containers.
+    """Kills processes that an installation's runsc containers have left on this host.
 
-    If a start fails, runsc leaves its kernel and file server running. If many processes end at
-    once, the engine's shim may miss the end of the main process and stay. The engine no longer
-    knows the former and waits forever for the latter; only the container's id on their command
-    lines shows to which container they belong. So the ids are written to a directory before a
-    container starts, also for later owners: one file for each container, named after it."""
+    If a start fails, runsc leaves its kernel and file server running, and the engine no longer
+    knows them. If many processes end at once, the engine's shim may miss the end of the main
+    process and stay, and the engine waits forever. Only the container's id on their command lines
+    shows to which container such processes belong. So each container's id is stored in a file named
+    after the container before it starts, and later owners can read these files."""
 
     def __init__(self, state_dir: Path) -> None:
         self._records = state_dir / "runsc"

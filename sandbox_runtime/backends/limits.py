@@ -63,7 +63,7 @@ def new_host_uid() -> int:
 
 
 def has_uid_range(proc: Path = Path("/proc")) -> bool:
-    """Return whether HOST_UIDS exist here; in a container its user namespace may not map them."""
+    """Return True if this process's user namespace maps HOST_UIDS; a container's may not."""
     return all(_is_mapped(proc / "self" / name) for name in ("uid_map", "gid_map"))
 
 

@@ -41,7 +41,8 @@ class StderrReader(asyncio.Protocol):
         self.complete.set()
 
     async def wait(self) -> None:
-        """Wait until standard error is closed, for a short time: a descendant may hold it open."""
+        """Wait until standard error is closed, but at most _STDERR_WAIT_S: a descendant of the
+        process may keep it open."""
         try:
             async with asyncio.timeout(_STDERR_WAIT_S):
                 await self.complete.wait()
@@ -124,7 +125,7 @@ class ProcessGuest:
                 "sandbox %s: process %d does not end after SIGKILL", self._id, self._process.pid
             )
         self._stdio.abort()
-        # Process 1 of the sandbox holds the other end, and all processes end with it.
+        # Process 1 of the sandbox has the other end open, and all processes end with process 1.
         await self._stderr_reader.wait()
         self._stderr.close()
         if self._cgroup:

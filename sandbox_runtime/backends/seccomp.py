@@ -77,11 +77,11 @@ io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
 UNIMPLEMENTED = frozenset(
     ("clone3", *_IO_URING, *_KERNEL_AIO.split(), "inotify_init", "inotify_init1")
 )
-"""These fail with ENOSYS, as on an older kernel, so that programs use another call. The flags of
-clone3 lie in memory, which no filter can read: the C library falls back to clone. A host user may
-have only few inotify instances: programs poll files instead. The events of asynchronous I/O are
-limited for the whole host (fs.aio-max-nr): databases use threads instead, as aio_read() of the C
-library always does."""
+"""System calls that fail with ENOSYS, as on an older kernel, so that programs use another. The
+flags of clone3 lie in memory, which no filter can read: the C library falls back to clone. A host
+user may have only few inotify instances: programs poll files instead. The events of asynchronous
+I/O are limited for the whole host (fs.aio-max-nr): databases use threads instead, as aio_read() of
+the C library always does."""
 
 _OTHER_PROCESSES = """
 ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd
@@ -106,7 +106,7 @@ REFUSED = frozenset(
     f"{_OTHER_PROCESSES} {_KEYRINGS} {_MOUNTS_AND_NAMESPACES} {_LARGE_ATTACK_SURFACE}"
     f" {_THE_MACHINE}".split()
 )
-"""These fail with EPERM, whatever their arguments."""
+"""System calls that fail with EPERM, whatever their arguments."""
 
 # Each table lists the names in the order of their numbers; "-" is a number without a call, or of a
 # call that the kernel no longer has.
@@ -211,7 +211,7 @@ SYSCALL_NUMBERS: Mapping[str, Mapping[str, int]] = {
 ALLOWED = (
     frozenset().union(*SYSCALL_NUMBERS.values()) - REFUSED - UNIMPLEMENTED - ARG_FILTERED.keys()
 )
-"""These are allowed, whatever their arguments."""
+"""System calls that are allowed, whatever their arguments."""
 
 # For the kernel: classic BPF.
 #
@@ -317,7 +317,8 @@ def _return(verdict: int) -> _Code:
 # profile: its system calls never reach the host's kernel.
 
 _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
-"""Docker uses the engine's own. A number beyond the last known one then fails with ENOSYS."""
+"""Docker uses the entry of the engine's own architecture. A number beyond the last known one then
+fails with ENOSYS."""
 _ARGUMENT_BITS = 32
 
 
@@ -359,7 +360,7 @@ def _profile_entries(name: str, rule: Rule) -> Iterator[dict[str, object]]:
 def _complement(
     values: tuple[int, ...], bits: int = 0, prefix: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs of a mask and masked bits that together match all numbers except these.
+    """Yield pairs of a mask and masked bits that together match all numbers except `values`.
 
     The library can only compare masked bits, and combines comparisons of one argument with "or".
     """

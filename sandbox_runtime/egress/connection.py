@@ -14,7 +14,7 @@ class Connection(Protocol):
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send, and wait while the program does not read. Raises ConnectionError."""
+        """Send data as fast as the program reads it. Raises ConnectionError."""
         ...
 
     async def finish(self, last: bytes = b"") -> None:
@@ -27,7 +27,8 @@ class Connection(Protocol):
 
 
 class BufferedReader:
-    """Reads what a program sends by length, line or head, each within a bound."""
+    """Reads from a program's connection by length, line or HTTP head, each within a maximum
+    size."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -41,7 +42,7 @@ class BufferedReader:
         return self._buffer[0] if self._buffer else None
 
     async def read(self, max_bytes: int) -> bytes:
-        """Return at least one byte, or b"" at the end."""
+        """Return 1 to `max_bytes` bytes, or b"" at the end."""
         if not self._buffer:
             await self._more()
         return self._take(max_bytes)

@@ -1,5 +1,5 @@
-"""The outcome of a connection that a program inside tried to make: its Decision, the callbacks
-around it, and the errors that end it.
+"""The outcome of a connection that a program inside tried to make: the Decision, its two callbacks,
+and the errors that end a connection.
 
 EgressError         its text is sent to the program
 ├ DeniedError       denied by the rules or a limit, or malformed
@@ -45,7 +45,7 @@ class EgressError(Exception):
 
 
 class DeniedError(EgressError):
-    """Forbidden by the rules (403), malformed (400), late (408) or one too many (503)."""
+    """The connection is forbidden (403), malformed (400), too slow (408) or one too many (503)."""
 
     def __init__(self, reason: str, status: int = 403) -> None:
         super().__init__(reason, status)
@@ -56,7 +56,8 @@ class HelloError(DeniedError):
 
 
 class UnreachableError(EgressError):
-    """An allowed host that cannot be resolved, reached or understood (502), or is late (504)."""
+    """An allowed host cannot be resolved or reached, answers wrongly (502) or does not answer
+    (504)."""
 
     def __init__(self, reason: str, status: int = 502) -> None:
         super().__init__(reason, status)

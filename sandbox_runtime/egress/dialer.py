@@ -19,15 +19,16 @@ from sandbox_runtime.egress.decision import DeniedError, UnreachableError
 
 BUFFER_BYTES = 64 << 10
 _LOOKUPS = 4
-"""Lookups of one sandbox at a time, so that its slow names do not delay another's."""
+"""Maximum number of concurrent lookups of one sandbox, so that its slow names do not delay the
+lookups of other sandboxes."""
 _MAX_ADDRESSES = 4
-"""Addresses of one name that are dialed."""
+"""Maximum number of addresses of one name that are dialed."""
 _LOOKUP_S = 10.0
 """The timeout of one lookup; the caller's timeout is usually shorter."""
 _OTHER_FAMILY_S = 1.0
-"""Maximum time that a lookup with the addresses of one family waits for those of the other."""
+"""Maximum time that a lookup waits for the addresses of the second family (IPv4 or IPv6)."""
 _MAX_RECORDS = 16
-"""Records of one family that are read of an answer."""
+"""Maximum number of records that are read from one DNS response."""
 HOSTS, RESOLV_CONF = Path("/etc/hosts"), Path("/etc/resolv.conf")
 DNS_PORT = 53
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -35,7 +36,7 @@ Server = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[str, int], Awaitable[Server]]
 """Open a connection to an address and a port. Raises OSError."""
 Endpoint = tuple[str, int | None]
-"""An address and a port; None is every port."""
+"""An address and a port; None stands for all ports."""
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 """Return the addresses of a name, best first. Raises OSError."""
 _Stamp = tuple[int, int, int] | None
@@ -45,7 +46,7 @@ _parsed = lru_cache(ipaddress.ip_address)
 
 
 async def open_connection(ip: str, port: int) -> Server:
-    """Connect from this host, except to a public address of its own. Raises OSError."""
+    """Connect from this host; refuse this host's own public addresses. Raises OSError."""
     reader, writer = await asyncio.open_connection(ip, port, limit=BUFFER_BYTES)
     local, remote = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
     if local == remote and is_public(ipaddress.ip_address(ip)):
@@ -150,7 +151,7 @@ class SystemResolver:
     Unlike getaddrinfo, a lookup uses no thread, only its own sockets, and a cancellation closes
     them: a name whose servers do not answer delays no other lookup. The order is `/etc/hosts`,
     `localhost`, the name servers of `/etc/resolv.conf` with its search domains. Other sources of
-    `nsswitch.conf` (mDNS, LDAP, NIS) are not asked.
+    `nsswitch.conf` (mDNS, LDAP, NIS) are not used.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class SystemResolver:
     async def __call__(self, host: str) -> Sequence[str]:
         if parse_address(host):
             return [host]
-        config = await self._current()
+        config = await self._current_files()
         name = host.lower().removesuffix(".")
         if found := config.hosts.get(name):
             return found
@@ -172,7 +173,7 @@ class SystemResolver:
             return _LOOPBACK
         return sorted(await config.servers.addresses(host), key=_rank)
 
-    async def _current(self) -> _ResolverFiles:
+    async def _current_files(self) -> _ResolverFiles:
         stamps = (_stamp(self._hosts), _stamp(self._resolv_conf))
         if self._config is None or self._config.stamps != stamps:
             self._config = await asyncio.to_thread(self._read, stamps)
@@ -251,7 +252,7 @@ class _NameServers:
         failures: list[DNSException] = []
         async with anyio.create_task_group() as group:
 
-            async def ask(kind: str) -> None:
+            async def query(kind: str) -> None:
                 try:
                     answer = await self._resolver.resolve(
                         host, kind, backend=get_backend("asyncio")
@@ -265,11 +266,11 @@ class _NameServers:
                 # After NXDOMAIN too: some servers give it for an unknown family (RFC 4074).
                 group.cancel_scope.deadline = anyio.current_time() + _OTHER_FAMILY_S
 
-            group.start_soon(ask, "A")
-            group.start_soon(ask, "AAAA")
+            group.start_soon(query, "A")
+            group.start_soon(query, "AAAA")
         if found:
             return found
-        is_late = any(isinstance(each, Timeout | NoNameservers) for each in failures)
-        if is_late and not any(isinstance(each, NXDOMAIN) for each in failures):
+        is_late = any(isinstance(failure, Timeout | NoNameservers) for failure in failures)
+        if is_late and not any(isinstance(failure, NXDOMAIN) for failure in failures):
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -1,5 +1,5 @@
-"""The egress gateway of a leased sandbox, which decides on each connection of a program and serves
-it; `EgressGateways` makes one for each lease."""
+"""The egress gateway of a leased sandbox, which allows or denies each connection of a program and
+relays it; `EgressGateways` makes one gateway for each lease."""
 
 import asyncio
 import inspect
@@ -46,7 +46,7 @@ _CALLBACK_S = 5.0
 
 
 class EgressGateways:
-    """Makes the gateways of leases, with the settings that all of them share.
+    """Makes the gateway of each lease, with the settings that all gateways share.
 
     `forbidden` are addresses that no rule allows: the proxy's own and its backends'. `secrets` are
     the environment variables whose values `egress.headers` may name.
@@ -85,7 +85,7 @@ class EgressGateways:
 
 
 class Gateway:
-    """Decides on and serves the connections of one leased sandbox."""
+    """Allows or denies the connections of one leased sandbox, and relays those that it allows."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class Gateway:
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection to its end, and close it."""
-        full = None
+        refusal = None
         if len(self._scopes) >= self._egress.max_connections:
             limit = self._egress.max_connections
-            full = f"this sandbox has {limit} connections open, which is its limit"
+            refusal = f"this sandbox has {limit} connections open, which is its limit"
         handler = _ConnectionHandler(
             self._confirm, self._dialer, self.traffic, self._headers_for, self._timeouts
         )
@@ -133,7 +133,7 @@ class Gateway:
         try:
             with scope:
                 if not self._closed:
-                    await handler.run(connection, full)
+                    await handler.run(connection, refusal)
         finally:
             connection.abort()
             try:
@@ -176,7 +176,7 @@ def _header_value(variable: str, value: str | None) -> str:
 
 
 class _ConnectionHandler:
-    """Serves one connection of a program: reads its request, decides, and relays."""
+    """Serves one connection of a program: reads the request, allows or denies it, and relays."""
 
     def __init__(
         self,
@@ -199,12 +199,11 @@ class _ConnectionHandler:
         self._denied = True
         self._reason = "the sandbox ended"
 
-    async def run(self, connection: Connection, full: str | None) -> None:
-        """Serve the connection; with `full`, the reason of a limit, only read and refuse its
-        request."""
+    async def run(self, connection: Connection, refusal: str | None) -> None:
+        """Serve the connection. If `refusal` is a reason, read the request and deny it for that."""
         reader = BufferedReader(connection)
         try:
-            await self._serve(connection, reader, full)
+            await self._serve(connection, reader, refusal)
             self._reason = ""
         except EgressError as error:
             self._denied = isinstance(error, DeniedError)
@@ -228,12 +227,12 @@ class _ConnectionHandler:
         )
 
     async def _serve(
-        self, connection: Connection, reader: BufferedReader, full: str | None
+        self, connection: Connection, reader: BufferedReader, refusal: str | None
     ) -> None:
         request = await self._timeouts.for_head(self._read_request(connection, reader))
         target = self._target = request.target
-        if full:
-            raise DeniedError(full, 503)
+        if refusal:
+            raise DeniedError(refusal, 503)
         if reason := await self._confirm(target):
             raise DeniedError(reason)
         self._traffic.check()

@@ -70,16 +70,17 @@ class RequestHead:
         """Return the values of a header by its lower-case name."""
         return [value for key, value in self.headers if key.lower() == name]
 
-    def rewritten(self, target: Target, bound: tuple[Header, ...]) -> bytes:
-        """Return the head for the server: without hop-by-hop headers, and with `bound` in place of
-        the program's headers of these names."""
+    def rewritten(self, target: Target, injected: tuple[Header, ...]) -> bytes:
+        """Return the head for the server: without hop-by-hop headers, and with the `injected`
+        headers, which replace the program's headers of the same names."""
         match = _URL.fullmatch(self.url)
         path = (match[2] or "/") if match else self.url
         path = path if path.startswith("/") else f"/{path}"
         path = _NOT_ASCII.sub(lambda found: f"%{ord(found[0]):02X}", path)
-        ours = {"host", "content-length", "transfer-encoding", *(_key(name) for name, _ in bound)}
+        replaced = {"host", "content-length", "transfer-encoding"}
+        replaced |= {_key(name) for name, _ in injected}
         host = str(target).removesuffix(f":{HTTP_PORT}")
-        headers = [("Host", host), *_end_to_end(self.headers, ours), *bound]
+        headers = [("Host", host), *_end_to_end(self.headers, replaced), *injected]
         if self.body_bytes == CHUNKED:
             headers.append(("Transfer-Encoding", "chunked"))
         elif self.values("content-length"):
@@ -112,8 +113,8 @@ def parse_response_head(head: bytes) -> tuple[int, bytes]:
     match = _STATUS.fullmatch(start)
     if not match or match[1] == "101":
         raise UnreachableError("the host's answer has a malformed status line")
-    status, kept = int(match[1]), _end_to_end(headers, set())
-    return status, _head(start, kept if status < 200 else [*kept, ("Connection", "close")])
+    status, passed = int(match[1]), _end_to_end(headers, set())
+    return status, _head(start, passed if status < 200 else [*passed, ("Connection", "close")])
 
 
 def _lines(head: bytes) -> tuple[str, tuple[Header, ...]]:
@@ -137,19 +138,19 @@ def _body_bytes(headers: tuple[Header, ...], minor_version: int) -> int:
     return CHUNKED if codings else int(lengths[0]) if lengths else 0
 
 
-def _end_to_end(headers: tuple[Header, ...], left_out: set[str]) -> list[Header]:
-    """Drop the hop-by-hop headers, and those named in `left_out` (in lower case)."""
+def _end_to_end(headers: tuple[Header, ...], dropped: set[str]) -> list[Header]:
+    """Drop the hop-by-hop headers, and the headers named in `dropped` (in lower case)."""
     named = {
         name.strip().lower()
         for key, value in headers
         if key.lower() == "connection"
         for name in value.split(",")
     }
-    out = _HOP_BY_HOP | left_out | named
+    all_dropped = _HOP_BY_HOP | dropped | named
     return [
         header
         for header in headers
-        if _key(header[0]) not in out and not _key(header[0]).startswith("proxy-")
+        if _key(header[0]) not in all_dropped and not _key(header[0]).startswith("proxy-")
     ]
 
 
@@ -179,25 +180,26 @@ async def read_tunnelled_request(reader: BufferedReader, target: Target) -> Requ
 
 
 async def exchange(
-    relay: Relay, head: RequestHead, target: Target, bound: tuple[Header, ...]
+    relay: Relay, head: RequestHead, target: Target, injected: tuple[Header, ...]
 ) -> None:
-    """Relay one request and its response. Raises ConnectionError, EgressError."""
+    """Relay one request, with the `injected` headers, and its response. Raises ConnectionError,
+    EgressError."""
 
     async def up() -> None:
-        await relay.up(head.rewritten(target, bound))
+        await relay.up(head.rewritten(target, injected))
         if head.body_bytes == CHUNKED:
             await _chunks_up(relay)
         else:
             await _bytes_up(relay, head.body_bytes)
-        await relay.until_closed()
+        await relay.discard_rest_up()
 
     async def down() -> None:
         status = 100
         while status < 200:
-            status, answer = parse_response_head(await relay.head_from_server())
-            await relay.down(answer)
+            status, response_head = parse_response_head(await relay.head_from_server())
+            await relay.down(response_head)
         await relay.rest_down()
-        relay.answered()
+        relay.mark_answered()
 
     await relay.run(up, down)
 
@@ -212,7 +214,7 @@ async def _bytes_up(relay: Relay, count: int) -> None:
 
 
 async def _chunks_up(relay: Relay) -> None:
-    """Relay the chunks of a body, each framed anew."""
+    """Relay the chunks of a body with new chunk headers, and drop its trailers."""
     while count := await _chunk_bytes(relay.from_program):
         await relay.up(b"%x\r\n" % count)
         await _bytes_up(relay, count)

@@ -1,4 +1,5 @@
-"""Limits of a sandbox's egress: the timeouts of a connection, and the traffic of all of them."""
+"""Limits of a sandbox's egress: the timeouts of one connection, and the traffic quota of all
+connections together."""
 
 import asyncio
 import math
@@ -24,7 +25,7 @@ class Timeouts:
     idle_s: float = 120.0
     """Without a byte in either direction."""
     linger_s: float = 2.0
-    """For the other side to close too, once everything was sent."""
+    """For the other side to close the connection after everything was sent to it."""
 
     async def for_head(self, head: Awaitable[T]) -> T:
         """Await a head that the program sends. Raises DeniedError after `head_s`."""
@@ -56,8 +57,8 @@ class TrafficQuota:
             raise DeniedError("the budget for network traffic is used up")
 
     def reserve(self, count: int, now: float) -> float:
-        """Count the bytes and return the seconds to wait before they may pass. Raises
-        DeniedError if they exceed the quota."""
+        """Count the bytes and return the seconds to wait before they may pass. Raises DeniedError
+        if they exceed the quota, which then counts as used up."""
         if self._cap_bytes is not None and self.bytes + count > self._cap_bytes:
             self.bytes = max(self.bytes, self._cap_bytes)
         self.check()

@@ -1,6 +1,6 @@
 """The two protocols in which a program asks a proxy for a connection: HTTP and SOCKS 5.
 
-Each has a function that reads a ProxyRequest, and one that encodes an error.
+For each protocol, one function reads a ProxyRequest and one encodes an error.
 """
 
 import ipaddress

@@ -43,7 +43,7 @@ class Relay:
         """
         failures: list[Exception] = []
 
-        async def to_its_end(side: Side) -> None:
+        async def run_side(side: Side) -> None:
             try:
                 await side()
             except (ConnectionError, EgressError) as error:
@@ -54,7 +54,7 @@ class Relay:
             self._scope = group.cancel_scope
             self._restart_idle_timer()
             for side in sides:
-                group.start_soon(to_its_end, side)
+                group.start_soon(run_side, side)
         if failures:
             raise failures[0]
         if self._scope.cancel_called and not self._answered:
@@ -92,7 +92,8 @@ class Relay:
             raise UnreachableError("the host did not answer in HTTP/1") from error
 
     async def rest_down(self) -> None:
-        """Relay what the server sends, to its end. Raises ConnectionError, EgressError."""
+        """Relay everything that the server sends until it closes. Raises ConnectionError,
+        EgressError."""
         while data := await self._from_server():
             await self.down(data)
         await self._connection.finish()
@@ -104,13 +105,14 @@ class Relay:
             why = f"the host broke the connection: {error.strerror or error}"
             raise UnreachableError(why) from error
 
-    async def until_closed(self) -> None:
-        """Drop what the program sends after its request. Raises ConnectionError."""
+    async def discard_rest_up(self) -> None:
+        """Read and discard what the program sends after its request, until the program has
+        finished. Raises ConnectionError, DeniedError."""
         while data := await self.from_program.read(PIECE_BYTES):
             await self._traffic.consume(len(data))
 
-    def answered(self) -> None:
-        """Note that the request has its response: end the relay after `linger_s`."""
+    def mark_answered(self) -> None:
+        """Record that the response is complete: the relay ends after `linger_s`."""
         self._answered = True
         self._scope.deadline = anyio.current_time() + self._timeouts.linger_s
 

@@ -31,7 +31,7 @@ _ENCRYPTED = (
 async def tunnel(relay: Relay, target: Target, timeouts: Timeouts) -> None:
     """Relay both directions to their end. Raises ConnectionError, EgressError.
 
-    To port 443 only TLS passes; on other ports a ClientHello is checked if there is one.
+    Only TLS is allowed to port 443. To other ports, a ClientHello at the start is checked too.
     """
 
     async def up() -> None:
@@ -66,8 +66,8 @@ async def read_client_hello(reader: BufferedReader, target: Target) -> bytes:
 
 
 def server_name(hello: bytes) -> str | None:
-    """Return the server name in the body of a ClientHello, or None. Raises HelloError, also for an
-    encrypted one."""
+    """Return the server name in the body of a ClientHello, or None. Raises HelloError if the
+    ClientHello is malformed or encrypted."""
     fields = _Fields(hello)
     fields.take(2 + 32)  # version, random
     for length_bytes in (1, 2, 1):  # session, cipher suites, compression methods
@@ -115,7 +115,7 @@ def _extensions(fields: "_Fields") -> Iterator[tuple[int, bytes]]:
 
 
 class _Fields:
-    """Reads bytes from front to back, never beyond their end."""
+    """Reads the fields of a TLS structure in order. Raises HelloError if a field is too short."""
 
     def __init__(self, data: bytes) -> None:
         self.left = data

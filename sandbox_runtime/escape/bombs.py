@@ -1,5 +1,5 @@
-"""Attacks that use up a sandbox's limits: each must be stopped, without effect on the neighbour. If
-nothing stops it, it ends by itself at a few times the limit."""
+"""Attacks that try to use more than a sandbox's limits. Each must be stopped without an effect on
+the neighbour sandbox. An attack that nothing stops ends by itself at a few times the limit."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, python, running
 
 _PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES, _DISK_MIB_PER_S = 64, 256, 64, 256, 8
-"""Limits of the sandbox."""
+"""Limits of the attacking sandbox."""
 _MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 1024
 _MANY_FILES = 20_000
 _MANY_INOTIFY = 1024
@@ -189,12 +189,13 @@ def _bomb(
     disk_mib_per_s: int | None = None,
     own_kernel_holds: bool = False,
 ) -> Attack:
-    """Make an attack of a program that prints last how much it took, run in a small sandbox.
+    """Return an attack that runs `program` in a sandbox with small limits.
 
-    Without `disk_mib_per_s` the speed of its disk is not limited.
+    The last word of the program's output is the amount that it used, in `unit`; the attack succeeds
+    if that is at least `much`. Without `disk_mib_per_s` the speed of the disk is not limited.
     """
 
-    async def set_off(context: EscapeContext) -> str | None:
+    async def make(context: EscapeContext) -> str | None:
         await context.neighbour()
         isolation = replace(_small(context.isolation), disk_mib_per_s=disk_mib_per_s)
         async with context.victim(isolation) as sandbox:
@@ -209,7 +210,7 @@ def _bomb(
             return f"it took {printed[-1]} {unit}"
         return None
 
-    return Attack(name, "bombs", tries, set_off, own_kernel_holds)
+    return Attack(name, "bombs", tries, make, own_kernel_holds)
 
 
 def _small(isolation: Isolation) -> Isolation:
@@ -231,10 +232,10 @@ async def _watch_files(context: EscapeContext) -> str | None:
 
 
 ATTACKS = (
-    _bomb("fork_bomb", "Makes processes that stay.", _FORKS, _MANY_PIDS, "processes"),
+    _bomb("fork_bomb", "Makes processes that keep running.", _FORKS, _MANY_PIDS, "processes"),
     _bomb(
         "thread_bomb",
-        "Makes threads that stay.",
+        "Makes threads that keep running.",
         _THREADS,
         _MANY_PIDS,
         "threads",
@@ -267,7 +268,7 @@ ATTACKS = (
     ),
     _bomb(
         "hidden_disk_bomb",
-        "Fills the disk with files that nobody has open.",
+        "Fills the disk with deleted files that are only in flight in a socket.",
         _DISK % _IN_FLIGHT,
         _MUCH_DISK_MIB,
         "MiB of disk",

@@ -50,7 +50,7 @@ class DisturbedError(Exception):
 
 
 class EscapeSandbox(Sandbox, Protocol):
-    """A sandbox whose connections to the outside can be given a handler."""
+    """A sandbox that accepts a handler for the connections of its programs."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Set the handler of the connections that programs inside open; None refuses them."""
@@ -104,7 +104,7 @@ class Attack:
     boundary: Boundary
     tries: str
     make: Callable[["EscapeContext"], Awaitable[str | None]]
-    """Returns what was found open, or None if the boundary held.
+    """Makes the attempt; returns what was found open, or None if the boundary held.
 
     Raises DisturbedError if another sandbox was affected, SandboxError if the attempt could not be
     made.
@@ -134,8 +134,8 @@ class EscapeFinding:
 class EscapeContext:
     """Starts the sandboxes of attacks: victims, and one neighbour that no attack may affect.
 
-    `isolation` is that of a sandbox unless an attack needs another. An attack on the disk waits
-    `watch_s` for the disk watch to see what was written.
+    Sandboxes have this `isolation` unless an attack needs another. An attack on the disk waits
+    `watch_s` seconds, in which the disk watch measures the sandbox.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class EscapeContext:
         self._neighbour: EscapeSandbox | None = None
 
     async def neighbour(self) -> EscapeSandbox:
-        """Return the neighbour, a new one if the last is disturbed. Raises SandboxStartError."""
+        """Return the neighbour sandbox; replace it if an attack has disturbed it. Raises
+        SandboxStartError."""
         if self._neighbour and await self.disturbed():
             await self.aclose()
         self._neighbour = self._neighbour or await self._start(self.isolation)
@@ -169,7 +170,7 @@ class EscapeContext:
             await sandbox.close()
 
     async def disturbed(self) -> str | None:
-        """Return what has happened to the neighbour, or None."""
+        """Return how the neighbour sandbox is disturbed, or None if it works."""
         neighbour = self._neighbour
         if neighbour is None:
             return None
@@ -182,7 +183,7 @@ class EscapeContext:
         return None
 
     async def aclose(self) -> None:
-        """End the neighbour."""
+        """End the neighbour sandbox."""
         if self._neighbour:
             await self._neighbour.close()
             self._neighbour = None

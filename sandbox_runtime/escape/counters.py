@@ -1,7 +1,8 @@
-"""Attacks that use up what the kernel counts per user or for the whole host.
+"""Attacks on resources that the kernel counts per user or for the whole host.
 
-Each program takes a few times what one sandbox may have and holds it. Meanwhile the neighbour does
-something that needs the same resource, with the same result as before.
+Each program takes a few times the amount that one sandbox may have and keeps it. Meanwhile the
+neighbour sandbox does something that needs the same resource, and must get the same result as
+before.
 """
 
 from collections.abc import Awaitable, Callable
@@ -121,48 +122,50 @@ def _program(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Bomb:
-    """A program that prints how much it took and holds it; the neighbour then needs one more."""
+    """A program that prints the amount that it took of a resource and keeps it."""
 
     name: str
-    what: str
+    resource: str
     program: str
     much: int
-    needs_one: Callable[[EscapeSandbox], Awaitable[str]]
+    """The amount from which on the attack has succeeded."""
+    use_one: Callable[[EscapeSandbox], Awaitable[str]]
+    """Uses the resource once, in the neighbour sandbox, and returns the output."""
 
     def attack(self) -> Attack:
-        async def set_off(context: EscapeContext) -> str | None:
+        async def make(context: EscapeContext) -> str | None:
             neighbour = await context.neighbour()
             async with context.victim() as sandbox:
-                return await self._set_off(sandbox, neighbour)
+                return await self._run(sandbox, neighbour)
 
-        return self._attack(set_off)
+        return self._attack(make)
 
     def attack_at_strict(self) -> Attack:
-        """Make the attack at level strict, where each sandbox is a user of its own."""
+        """Return the attack at level strict, where each sandbox is a user of its own."""
 
-        async def set_off(context: EscapeContext) -> str | None:
+        async def make(context: EscapeContext) -> str | None:
             strict = replace(context.isolation, level="strict")
             async with context.victim(strict) as neighbour, context.victim(strict) as sandbox:
-                return await self._set_off(sandbox, neighbour)
+                return await self._run(sandbox, neighbour)
 
-        return self._attack(set_off)
+        return self._attack(make)
 
-    def _attack(self, set_off: Callable[[EscapeContext], Awaitable[str | None]]) -> Attack:
-        tries = f"Takes {self.what} and keeps them."
+    def _attack(self, make: Callable[[EscapeContext], Awaitable[str | None]]) -> Attack:
+        tries = f"Takes {self.resource} and keeps them."
         # A sandbox's own kernel has its own counters.
-        return Attack(self.name, "bombs", tries, set_off, own_kernel_holds=True)
+        return Attack(self.name, "bombs", tries, make, own_kernel_holds=True)
 
-    async def _set_off(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
-        before = await self.needs_one(neighbour)
+    async def _run(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
+        before = await self.use_one(neighbour)
         async with running(sandbox, self.program) as printed:
-            after = await self.needs_one(neighbour)
+            after = await self.use_one(neighbour)
         if after != before:
-            none = f"the neighbour sandbox gets no {self.what} any more"
+            none = f"the neighbour sandbox gets no {self.resource} any more"
             raise DisturbedError(f"{none}: {after!r}, before {before!r}")
-        return f"it took {printed.strip()} {self.what}" if int(printed) >= self.much else None
+        return f"it took {printed.strip()} {self.resource}" if int(printed) >= self.much else None
 
 
-_OF_ALL = (
+_PER_HOST = (
     _Bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _with_a_terminal),
     _Bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command("timeout 9 echo well")),
     _Bomb(
@@ -175,7 +178,7 @@ _OF_ALL = (
     _Bomb("message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program(_ONE_QUEUE)),
     _Bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program(_ONE_CONTEXT)),
 )
-_OF_A_USER = (
+_PER_USER = (
     _Bomb("strict_timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _program(_ONE_TIMER)),
     _Bomb("strict_signal_bomb", "queued signals", _SIGNALS, _MANY_TIMERS, _program(_ONE_SIGNAL)),
     _Bomb(
@@ -187,6 +190,6 @@ _OF_A_USER = (
     ),
 )
 ATTACKS = (
-    *(bomb.attack() for bomb in _OF_ALL),
-    *(bomb.attack_at_strict() for bomb in _OF_A_USER),
+    *(bomb.attack() for bomb in _PER_HOST),
+    *(bomb.attack_at_strict() for bomb in _PER_USER),
 )

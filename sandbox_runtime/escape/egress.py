@@ -86,7 +86,8 @@ async def _with_gateway(
     forbidden: Sequence[Endpoint] = (),
     max_mib: int | None = None,
 ) -> AsyncIterator[EscapeSandbox]:
-    """Attach a gateway with these rules to the neighbour. `max_mib` limits the traffic."""
+    """Attach a gateway with these rules to the neighbour sandbox and return the sandbox. `max_mib`
+    limits the traffic."""
     sandbox = await context.neighbour()
     gateway = context.make_gateway(
         egress,
@@ -136,7 +137,7 @@ def _must_not_dial(
     names: Mapping[str, Answers] | None = None,
     forbidden: Sequence[Endpoint] = (),
 ) -> Attack:
-    """Make an attack that is open if any of `requests` makes the gateway dial an address."""
+    """Return an attack that succeeds if any of `requests` makes the gateway dial an address."""
 
     async def make(context: EscapeContext) -> str | None:
         internet = await _send_each(context, egress, requests, names, forbidden)
@@ -146,7 +147,7 @@ def _must_not_dial(
 
 
 def _must_not_arrive(name: str, tries: str, secret: bytes, *requests: bytes) -> Attack:
-    """Make an attack that is open if a server receives `secret`."""
+    """Return an attack that succeeds if a server receives `secret`."""
 
     async def make(context: EscapeContext) -> str | None:
         internet = await _send_each(context, _LISTED, requests)
@@ -182,7 +183,7 @@ async def _lookups(context: EscapeContext) -> str | None:
     return f"{internet.lookups[0]} was asked for" if internet.lookups else None
 
 
-async def _slow(context: EscapeContext) -> str | None:
+async def _slow_requests(context: EscapeContext) -> str | None:
     hold = _HOLD.format(count=_FEW, words=b"GET http://")
     ask = _ASK_MEANWHILE.format(request=get_request(_ALLOWED_URL, ALLOWED))
     async with _with_gateway(context, _FEW_CONNECTIONS, FakeInternet()) as sandbox:
@@ -190,7 +191,7 @@ async def _slow(context: EscapeContext) -> str | None:
     return None if "reached" in printed else "slow requests block all others"
 
 
-async def _many(context: EscapeContext) -> str | None:
+async def _many_connections(context: EscapeContext) -> str | None:
     internet = FakeInternet()
     hold = _HOLD.format(count=3 * _FEW, words=connect_request(f"{ALLOWED}:8000"))
     async with _with_gateway(context, _FEW_CONNECTIONS, internet) as sandbox:
@@ -199,7 +200,7 @@ async def _many(context: EscapeContext) -> str | None:
     return f"{count} connections were made, {_FEW} allowed" if count > _FEW else None
 
 
-async def _much(context: EscapeContext) -> str | None:
+async def _much_traffic(context: EscapeContext) -> str | None:
     internet = FakeInternet()
     requests = f"[{connect_request(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
     async with _with_gateway(context, _OPEN, internet, max_mib=_MAX_MIB) as sandbox:
@@ -297,7 +298,7 @@ ATTACKS = (
     ),
     _must_not_dial(
         "no_network",
-        "Asks for anything where nothing is allowed.",
+        "Asks for a host where no host is allowed.",
         connect_request(f"{ALLOWED}:443"),
         get_request(_ALLOWED_URL, ALLOWED),
         socks_request(ALLOWED, 443),
@@ -311,7 +312,7 @@ ATTACKS = (
     ),
     _must_not_dial(
         "socks_commands",
-        "Asks to be called, and for datagrams.",
+        "Requests BIND, UDP ASSOCIATE and unknown commands of SOCKS.",
         *(socks_request(ALLOWED, 443, command=kind) for kind in (2, 3, 0, 9)),
     ),
     _must_not_dial(
@@ -328,7 +329,7 @@ ATTACKS = (
     ),
     _must_not_dial(
         "request_smuggling",
-        "Contradicts itself about the length of a body, with a request in it.",
+        "Sends contradictory lengths of a body that contains another request.",
         *(get_request(_ALLOWED_URL, ALLOWED, *lines, body=_SMUGGLED) for lines in _CONTRADICTIONS),
         egress=_LISTED,
     ),
@@ -358,7 +359,11 @@ ATTACKS = (
     ),
     Attack("no_sni", "egress", "Names no server in TLS, or speaks no TLS.", _no_server_name),
     Attack("dns_tunnel", "egress", "Asks for names that carry secrets.", _lookups),
-    Attack("slowloris", "egress", "Keeps connections with requests that do not end.", _slow),
-    Attack("too_many_connections", "egress", "Opens more connections than it may.", _many),
-    Attack("too_many_bytes", "egress", "Sends more than it may.", _much),
+    Attack(
+        "slowloris", "egress", "Keeps connections with requests that do not end.", _slow_requests
+    ),
+    Attack(
+        "too_many_connections", "egress", "Opens more connections than it may.", _many_connections
+    ),
+    Attack("too_many_bytes", "egress", "Sends more than it may.", _much_traffic),
 )

@@ -117,7 +117,7 @@ async def _million_files(context: EscapeContext) -> str | None:
 
 
 async def _read(sandbox: EscapeSandbox, path: str) -> bytes:
-    """Return the received bytes, even if the transfer then failed."""
+    """Return the bytes that the host received, also if the transfer failed."""
     received = bytearray()
 
     async def sink(piece: bytes) -> None:
@@ -149,13 +149,13 @@ ATTACKS = tuple(
         ("symlink_put", "Swaps a file for a link while it is written.", _symlink_put),
         (
             "hard_link_put",
-            "Swaps a file for another's second name while it is written.",
+            "Swaps a file for a hard link to another while it is written.",
             _hard_link_put,
         ),
         ("link_out", "Leaves links to other files and directories.", _link_out),
         ("no_regular_file", "Leaves pipes and devices in the place of files.", _no_regular_file),
-        ("huge_file", "Leaves a file larger than may come out.", _huge_file),
+        ("huge_file", "Leaves a file larger than the host may read.", _huge_file),
         ("growing_file", "Lets a file grow while it is read.", _growing_file),
-        ("million_files", "Leaves more files than may be named, up to a million.", _million_files),
+        ("million_files", "Leaves up to a million files, more than may be listed.", _million_files),
     )
 )

@@ -97,7 +97,7 @@ class _Visitors:
 
 
 def _own_addresses() -> Iterator[str]:
-    """Return the addresses of the host, except loopback and link-local ones."""
+    """Yield the addresses of the host, except loopback and link-local ones."""
     lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
     for address, kind in itertools.pairwise(lines):
         name = address.rpartition(" ")[2]

@@ -84,7 +84,8 @@ async def _agent_signalled(context: EscapeContext) -> str | None:
 
 
 async def _signalled(context: EscapeContext, command: str, *, timeout_s: float = 10) -> str | None:
-    """Return what was wrong, unless the agent survives the command or its loss is reported."""
+    """Run a command that signals the agent. Return what went wrong; return None if the agent
+    survives or the host reports the loss of the sandbox, and the neighbour works."""
     await context.neighbour()
     async with context.victim() as sandbox:
         try:
@@ -138,13 +139,13 @@ ATTACKS = tuple(
     # commands could have produced the same output themselves.
     Attack(name, "protocol", tries, make, own_kernel_holds=name == "forged_frames")
     for name, tries, make in (
-        ("forged_frames", "Writes frames where others have their output.", _forged_frames),
+        ("forged_frames", "Writes frames to the output of other processes.", _forged_frames),
         ("frames_as_output", "Prints frames.", _frames_as_output),
         ("agent_killed", "Kills the agent.", _agent_killed),
         ("agent_stopped", "Stops the agent.", _agent_stopped),
         ("agent_signalled", "Sends the agent every other signal.", _agent_signalled),
         ("everything_killed", "Kills everything that it can.", _everything_killed),
-        ("own_terminal", "Types into the terminal that it is asked through.", _terminal),
-        ("endless_output", "Prints far more than anybody wants.", _endless_output),
+        ("own_terminal", "Types into the terminal that is its standard input.", _terminal),
+        ("endless_output", "Prints far more than the host accepts.", _endless_output),
     )
 )

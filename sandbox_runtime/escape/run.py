@@ -54,7 +54,7 @@ for name, source in json.loads({modules!r}):
     exec(compile(source, name, "exec"), module.__dict__)
 module.main(json.loads({names!r}))
 """
-"""Modules as one Python program, which calls `main` of the last one."""
+"""A Python program that loads modules from their source and calls `main` of the last one."""
 _MODULES: tuple[tuple[ModuleType, Boundary, bool], ...] = (
     (system_calls, "system calls", True),
     (namespaces, "namespaces", True),
@@ -70,8 +70,8 @@ _OWN_KERNEL_HOLDS = frozenset(
     {"agent_descriptors", "agent_environment", "killed_last", "priority", "realtime"}
 )
 """Attempts of the other modules that such a kernel makes harmless. gVisor lets root inside see the
-agent's descriptors and environment, with which root can deceive nobody else; and among the host's
-processes gVisor has a low priority, whatever a program sets inside."""
+agent's descriptors and environment, with which root can only forge results of its own sandbox. All
+of gVisor has a low priority on the host, whatever priority a program inside has."""
 
 
 def _probes() -> Iterator[Probe]:
@@ -135,18 +135,18 @@ async def run_attack(context: EscapeContext, attack: Attack) -> EscapeFinding:
 
 
 async def self_test(
-    start: Start, isolation: Isolation, tell: Callable[[EscapeFinding], None]
+    start: Start, isolation: Isolation, on_finding: Callable[[EscapeFinding], None]
 ) -> None:
-    """Run all probes and attacks, which takes half a minute, and call `tell` with each finding.
+    """Run all probes and attacks, which takes half a minute; call `on_finding` with each finding.
 
     Raises SandboxError if no sandbox starts.
     """
     for finding in await run_probes(start, isolation):
-        tell(finding)
+        on_finding(finding)
     context = EscapeContext(start, isolation)
     try:
         for attack in ATTACKS:
-            tell(await run_attack(context, attack))
+            on_finding(await run_attack(context, attack))
     finally:
         await context.aclose()
 
@@ -154,8 +154,8 @@ async def self_test(
 def refusal(findings: Sequence[EscapeFinding]) -> str | None:
     """Return why a server must not use this backend, or None.
 
-    A probe that could not be tried is a reason too, unless none could: an image without python3 has
-    its backend's isolation all the same, and `untried` reports that case.
+    A probe that could not be tried is a reason too, unless no probe could be tried: then the image
+    may lack python3, which does not weaken the isolation. `untried` reports that case.
     """
     bad = [finding for finding in findings if finding.verdict != "held"]
     if untried(findings) or not bad:
@@ -165,7 +165,7 @@ def refusal(findings: Sequence[EscapeFinding]) -> str | None:
 
 
 def untried(findings: Sequence[EscapeFinding]) -> str | None:
-    """Return why no probe could be tried at all, or None if one was."""
+    """Return why no probe could be tried, or None if at least one was tried."""
     if findings and all(finding.verdict == "not tried" for finding in findings):
         return f"the isolation could not be tested: {findings[0].detail}"
     return None
@@ -176,7 +176,7 @@ async def _has_own_kernel_inside(context: EscapeContext) -> bool:
 
 
 async def _run(sandbox: Sandbox, names: list[str]) -> ExecResult:
-    """Run the attempts of these modules inside; the program prints its kernel's name first."""
+    """Run the attempts of these modules inside; the first line of output names the kernel."""
     return await sandbox.exec(
         PYTHON,
         timeout_s=_BATCH_TIMEOUT_S,

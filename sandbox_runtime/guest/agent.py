@@ -82,6 +82,6 @@ def _programs() -> Path:
 def first_message(config: GuestConfig) -> bytes:
     """Return the bytes of the configuration that the agent reads from its standard input."""
     # Not dataclasses.asdict, which makes a deep copy for every sandbox.
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
     text = json.dumps(values).encode()
     return len(text).to_bytes(4, "big") + text

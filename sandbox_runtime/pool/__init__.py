@@ -1,1 +1,1 @@
-"""The pool of sandboxes: each is leased once and then ended."""
+"""The pool of sandboxes: each sandbox is leased once and then ended."""

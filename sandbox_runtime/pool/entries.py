@@ -1,7 +1,7 @@
-"""The pool's records: the sandboxes it has, in a registry, and the requests that wait for one.
+"""The pool's records: a registry of its sandboxes, and the waiters that request one.
 
-These classes only keep state. The `lifecycle` module starts and ends sandboxes, the `pool` module
-decides which waiter gets which of them.
+These classes only keep state. The `lifecycle` module starts and ends sandboxes, and the `pool`
+module decides which waiter gets which sandbox.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class EntryState(StrEnum):
 
 
 class PoolEntry:
-    """One sandbox, from before the backend is asked to start it until nothing is left of it."""
+    """One sandbox of the pool, from just before its start until it has been removed."""
 
     def __init__(self, isolation: Isolation, pool_key: PoolKey) -> None:
         self.isolation = isolation
@@ -36,11 +36,13 @@ class PoolEntry:
         self.ready_at = 0.0
         """Time on the pool's clock when the start succeeded."""
         self.counted_as = isolation
-        """The isolation whose memory limit counts: during a lease, that of the lease."""
+        """The isolation whose memory limit counts towards the pool's budget. During a lease it is
+        the lease's isolation."""
         self.leased_since: float | None = None
-        """Time when the lease could begin to use the sandbox; None while it cannot."""
+        """Time on the pool's clock when the lease's sandbox answered a ping; None before that."""
         self.is_unused = True
-        """True until a lease takes the sandbox or changes its limits: then no other may have it."""
+        """True until a lease takes the sandbox or changes its limits. Only an unused sandbox may go
+        to another lease."""
         self.at_end = AsyncExitStack()
         """Callbacks that end the sandbox and its gateway, run in reverse order."""
         self._sandbox: GuestSandbox | None = None
@@ -69,7 +71,7 @@ class PoolRegistry:
         self.load = Load()
         """The load of all entries together, those that are ending included."""
         self.counts = Counter[str]()
-        """Totals since the pool began, by the names of `PoolStats`."""
+        """Totals since the pool began, by field of `PoolStats`."""
         self._entries: dict[EntryState, dict[PoolEntry, None]] = {state: {} for state in EntryState}
         self._states: dict[PoolEntry, EntryState] = {}
         self._is_empty = asyncio.Event()
@@ -95,7 +97,7 @@ class PoolRegistry:
         self.load += entry.load
 
     def remove(self, entry: PoolEntry) -> None:
-        """Forget an entry that nothing is left of."""
+        """Remove an entry whose sandbox has been removed or has failed to start."""
         del self._entries[self._states.pop(entry)][entry]
         self.load -= entry.load
         if not self._states:
@@ -110,7 +112,7 @@ class PoolRegistry:
         return list(self._entries[state])
 
     def matching(self, state: EntryState, pool_key: PoolKey) -> Iterator[PoolEntry]:
-        """Iterate over the entries in `state` that have this pool_key."""
+        """Iterate over the entries in `state` that have this pool key."""
         return (entry for entry in self._entries[state] if entry.pool_key == pool_key)
 
     def number(self, state: EntryState) -> int:
@@ -146,7 +148,7 @@ class Waiter:
         self._is_settled.set()
 
     async def wait(self) -> PoolEntry:
-        """Return the entry that the waiter is given. Raises the error that it failed with."""
+        """Wait for `give` or `fail`; return the entry or raise the error."""
         await self._is_settled.wait()
         if self._error:
             raise self._error
@@ -154,6 +156,6 @@ class Waiter:
         return self.entry
 
     def reset(self, pool_key: PoolKey) -> None:
-        """Discard the entry, which was of no use, and ask for one with this pool_key."""
+        """Discard an unusable entry, and request another one with this pool key."""
         self.entry, self.pool_key = None, pool_key
         self._is_settled.clear()

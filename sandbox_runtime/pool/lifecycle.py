@@ -51,7 +51,7 @@ class SandboxLifecycle:
         self._clock = clock
         self._on_change = on_change
         self._ttl_s = ttl_s
-        self._idle_patience_s = idle_ping_timeout_s
+        self._idle_ping_timeout_s = idle_ping_timeout_s
         self._replaced_at_once = replaced_at_once
         self._fingerprint: str | None = None
         """The backend's newest known fingerprint."""
@@ -95,13 +95,13 @@ class SandboxLifecycle:
         self, entry: PoolEntry, began: float, starting: asyncio.Task[GuestSandbox]
     ) -> None:
         del self._starts[entry]
-        given_up = SandboxStartError("its start was cancelled")
-        if error := given_up if starting.cancelled() else starting.exception():
+        cancelled = SandboxStartError("its start was cancelled")
+        if error := cancelled if starting.cancelled() else starting.exception():
             self._on_start_failed(entry, error)
         else:
             entry.attach(starting.result(), self._clock.time())
             self._registry.counts["started"] += 1
-            self._pace(entry.ready_at - began)
+            self._on_start_succeeded(entry.ready_at - began)
             self.make_idle(entry)
         self._on_change()
 
@@ -113,9 +113,10 @@ class SandboxLifecycle:
             self._failures += 1
             self._backing_off = asyncio.create_task(self._back_off(start_backoff_s(self._failures)))
 
-    def _pace(self, took_s: float) -> None:
-        """End the backoff after failures. If commands may be running, back off for as long as the
-        start took, so that starts take at most half of the time from them."""
+    def _on_start_succeeded(self, took_s: float) -> None:
+        """Update the average duration, and end the backoff after failures. If a sandbox is leased,
+        back off for as long as the start took, so that starts take CPU time from running commands
+        at most half of the time."""
         self.start_s = moving_mean(self.start_s, took_s)
         self._failures = 0
         if self._backing_off:
@@ -130,7 +131,7 @@ class SandboxLifecycle:
         self._on_change()
 
     def make_idle(self, entry: PoolEntry) -> None:
-        """Make an unused sandbox idle, or end it if its image is outdated."""
+        """Make an unused sandbox idle, or end it if its image is outdated or the pool is closed."""
         if entry.fingerprint == self._fingerprint and not self.is_closed:
             entry.leased_since = None
             self._registry.recount(entry, entry.isolation)
@@ -148,7 +149,7 @@ class SandboxLifecycle:
         # The loop never waits for a sandbox or the backend, so that every ping is sent in time.
         while True:
             await self._clock.sleep(PING_INTERVAL_S)
-            self._ping_all(EntryState.IDLE, self._idle_patience_s)
+            self._ping_all(EntryState.IDLE, self._idle_ping_timeout_s)
             self._ping_all(EntryState.LEASED, LEASED_PING_TIMEOUT_S)
             self.replace(self._too_old())
             if self._refreshing is None or self._refreshing.done():
@@ -170,7 +171,8 @@ class SandboxLifecycle:
             del self._pings[entry]
 
     def _too_old(self) -> Sequence[PoolEntry]:
-        """Return idle entries that are too old, at most as many as may start at once."""
+        """Return idle entries that are older than the TTL, at most as many as may be replaced at
+        once."""
         limit = self._clock.time() - self._ttl_s
         old = [entry for entry in self._registry.entries(EntryState.IDLE) if entry.ready_at < limit]
         return old[: self._replaced_at_once]
@@ -184,7 +186,7 @@ class SandboxLifecycle:
         self.replace([entry for entry in idle if entry.fingerprint != now])
 
     def replace(self, entries: Sequence[PoolEntry]) -> None:
-        """End sandboxes that cannot be used; `on_change` may start others in their place."""
+        """End sandboxes and count them as replaced; `on_change` may start others in their place."""
         self._registry.counts["replaced"] += len(entries)
         for entry in entries:
             self.end(entry)
@@ -204,9 +206,9 @@ class SandboxLifecycle:
             self._registry.remove(entry)
             self._on_change()
 
-    def run_detached(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work` in a task of its own, which no caller can cancel; `aclose` waits for it."""
-        task = asyncio.create_task(work)
+    def run_detached(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Run a coroutine in its own task, which no caller can cancel; `aclose` waits for it."""
+        task = asyncio.create_task(coroutine)
         self._detached.add(task)
         task.add_done_callback(self._detached.discard)
 

@@ -1,4 +1,4 @@
-"""The pool: it keeps sandboxes ready, leases each one once, and queues leases that must wait.
+"""The pool keeps sandboxes ready, leases each sandbox once, and queues leases that must wait.
 
 A lease requests its sandbox when it begins and returns it when it ends; the sandbox then ends in
 the background. A sandbox that the lease never took goes to the next lease.
@@ -48,12 +48,12 @@ from sandbox_runtime.pool.lifecycle import SandboxLifecycle
 logger = logging.getLogger(__name__)
 
 OnFull = Callable[[Callable[[], bool]], None]
-"""Called when a lease waits because the pool is full and no sandbox is ending. Its argument returns
-True while that is the case."""
+"""Called when the pool is full and fewer sandboxes are ending than leases wait. Its argument
+returns True as long as more leases wait than sandboxes are ending."""
 
 OnAcquired = Callable[[float, float], None]
-"""Called when a lease has its sandbox, with the seconds until one was assigned to the lease and the
-seconds until that sandbox answered a ping."""
+"""Called when a lease has its sandbox, with two times in seconds, both from the lease's request:
+until a sandbox was assigned, and until that sandbox had answered a ping and had its limits."""
 
 IDLE_PING_TIMEOUT_S = 5.0
 """Maximum time for an idle sandbox to answer a ping."""
@@ -89,12 +89,12 @@ class Allocation:
     waiter: Waiter
     acquiring: asyncio.Task[GuestSandbox]
     is_taken: bool = False
-    """True once the lease has asked for the sandbox."""
+    """True once the lease has taken the sandbox; see `Pool.take`."""
 
 
 class Pool:
-    """Leases out the sandboxes of one backend; see `Sandboxes`. It begins to work at `start` or at
-    the first lease.
+    """Leases out the sandboxes of one backend; see `Sandboxes`. The pool starts no sandbox before
+    `start` or the first lease.
 
     Idle sandboxes are kept for `isolations`; those of other isolations are started on demand.
     `gateways` make the egress gateway of each lease; without them no sandbox has network access.
@@ -118,7 +118,7 @@ class Pool:
         self._gateways = gateways
         self._on_full: OnFull | None = None
         self._clock = clock or SystemClock()
-        self._idle_patience_s = idle_ping_timeout_s
+        self._idle_ping_timeout_s = idle_ping_timeout_s
         self._cores = cores or len(os.sched_getaffinity(0))
         self._queue = deque[Waiter]()
         self._lease_s = INITIAL_LEASE_S
@@ -209,8 +209,8 @@ class Pool:
     def take(
         self, waiter: Waiter, on_decision: OnDecision | None, confirm_target: ConfirmTarget | None
     ) -> None:
-        """Bind an egress gateway to the waiter's sandbox, which is in use from now on, and start
-        another idle one in its place."""
+        """Mark the waiter's sandbox as used, attach an egress gateway to it, and let the pool start
+        another idle sandbox."""
         entry = waiter.entry
         assert entry  # the lease has not released the waiter
         entry.is_unused = False
@@ -270,7 +270,7 @@ class Pool:
         """Ping the sandbox and set the waiter's limits. If that fails, replace the sandbox, put the
         waiter first in the queue and return False."""
         try:
-            await entry.sandbox.ping(self._idle_patience_s)
+            await entry.sandbox.ping(self._idle_ping_timeout_s)
             entry.leased_since = self._clock.time()
             if resizable_limits(entry.isolation) != resizable_limits(waiter.isolation):
                 entry.is_unused = False
@@ -291,7 +291,8 @@ class Pool:
         return False
 
     def _refused(self, waiter: Waiter) -> NoFreeSandboxError | None:
-        """Remove the waiter from the queue and return the error if it may not wait."""
+        """If the waiter may not wait, remove it from the queue and return the error to raise; else
+        return None."""
         why = None if waiter.entry else self._why_not_wait(waiter)
         if why is None:
             return None
@@ -303,7 +304,7 @@ class Pool:
             return "the pool is closed"
         if self._settings.on_miss == "fail":
             return "no sandbox is ready"
-        queue = [each for each in self._queue if not each.has_start]
+        queue = [queued for queued in self._queue if not queued.has_start]
         if waiter in queue and len(queue) > self._settings.queue_size:
             return f"{len(queue) - 1} requests wait for a sandbox already"
         return None
@@ -425,14 +426,14 @@ class Pool:
             *self._registry.entries(EntryState.LEASED),
         )
         unused = Counter(entry.pool_key for entry in entries if entry.is_unused)
-        for each, isolation in self._kept.items():
+        for key, isolation in self._kept.items():
             load = Load(1, isolation.memory_mib)
-            for _ in range(self._settings.min_ready - unused[each] - unclaimed[each]):
+            for _ in range(self._settings.min_ready - unused[key] - unclaimed[key]):
                 few = self._registry.number(EntryState.STARTING) < max_background_starts(
                     self._cores
                 )
                 if few and fits(self._settings, self._registry.load + load):
-                    self._lifecycle.start(isolation, each)
+                    self._lifecycle.start(isolation, key)
 
 
 class PoolLease:

@@ -1,6 +1,6 @@
 """The Tool interface, the Observation that a call returns, and the parsing of a call's arguments.
 
-Open it when a tool is added, or when a model's arguments are refused or accepted wrongly.
+Open this module to add a tool, or when a model's arguments are refused or accepted wrongly.
 """
 
 import json
@@ -14,7 +14,8 @@ from sandbox_runtime.sandbox import Lease, OnOutput
 ToolSchema = dict[str, Any]
 """An entry of `tools` in a chat-completions request."""
 _MAX_ARRAY_CHARS = 100
-"""More than any range needs, and too few to exceed the parser's nesting limit."""
+"""Maximum length of an array that is given as a string: more than any range needs, and too few
+characters to exceed the parser's nesting limit."""
 _DIGITS = re.compile(r"\s*-?\d{1,18}\s*", re.ASCII)
 
 
@@ -96,8 +97,8 @@ def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
 
 
 def parse_known_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those arguments that the schema knows, in its types. A required argument may be
-    missing, and an enum takes any string. Raises ToolInputError."""
+    """Return the arguments that the schema declares, in its types, and drop all others. A required
+    argument may be missing, and an enum takes any string. Raises ToolInputError."""
     function = schema["function"]
     properties = {
         name: {key: value for key, value in declared.items() if key != "enum"}
@@ -137,8 +138,8 @@ def _type_words(declared: Mapping[str, Any]) -> str:
 
 
 def _fitted(declared: Mapping[str, Any], value: object) -> object:
-    """Return the value in the declared type. The text of the ValueError it raises follows the
-    argument's name."""
+    """Convert a value to the declared type. Raises ValueError, whose text continues a sentence that
+    begins with the argument's name."""
     if declared["type"] == "integer":
         return _integer(value)
     if declared["type"] == "array":

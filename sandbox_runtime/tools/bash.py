@@ -1,5 +1,5 @@
-"""The execute_bash tool: ExecuteBash, whose shell state and jobs last over calls, and ReferenceBash
-of the reference agent, which runs each command in a shell of its own."""
+"""The execute_bash tool: ExecuteBash, whose shell state and jobs persist between calls, and
+ReferenceBash of the reference agent, which runs each command in a new shell."""
 
 import shlex
 from collections.abc import Mapping
@@ -50,7 +50,8 @@ SCHEMA: ToolSchema = {
 
 
 class ExecuteBash:
-    """Runs the model's commands in a shell whose state lasts; a long command becomes a job."""
+    """Runs the model's commands in a shell whose state persists between calls; a command that takes
+    long or waits for input becomes a job."""
 
     name = "execute_bash"
     schema = SCHEMA
@@ -67,17 +68,18 @@ class ExecuteBash:
         timeout_s: float,
         on_output: OnOutput | None = None,
     ) -> Observation:
-        patience_s = self._limits.command_wait_s
+        job_after_s = self._limits.command_wait_s
         try:
             fields = _parse(arguments)
             if "job_id" in fields:
                 sandbox = await lease.sandbox()
-                result = await _continue_job(sandbox, fields, min(patience_s, timeout_s), on_output)
+                wait_s = min(job_after_s, timeout_s)
+                result = await _continue_job(sandbox, fields, wait_s, on_output)
             else:
                 requested_s = fields.get("timeout_s", timeout_s)
                 timeout_s = min(requested_s, self._limits.max_command_timeout_s)
                 # A command that times out before it would become a job is awaited to its end.
-                wait_s = patience_s if patience_s < timeout_s else timeout_s + _GRACE_S
+                wait_s = job_after_s if job_after_s < timeout_s else timeout_s + _GRACE_S
                 sandbox = await lease.sandbox()
                 cap = output_cap(self._shown)
                 result = await sandbox.exec(
@@ -94,28 +96,28 @@ class ExecuteBash:
 
 
 def _parse(arguments: object) -> dict[str, Any]:
-    """Raises ToolInputError."""
-    given = parse_arguments(SCHEMA, arguments)
-    command: str = given["command"]
-    if "job_id" in given:
-        return given
+    """Return the arguments with a valid command and timeout. Raises ToolInputError."""
+    fields = parse_arguments(SCHEMA, arguments)
+    command: str = fields["command"]
+    if "job_id" in fields:
+        return fields
     if not command.strip():
         raise ToolInputError("Nothing was run: the command is empty.")
     if "\0" in command:
         raise ToolInputError(
             "Nothing was run: a command cannot hold a NUL character; use printf '\\0'."
         )
-    if given.get("timeout_s", 1) < 1:
+    if fields.get("timeout_s", 1) < 1:
         raise ToolInputError("Nothing was run: timeout_s must be at least 1.")
-    return given
+    return fields
 
 
 async def _continue_job(
-    sandbox: Sandbox, given: dict[str, Any], wait_s: float, on_output: OnOutput | None
+    sandbox: Sandbox, fields: dict[str, Any], wait_s: float, on_output: OnOutput | None
 ) -> ExecResult:
-    """Type into a job, end its input, stop it, or only wait, and return what it has printed since.
+    """Type into a job, end its input or interrupt it, then wait for it; return its new output.
     Raises ToolInputError if there is no such job."""
-    job_id, text = given["job_id"], given["command"]
+    job_id, text = fields["job_id"], fields["command"]
     typed = b""
     try:
         if text == _INTERRUPT:
@@ -166,7 +168,7 @@ _REFERENCE_SCHEMA: ToolSchema = {
 
 
 class ReferenceBash:
-    """Runs the model's commands as the reference agent does: each in a shell of its own."""
+    """Runs the model's commands as the reference agent does: each in a new shell."""
 
     name = "execute_bash"
 

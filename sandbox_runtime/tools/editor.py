@@ -98,7 +98,8 @@ class _EditHistory:
     def remember(self, version: _Version) -> None:
         """Keep a version, and forget the oldest ones beyond the bounds.
 
-        The versions of a path stay without a gap: an undo must never skip an edit.
+        An undo must never skip an edit: a version that is too large to keep also removes the older
+        versions of its path.
         """
         of_path = [known for known in self._versions if known.path == version.path]
         if version.bytes > _MAX_HISTORY_BYTES:
@@ -120,7 +121,7 @@ class _EditHistory:
 
 
 async def run_edit(edit: Coroutine[Any, Any, str], timeout_s: float) -> str:
-    """Return the text of an edit, or of the reason why it was not made or not finished."""
+    """Return the text of an edit or, if it fails or times out, a text that says why."""
     try:
         async with asyncio.timeout(timeout_s):
             return await edit
@@ -146,10 +147,10 @@ async def read_file(sandbox: Sandbox, path: str) -> bytes:
 async def write_file(sandbox: Sandbox, path: str, data: bytes, *, new: bool = False) -> None:
     """Write a whole file. Raises SandboxFileError; PathExistsError if `new` and the path exists."""
 
-    async def whole() -> AsyncIterator[bytes]:
+    async def source() -> AsyncIterator[bytes]:
         yield data
 
-    await sandbox.put(path, whole(), new=new)
+    await sandbox.put(path, source(), new=new)
 
 
 class StrReplaceEditor:
@@ -175,21 +176,21 @@ class StrReplaceEditor:
         except ToolInputError as error:
             return Observation(str(error))
         sandbox = await lease.sandbox()
-        return Observation(await run_edit(self._do(sandbox, fields, timeout_s), timeout_s))
+        return Observation(await run_edit(self._dispatch(sandbox, fields, timeout_s), timeout_s))
 
-    async def _do(self, sandbox: Sandbox, given: dict[str, Any], timeout_s: float) -> str:
-        path = given["path"]
-        match given["command"]:
+    async def _dispatch(self, sandbox: Sandbox, fields: dict[str, Any], timeout_s: float) -> str:
+        path = fields["path"]
+        match fields["command"]:
             case "view":
-                return await self._view(sandbox, path, given.get("view_range"))
+                return await self._view(sandbox, path, fields.get("view_range"))
             case "create":
-                return await self._create(sandbox, path, given["file_text"].encode())
+                return await self._create(sandbox, path, fields["file_text"].encode())
             case "str_replace":
-                new = given.get("new_str", "").encode()
-                return await self._replace(sandbox, path, given["old_str"].encode(), new)
+                new = fields.get("new_str", "").encode()
+                return await self._replace(sandbox, path, fields["old_str"].encode(), new)
             case "insert":
-                text = given["new_str"].encode()
-                return await self._insert(sandbox, path, given["insert_line"], text)
+                text = fields["new_str"].encode()
+                return await self._insert(sandbox, path, fields["insert_line"], text)
             case _:
                 return await self._undo(sandbox, path, timeout_s)
 
@@ -254,14 +255,14 @@ class StrReplaceEditor:
 def _parse(arguments: object) -> dict[str, Any]:
     """Return the arguments, complete for their command, with an absolute path. Raises
     ToolInputError."""
-    given = parse_arguments(SCHEMA, arguments)
-    command, path = given["command"], given["path"]
-    missing = [name for name in _NEEDED.get(command, ()) if name not in given]
+    fields = parse_arguments(SCHEMA, arguments)
+    command, path = fields["command"], fields["path"]
+    missing = [name for name in _NEEDED.get(command, ()) if name not in fields]
     if missing:
         raise ToolInputError(f"Nothing was done: {command} also needs {' and '.join(missing)}.")
     if not path or "\0" in path:
         raise ToolInputError("Nothing was done: path is empty or holds a NUL character.")
-    return {**given, "path": posixpath.normpath(posixpath.join(WORKING_DIR, path))}
+    return {**fields, "path": posixpath.normpath(posixpath.join(WORKING_DIR, path))}
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes:
@@ -290,7 +291,7 @@ async def _read_to_edit(sandbox: Sandbox, path: str) -> bytes:
 
 
 async def _missing(sandbox: Sandbox, path: str) -> str:
-    """Return the message that a path does not exist, with similar names beside it."""
+    """Return the message that a path does not exist, with similar names in its directory."""
     parent, name = posixpath.split(path)
     try:
         listing = await sandbox.list(parent, max_depth=1)

@@ -1,6 +1,6 @@
 """The str_replace_editor tool of the reference agent.
 
-Its texts and edits are the reference's; unlike there, a path is always quoted for the shell.
+Its texts and edits are those of the reference agent, except that a path is quoted for the shell.
 """
 
 import shlex
@@ -72,13 +72,13 @@ SCHEMA: ToolSchema = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The target of a path."""
+class _ResolvedPath:
+    """A path that was resolved in the sandbox."""
 
     kind: str
     """dir, file or none."""
     path: str
-    """The path without links and dots."""
+    """The absolute path without links, `.` and `..`."""
 
 
 class ReferenceEditor:
@@ -117,7 +117,7 @@ class _Edit:
         self._timeout_s = timeout_s
         self._path: str = arguments.get("path", "")
         # find, mkdir and realpath would take a leading dash for an option.
-        self._word = shlex.quote(f"./{self._path}" if self._path[:1] == "-" else self._path)
+        self._quoted_path = shlex.quote(f"./{self._path}" if self._path[:1] == "-" else self._path)
 
     async def run(self) -> str:
         command = self._arguments.get("command", "")
@@ -135,40 +135,40 @@ class _Edit:
                 return await self._edit(sandbox, command)
 
     async def _view(self, sandbox: Sandbox) -> str:
-        place = await self._find(sandbox)
-        if place.kind == "none":
+        target = await self._resolve(sandbox)
+        if target.kind == "none":
             return reference_style.not_found(self._path)
-        if place.kind == "dir":
+        if target.kind == "dir":
             found = await self._shell(
                 sandbox,
-                f"find {self._word} -maxdepth 2 -not -path '*/.*'"
+                f"find {self._quoted_path} -maxdepth 2 -not -path '*/.*'"
                 f" \\( -type d -o -name '*.py' -o -name '*.rst' \\) | head -{_MAX_NAMES}",
             )
             return reference_style.list_directory(self._path, found.stdout + found.stderr)
         if not self._path.endswith((".py", ".rst")):
             return reference_style.not_viewable(self._path)
-        content = await _content(sandbox, place)
+        content = await _content(sandbox, target)
         return _shown(
             reference_style.view_file(self._path, content, self._arguments.get("view_range"))
         )
 
     async def _create(self, sandbox: Sandbox) -> str:
-        made = await self._shell(sandbox, f'mkdir -p "$(dirname {self._word})"')
-        place = await self._find(sandbox)
-        refusal = made.stdout + made.stderr if made.exit_code else ""
-        if place.kind == "dir":
+        creation = await self._shell(sandbox, f'mkdir -p "$(dirname {self._quoted_path})"')
+        target = await self._resolve(sandbox)
+        refusal = creation.stdout + creation.stderr if creation.exit_code else ""
+        if target.kind == "dir":
             refusal = f"bash: line 1: {self._path}: Is a directory\n"
         if refusal:
             return f"Error creating file: {refusal}"
-        return await _written(
+        return await _write(
             sandbox,
-            place,
+            target,
             reference_style.create_file(self._path, self._arguments.get("file_text", "")),
         )
 
     async def _edit(self, sandbox: Sandbox, command: str) -> str:
-        place = await self._find(sandbox)
-        content = await _content(sandbox, place) if place.kind == "file" else None
+        target = await self._resolve(sandbox)
+        content = await _content(sandbox, target) if target.kind == "file" else None
         new = self._arguments.get("new_str", "")
         if command == "insert":
             line = self._arguments.get("insert_line", 0)
@@ -177,17 +177,17 @@ class _Edit:
             edited = reference_style.replace_text(
                 self._path, content, self._arguments.get("old_str", ""), new
             )
-        return edited if isinstance(edited, str) else await _written(sandbox, place, edited)
+        return edited if isinstance(edited, str) else await _write(sandbox, target, edited)
 
-    async def _find(self, sandbox: Sandbox) -> _Place:
+    async def _resolve(self, sandbox: Sandbox) -> _ResolvedPath:
         """Resolve the path, because the sandbox's own file operations follow no link."""
         found = await self._shell(
             sandbox,
-            f'p={self._word}; if test -d "$p"; then echo dir; elif test -f "$p"; then echo file;'
-            ' else echo none; fi; realpath -m "$p"',
+            f'p={self._quoted_path}; if test -d "$p"; then echo dir;'
+            ' elif test -f "$p"; then echo file; else echo none; fi; realpath -m "$p"',
         )
         kind, _, path = found.stdout.partition("\n")
-        return _Place(kind, path.removesuffix("\n"))
+        return _ResolvedPath(kind, path.removesuffix("\n"))
 
     async def _shell(self, sandbox: Sandbox, script: str) -> ExecResult:
         return await sandbox.exec(
@@ -196,28 +196,30 @@ class _Edit:
 
 
 def _parse(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises ToolInputError."""
+    """Return the arguments in the types of the schema. Raises ToolInputError."""
     text = arguments.get("file_text")
-    given = dict(arguments) if text is None else {**arguments, "file_text": str(text)}
-    fitted = parse_known_arguments(SCHEMA, given)
+    fields = dict(arguments) if text is None else {**arguments, "file_text": str(text)}
+    fitted = parse_known_arguments(SCHEMA, fields)
     if "\0" in fitted.get("path", ""):
         raise ToolInputError("Nothing was done: path holds a NUL character.")
     return fitted
 
 
-async def _content(sandbox: Sandbox, place: _Place) -> str:
-    """Return a file's text; encoded with surrogateescape it gives the same bytes."""
-    data = await read_file(sandbox, place.path)
+async def _content(sandbox: Sandbox, target: _ResolvedPath) -> str:
+    """Return a file's text. Bytes that are not UTF-8 are surrogate escapes."""
+    data = await read_file(sandbox, target.path)
     return data.decode(errors="surrogateescape")
 
 
-async def _written(sandbox: Sandbox, place: _Place, edited: reference_style.EditResult) -> str:
+async def _write(
+    sandbox: Sandbox, target: _ResolvedPath, edited: reference_style.EditResult
+) -> str:
     data = edited.text.encode(errors="surrogateescape")
     if len(data) > MAX_FILE_BYTES:
         raise ToolInputError(
             f"Nothing was written: it is more than {MAX_FILE_BYTES} bytes; use bash."
         )
-    await write_file(sandbox, place.path, data)
+    await write_file(sandbox, target.path, data)
     return _shown(edited.observation)
 
 

@@ -176,7 +176,7 @@ def view_edit(edit: Edit, limits: ObservationLimits) -> str:
 
 
 def view_directory(path: str, listing: Listing, limits: ObservationLimits) -> str:
-    """Return the names in a directory without the hidden ones."""
+    """Return the names in a directory, without hidden ones and within the limits."""
     entries = [entry for entry in listing.entries if not _is_hidden(entry)]
     entries.sort(key=lambda entry: entry.path.split("/"))
     shown, chars = [], 0
@@ -238,7 +238,8 @@ def _bounds(view_range: list[int] | None, count: int) -> tuple[int, int]:
 def _numbered(
     lines: list[bytes], first: int, last: int, limits: ObservationLimits
 ) -> tuple[str, int]:
-    """Return lines `first` to `last` within the limits, at least one, and the last one's number."""
+    """Return the numbered lines `first` to `last`, at least one and no more than the limits allow,
+    and the number of the last line that is returned."""
     shown: list[str] = []
     chars = 0
     for number in range(first, min(last, first + limits.max_lines - 1) + 1):

@@ -86,7 +86,7 @@ class ScriptedGuest:
             self._is_listening = False
 
     async def drain(self) -> None:
-        """There is always room."""
+        """Return at once."""
 
     def write_control(self, data: bytes) -> None:
         self.write(data)

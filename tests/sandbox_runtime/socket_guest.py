@@ -1,4 +1,4 @@
-"""A guest whose agent is the test, at the other end of a real socket: it reads when it likes."""
+"""A guest whose agent is played by the test, at the other end of a real socket."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ class SocketGuest:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes that wait for the agent, without the kernel's buffers."""
+        """Return the number of bytes that wait for the agent, without the kernel's buffers."""
         return self.byte_stream._transport.get_write_buffer_size()
 
     @property
@@ -60,7 +60,7 @@ class SocketGuest:
 
 @asynccontextmanager
 async def socket_sandbox() -> AsyncIterator[tuple[GuestSandbox, SocketGuest, socket.socket]]:
-    """A sandbox whose agent has said HELLO, and the agent's end of its socket."""
+    """Yield a sandbox whose agent has sent HELLO, and the agent's end of the socket."""
     ours, peer = socket.socketpair()
     peer.setblocking(False)
     connect = asyncio.get_running_loop().create_unix_connection

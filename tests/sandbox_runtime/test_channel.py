@@ -1,4 +1,4 @@
-"""No byte from inside is trusted: a guest that breaks the protocol loses only its own sandbox."""
+"""A guest that breaks the protocol loses only its own sandbox."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ from tests.sandbox_runtime.scripted_guest import (
 from tests.sandbox_runtime.transfer import drop, pieces, read
 
 LATE_S = 0.2
-"""A deadline of an operation that has begun when it passes."""
+"""The timeout of an operation, which passes after the operation has begun."""
 GARBAGE: dict[str, Callable[[int], bytes]] = {
     "a frame longer than any may be": lambda n: HEADER.pack(n, DATA, MAX_REPORT_BYTES + 1),
     "a frame of four gigabytes": lambda n: HEADER.pack(n, DATA, 0xFFFFFFFF),
@@ -124,8 +124,8 @@ async def test_guest_that_never_ends_a_command_is_killed_after_the_timeout() -> 
     assert guest.killed
 
 
-class SlowToEnd(ScriptedGuest):
-    """A guest whose end takes longer than the operation that it has spoilt may take."""
+class SlowToKillGuest(ScriptedGuest):
+    """A guest whose `kill` takes longer than the timeout of the failed operation."""
 
     def __init__(self, answer: Callable[[int], bytes]) -> None:
         super().__init__(answer)
@@ -140,8 +140,8 @@ class SlowToEnd(ScriptedGuest):
         await super().kill()
 
 
-async def slow_to_end(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, SlowToEnd]:
-    guest = SlowToEnd(answer)
+async def slow_to_end(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, SlowToKillGuest]:
+    guest = SlowToKillGuest(answer)
     channel = Channel(guest)
     await channel.connect(timeout_s=5)
     return GuestSandbox(channel), guest
@@ -266,7 +266,7 @@ async def test_small_file_and_held_back_data_are_sent_in_one_write() -> None:
     assert guest.kinds == [OPEN, WINDOW, ACK, OPEN, WINDOW, DATA, EOF]
 
 
-async def test_upload_cancelled_before_its_first_bytes_went_out_is_not_sent_at_all() -> None:
+async def test_upload_cancelled_before_its_first_bytes_is_not_sent() -> None:
     sandbox, guest = await scripted_sandbox(reporting())
     await sandbox.exec("true", timeout_s=5)
     held = asyncio.Event()
@@ -289,7 +289,8 @@ def _opened(number: int) -> bytes:
 
 
 async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[ProgramConnection]]:
-    """A sandbox whose programs open connections, and the connections passed to the handler."""
+    """Return a sandbox whose programs open connections, and the connections passed to its
+    handler."""
     clock = ManualClock()
     sandbox, guest = await scripted_sandbox(lambda n: frames + reporting()(n), clock)
     decided: list[ProgramConnection] = []

@@ -54,7 +54,7 @@ class ScriptedPrograms:
             self.guest.send_frames(b"".join(frame(self._opened, *each) for each in frames))
 
     def ask(self, count: int = MAX_CONNECTIONS) -> None:
-        """Ask for a host on each of so many connections."""
+        """Request a host on each of `count` new connections."""
         self.open(count, (DATA, REQUEST), (EOF, b""))
 
     async def answered(self) -> int:
@@ -64,8 +64,8 @@ class ScriptedPrograms:
             await anyio.lowlevel.checkpoint()
         return self.guest.kinds.count(DATA)
 
-    async def use_burst_up(self) -> None:
-        """Open as many connections as are served at once."""
+    async def use_up_burst(self) -> None:
+        """Open BURST_CONNECTIONS connections, so that further ones must wait."""
         before = self.guest.kinds.count(DATA)
         self.ask(BURST_CONNECTIONS)
         assert await self.answered() == before + BURST_CONNECTIONS
@@ -85,11 +85,11 @@ async def programs() -> AsyncIterator[ScriptedPrograms]:
 
 async def test_burst_of_connections_is_answered_without_a_pause(programs: ScriptedPrograms) -> None:
     programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     assert programs.clock.asked == []
 
 
-async def test_refusal_and_the_end_of_its_connection_go_out_together(
+async def test_refusal_and_end_of_a_connection_are_sent_together(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()
@@ -104,7 +104,7 @@ async def test_connections_without_end_are_answered_at_their_rate(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     programs.ask()
     assert await programs.answered() == BURST_CONNECTIONS
     programs.clock.advance(1.0)
@@ -118,15 +118,15 @@ async def test_connections_are_answered_at_once_after_a_quiet_time(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     programs.clock.advance(BURST_CONNECTIONS / CONNECTIONS_PER_S)
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     assert programs.clock.asked == []
 
 
 async def test_connection_whose_program_hangs_up_is_not_served(programs: ScriptedPrograms) -> None:
     programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     for _ in range(10):
         programs.open(MAX_CONNECTIONS, (DATA, REQUEST), (RESET, b""))
     programs.ask(1)
@@ -137,11 +137,11 @@ async def test_connection_whose_program_hangs_up_is_not_served(programs: Scripte
     assert programs.guest.killed == 0
 
 
-async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
+async def test_end_of_a_lease_closes_waiting_connections_and_resets_the_rate(
     programs: ScriptedPrograms,
 ) -> None:
     shut = programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     programs.ask()
     await programs.answered()
     await shut()
@@ -169,7 +169,7 @@ async def test_closing_the_sandbox_drops_waiting_connections(
 ) -> None:
     before = asyncio.all_tasks()
     programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     programs.ask()
     await programs.answered()
     assert len(programs.clock.alarms) == 1
@@ -182,7 +182,7 @@ async def test_waiting_connection_keeps_no_more_than_its_first_window(
     programs: ScriptedPrograms,
 ) -> None:
     programs.bind_gateway()
-    await programs.use_burst_up()
+    await programs.use_up_burst()
     full = [(DATA, bytes(FIRST_WINDOW_BYTES))]
     programs.open(1, *full)
     await programs.answered()

@@ -98,7 +98,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
     await channel.close()
 
 
-async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
+async def test_refused_connections_are_harmless_while_the_agent_answers() -> None:
     clock = ManualClock()
     channel, guest = await connected(clock)
     for number in range(2, 8 * MAX_RESET_STREAMS, 2):
@@ -237,7 +237,7 @@ async def test_frames_without_data_lose_the_sandbox(frames: bytes) -> None:
 
 
 @pytest.mark.parametrize("kinds", [(DATA,), (DATA, STDERR)], ids=["one kind", "two kinds"])
-async def test_bytes_in_frames_of_their_own_take_no_more_memory_than_others(
+async def test_frames_of_one_byte_use_no_more_memory_than_large_frames(
     kinds: tuple[int, ...],
 ) -> None:
     channel, guest = await connected()
@@ -258,7 +258,7 @@ async def test_bytes_in_frames_of_their_own_take_no_more_memory_than_others(
     await channel.close()
 
 
-async def test_pieces_of_two_kinds_keep_their_order_in_a_short_queue() -> None:
+async def test_short_queue_keeps_the_order_of_two_kinds_of_output() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [(DATA, b"a"), (DATA, b"b"), (STDERR, b"c"), (DATA, b"d"), (DATA, CHUNK)]
@@ -272,7 +272,7 @@ async def test_pieces_of_two_kinds_keep_their_order_in_a_short_queue() -> None:
     await channel.close()
 
 
-async def test_output_of_two_kinds_keeps_its_order_while_its_reader_is_slow() -> None:
+async def test_slow_reader_gets_two_kinds_of_output_in_order() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [((DATA, STDERR)[n % 2], b"line %d\n" % n) for n in range(1000)]
@@ -281,7 +281,7 @@ async def test_output_of_two_kinds_keeps_its_order_while_its_reader_is_slow() ->
     await channel.close()
 
 
-async def test_four_kinds_in_turn_take_no_more_memory_than_others() -> None:
+async def test_alternating_kinds_of_output_use_no_more_memory() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     kinds = (DATA, STDERR, TAIL, STDERR_TAIL)
@@ -291,7 +291,7 @@ async def test_four_kinds_in_turn_take_no_more_memory_than_others() -> None:
     await channel.close()
 
 
-async def test_output_in_pieces_of_a_byte_takes_no_more_memory_than_other_output() -> None:
+async def test_command_output_in_single_bytes_uses_no_more_memory() -> None:
     output = CommandOutput(OutputCap(max_bytes=200_000), None)
     tracemalloc.start()
     try:
@@ -306,21 +306,21 @@ async def test_output_in_pieces_of_a_byte_takes_no_more_memory_than_other_output
 # The rate
 
 
-def test_small_frames_beyond_their_rate_pause_the_guest_for_as_long_as_they_are_too_many() -> None:
+def test_small_frames_beyond_their_rate_pause_the_guest() -> None:
     rate = FrameRate()
-    assert rate.pause_s(BURST_FRAMES, 0, now_s=100.0) == 0
-    assert rate.pause_s(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
-    assert rate.pause_s(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
-    assert rate.pause_s(1, 0, now_s=102.0) == 0
+    assert rate.count(BURST_FRAMES, 0, now_s=100.0) == 0
+    assert rate.count(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
+    assert rate.count(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
+    assert rate.count(1, 0, now_s=102.0) == 0
 
 
-def test_frames_full_of_data_are_never_too_many() -> None:
+def test_frames_full_of_data_do_not_count_towards_the_rate() -> None:
     rate = FrameRate()
     for _ in range(100):
-        assert rate.pause_s(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
+        assert rate.count(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
 
 
-def test_connections_beyond_a_burst_wait_for_as_long_as_they_are_too_many() -> None:
+def test_connections_beyond_a_burst_wait_for_the_rate() -> None:
     rate = ConnectionRate()
     for _ in range(BURST_CONNECTIONS):
         assert rate.wait_s(now_s=100.0) == 0

@@ -64,7 +64,7 @@ async def some_bytes() -> "asyncio.AsyncIterator[bytes]":
 
 
 class HostileGuest(RuleBasedStateMachine):
-    """A sandbox whose guest does as it likes, beside one whose guest is sound."""
+    """A sandbox whose guest sends arbitrary frames, beside a sandbox with a working guest."""
 
     @initialize()
     def begin(self) -> None:
@@ -151,7 +151,7 @@ class HostileGuest(RuleBasedStateMachine):
         self.run(send_frames())
 
     def stream(self, data: st.DataObject) -> int:
-        """Mostly one that is open; else one that is over, or never was."""
+        """Choose a stream: mostly an open one, else one that has ended or never existed."""
         channel = self.sandbox._channel
         open_now = sorted(channel._streams, reverse=True)[:4]
         cancelled = list(channel._reset_streams._streams)[-2:]

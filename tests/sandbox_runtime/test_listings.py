@@ -1,4 +1,4 @@
-"""A listing is counted and measured while it arrives, and parsed only up to what was asked for."""
+"""The entries and bytes of a listing are counted before they are parsed."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ async def test_bytes_of_a_listing_are_bounded_while_they_arrive() -> None:
     assert sent <= MAX_LISTING_BYTES + 10_000 * HASH_BYTES + MAX_DATA_BYTES
 
 
-async def test_memory_of_a_listing_is_bounded_whatever_its_characters() -> None:
+async def test_memory_of_a_listing_is_bounded_for_all_characters() -> None:
     listing = ListingReader(10_000)
 
     async def feed_wide_paths() -> None:
@@ -96,7 +96,7 @@ async def test_memory_of_a_listing_is_bounded_whatever_its_characters() -> None:
     assert held < MAX_HELD_BYTES
 
 
-async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
+async def test_listing_is_parsed_from_arbitrary_pieces() -> None:
     lines = b"".join(
         json.dumps(entry).encode() + b"\n"
         for entry in (["b", "directory", 0], ["a\udc80\n", "file", 3, "0" * 64], ["c", "other", 0])

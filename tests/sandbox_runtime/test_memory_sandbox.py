@@ -12,7 +12,7 @@ from tests.fakes.shell_syntax import UnsupportedShellError
 from tests.sandbox_runtime.transfer import PLENTY_S, output, pieces, read
 
 
-async def test_a_sleep_takes_no_time_and_counts_all_the_same() -> None:
+async def test_sleep_takes_no_real_time_but_counts_as_duration() -> None:
     result = await MemorySandbox().exec("sleep 3600; echo done", timeout_s=4000)
     assert (result.stdout, result.timed_out) == ("done\n", False)
     assert result.duration_s > 3600
@@ -23,7 +23,7 @@ async def test_a_sleep_beyond_the_timeout_is_timed_out() -> None:
     assert (result.stdout, result.timed_out, result.duration_s) == ("before\n", True, 3000)
 
 
-async def test_a_background_job_sleeps_until_a_command_has_let_the_time_pass() -> None:
+async def test_background_job_sleeps_until_a_command_advances_the_clock() -> None:
     sandbox = MemorySandbox()
     await output(sandbox, "(sleep 30; echo late > late) &")
     assert await output(sandbox, "sleep 29; ls") == "documents\noutput\n"
@@ -64,13 +64,13 @@ async def test_unsupported_command_in_the_background_is_reported() -> None:
         await sandbox.exec("true", timeout_s=PLENTY_S)
 
 
-async def test_no_sleep_is_too_long_to_wait_for() -> None:
+async def test_sleep_of_an_hour_takes_no_real_time() -> None:
     command = "sleep 3600; echo done"
     result = await MemorySandbox().exec(command, timeout_s=4000, wait_s=1)
     assert (result.stdout, result.running) == ("done\n", False)
 
 
-async def test_a_wait_for_a_command_that_stands_still_counts_in_its_time() -> None:
+async def test_wait_for_a_blocked_job_counts_towards_its_duration() -> None:
     sandbox = MemorySandbox()
     job = await sandbox.exec("mkfifo never; cat never", timeout_s=PLENTY_S, wait_s=2)
     again = await sandbox.wait(job.job_id, wait_s=3)
@@ -78,7 +78,7 @@ async def test_a_wait_for_a_command_that_stands_still_counts_in_its_time() -> No
     assert (again.running, again.waiting, round(again.duration_s)) == (True, False, 5)
 
 
-async def test_the_time_of_a_job_is_up_while_other_commands_sleep() -> None:
+async def test_job_times_out_while_other_commands_sleep() -> None:
     sandbox = MemorySandbox()
     job = await sandbox.exec("mkfifo never; echo $$; cat never", timeout_s=50, wait_s=1)
     assert await output(sandbox, f"sleep 48; kill -0 {int(job.stdout)} && echo alive") == "alive\n"
@@ -99,7 +99,7 @@ async def test_a_job_sleeps_on_while_other_commands_sleep() -> None:
     assert (end.exit_code, round(end.duration_s)) == (0, 31)
 
 
-async def test_a_job_that_is_listened_to_again_sleeps_no_longer() -> None:
+async def test_wait_does_not_prolong_the_sleep_of_a_job() -> None:
     sandbox = MemorySandbox()
     command = "mkfifo gate; read line < gate; sleep 30; echo awake"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=1)
@@ -144,7 +144,7 @@ async def test_a_job_is_waiting_until_a_whole_line_is_typed() -> None:
     assert (end.running, end.waiting, end.stdout) == (False, False, "two three, one\n")
 
 
-async def test_a_job_is_waiting_only_when_all_that_was_typed_is_worked_up() -> None:
+async def test_job_is_waiting_only_after_all_its_input_was_processed() -> None:
     sandbox = MemorySandbox()
     command = "cat | tr a b | cat"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
@@ -153,7 +153,7 @@ async def test_a_job_is_waiting_only_when_all_that_was_typed_is_worked_up() -> N
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "inside/../../out"])
-async def test_a_snapshot_that_leads_out_of_the_workspace_is_refused(name: str) -> None:
+async def test_snapshot_with_paths_outside_the_workspace_is_refused(name: str) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("inside"))
@@ -165,7 +165,7 @@ async def test_a_snapshot_that_leads_out_of_the_workspace_is_refused(name: str) 
 
 
 @pytest.mark.parametrize("kept", [0, 512, 50_000])
-async def test_a_part_of_a_snapshot_is_refused(kept: int) -> None:
+async def test_truncated_snapshot_is_refused(kept: int) -> None:
     packed = bytearray()
 
     async def keep(piece: bytes) -> None:
@@ -178,7 +178,7 @@ async def test_a_part_of_a_snapshot_is_refused(kept: int) -> None:
     assert await output(sandbox, "ls") == "documents\noutput\n"
 
 
-async def test_shared_inputs_are_in_no_snapshot() -> None:
+async def test_snapshot_excludes_shared_inputs() -> None:
     packed = bytearray()
 
     async def keep(piece: bytes) -> None:
@@ -195,7 +195,7 @@ async def test_memory_sandbox_can_start_with_files() -> None:
     assert await read(sandbox, "/testbed/documents/a/b.txt") == b"text"
 
 
-async def test_a_lease_is_one_sandbox_that_is_closed_at_its_end() -> None:
+async def test_lease_has_one_sandbox_and_closes_it_at_its_end() -> None:
     sandboxes = MemorySandboxes()
     async with sandboxes.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
@@ -206,7 +206,7 @@ async def test_a_lease_is_one_sandbox_that_is_closed_at_its_end() -> None:
         await sandbox.exec("true", timeout_s=PLENTY_S)
 
 
-async def test_a_start_that_is_to_fail_fails_when_the_sandbox_is_asked_for() -> None:
+async def test_configured_start_failure_is_raised_by_the_lease() -> None:
     failure = SandboxStartError("no room")
     sandboxes = MemorySandboxes(failure)
     async with sandboxes.lease(Isolation()) as lease:

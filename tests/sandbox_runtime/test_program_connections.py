@@ -58,7 +58,7 @@ async def test_connections_without_a_handler_are_closed(
     assert await _python(sandbox, "print(connect().recv(10))") == "b''\n"
 
 
-async def test_much_passes_both_ways_at_once_and_is_not_mixed_up(sandbox: GuestSandbox) -> None:
+async def test_large_transfers_in_both_directions_are_not_mixed(sandbox: GuestSandbox) -> None:
     sandbox.set_connection_handler(_echo)
     program = """
 from threading import Thread
@@ -89,7 +89,7 @@ for s in held[-10:]:
     assert await _python(sandbox, program) == "x" * 10
 
 
-async def test_connections_beyond_what_is_served_at_once_all_have_their_answer(
+async def test_connections_beyond_the_burst_are_all_answered(
     sandbox: GuestSandbox,
 ) -> None:
     gateway = EgressGateways().create(Egress())
@@ -131,7 +131,7 @@ except BlockingIOError:
     assert await output(sandbox, "echo well") == "well\n"
 
 
-async def test_connections_read_late_hold_nothing_else_up_and_lose_nothing(
+async def test_connections_with_slow_readers_block_nothing_and_lose_no_data(
     sandbox: GuestSandbox,
 ) -> None:
     go_on, sizes = asyncio.Event(), []
@@ -212,7 +212,7 @@ async def test_handler_sees_that_the_program_hangs_up(sandbox: GuestSandbox) -> 
         await ended.wait()
 
 
-async def test_a_sandbox_that_ends_ends_its_connections(sandbox: GuestSandbox) -> None:
+async def test_connections_end_with_their_sandbox(sandbox: GuestSandbox) -> None:
     begun, ended = anyio.Event(), anyio.Event()
 
     async def hold(connection: ProgramConnection) -> None:

@@ -1,4 +1,4 @@
-"""A report is believed only where every field has its type and can be true."""
+"""A report is used only if every field has its type and a possible value."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +12,7 @@ from sandbox_runtime.protocol import END, frame
 from tests.sandbox_runtime.scripted_guest import REPORT, ending_with, scripted_sandbox
 
 NESTED = b"[" * 900 + b"]" * 900
-"""JSON can be parsed deeper than Python's repr() can follow."""
+"""Nested deeper than Python's repr() supports; the JSON parser accepts it."""
 
 
 async def drop(data: bytes) -> None:
@@ -24,7 +24,7 @@ async def one_byte() -> AsyncIterator[bytes]:
 
 
 async def job(sandbox: GuestSandbox) -> str:
-    """A job that runs, by its id."""
+    """Start a job and return its id."""
     return (await sandbox.exec("sleep 100", timeout_s=100, wait_s=1)).job_id
 
 
@@ -91,7 +91,7 @@ CASES = [
 ]
 
 
-async def played(operation: str, report: bytes) -> tuple[object, int]:
+async def run_with_report(operation: str, report: bytes) -> tuple[object, int]:
     """Run an operation that ends with this report. Return its result or error, and the number of
     times that the guest was killed before it was closed."""
     before = [RUNNING] if operation in ("wait", "stop") else []
@@ -111,22 +111,24 @@ async def played(operation: str, report: bytes) -> tuple[object, int]:
     ("operation", "report"), CASES, ids=[f"{name} {said[:40]!r}" for name, said in CASES]
 )
 async def test_report_of_wrong_types_loses_that_sandbox(operation: str, report: bytes) -> None:
-    outcome, killed = await played(operation, report)
+    outcome, killed = await run_with_report(operation, report)
     assert isinstance(outcome, SandboxLostError), repr(outcome)
-    assert "it reported" in str(outcome)
+    assert "the agent reported" in str(outcome)
     assert killed
 
 
 @pytest.mark.parametrize("operation", ["put", "get", "list", "snapshot", "restore"])
 async def test_failed_file_operation_leaves_the_sandbox_usable(operation: str) -> None:
-    outcome, killed = await played(operation, b'{"error": "io", "message": "\\ud800 no room"}')
+    outcome, killed = await run_with_report(
+        operation, b'{"error": "io", "message": "\\ud800 no room"}'
+    )
     assert type(outcome) is SandboxFileError
     assert str(outcome) == "? no room"  # half of a surrogate pair could not be encoded
     assert not killed
 
 
 async def test_failed_wait_says_that_the_job_is_missing() -> None:
-    outcome, killed = await played("wait", b'{"error": "unknown"}')
+    outcome, killed = await run_with_report("wait", b'{"error": "unknown"}')
     assert isinstance(outcome, JobMissingError)
     assert not killed
 

@@ -35,13 +35,13 @@ LONG_PATH = "/" + "p" * 4000
 
 
 async def turns(count: int) -> None:
-    """Let other tasks go on."""
+    """Let other tasks run for `count` turns of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def hold(connection: ProgramConnection) -> None:
-    """Do nothing with a connection."""
+    """Keep a connection open without reading it."""
     await asyncio.Event().wait()
 
 
@@ -51,7 +51,7 @@ async def endless() -> AsyncIterator[bytes]:
 
 
 async def fill(sandbox: GuestSandbox, guest: SocketGuest) -> "list[asyncio.Task[int]]":
-    """Upload until there is no room for more; returns the uploads, which wait."""
+    """Start uploads until the buffer is full; return the uploads, which wait."""
     uploads = []
     while guest.has_room:
         uploads.append(asyncio.create_task(sandbox.put("/file", endless())))
@@ -116,7 +116,7 @@ async def test_operation_that_waits_for_room_begins_once_the_agent_reads() -> No
         await end(reading, *uploads)
 
 
-async def test_uploads_cancelled_while_the_agent_is_busy_do_not_lose_its_sandbox() -> None:
+async def test_uploads_cancelled_while_the_agent_is_busy_keep_its_sandbox() -> None:
     async with socket_sandbox() as (sandbox, guest, _):
         uploads = await fill(sandbox, guest)
         for _ in range(100):
@@ -127,7 +127,7 @@ async def test_uploads_cancelled_while_the_agent_is_busy_do_not_lose_its_sandbox
         await end(*uploads)
 
 
-async def test_flood_of_small_frames_lets_other_tasks_go_on() -> None:
+async def test_flood_of_small_frames_does_not_block_other_tasks() -> None:
     """Others wait for the work of one turn: here for the connections that are opened in it."""
     pairs = 20_000
     async with socket_sandbox() as (sandbox, _, peer):

@@ -44,7 +44,7 @@ def memory_held_below(most: int) -> Iterator[None]:
     assert held < most
 
 
-async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() -> None:
+async def test_connections_that_exceed_their_first_window_lose_the_sandbox() -> None:
     channel, guest = await connected()
 
     async def finish(connection: ProgramConnection) -> None:

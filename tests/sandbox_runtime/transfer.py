@@ -47,7 +47,7 @@ async def copy_workspace(source: Sandbox, target: Sandbox, *, max_bytes: int = 1
 
 
 async def output(sandbox: Sandbox, command: str) -> str:
-    """The stdout of a command that must succeed."""
+    """Return the stdout of a command that must succeed."""
     result = await sandbox.exec(command, timeout_s=PLENTY_S)
     assert (result.exit_code, result.timed_out) == (0, False), result
     return result.stdout

@@ -97,7 +97,8 @@ def call_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -
 
 
 def number(name: str) -> int:
-    """Return the number of a system call on this machine. Raises NotApplicableError."""
+    """Return the number of a system call on this machine. Raises NotApplicableError on an unknown
+    machine, and OSError if the machine has no such call."""
     column = _COLUMN.get(platform.machine())
     if column is None:
         raise NotApplicableError(f"the system calls of {platform.machine()} are not known")
@@ -116,29 +117,29 @@ def opens(path: Path, flags: int = os.O_WRONLY) -> bool:
     return True
 
 
-def writable_below(top: Path, besides: tuple[str, ...] = ()) -> Iterator[Path]:
+def writable_below(top: Path, excluded: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield regular files below `top` that open for writing, except those whose path begins with
-    one of `besides`."""
+    one of the `excluded` prefixes."""
     try:
         entries = sorted(top.iterdir())
     except OSError:
         return
     for entry in entries:
-        if str(entry).startswith(besides):
+        if str(entry).startswith(excluded):
             continue
         try:
             mode = entry.lstat().st_mode
         except OSError:
             continue
         if stat.S_ISDIR(mode):
-            yield from writable_below(entry, besides)
+            yield from writable_below(entry, excluded)
         elif stat.S_ISREG(mode) and opens(entry):
             yield entry
 
 
-def some(what: str, found: Iterable[object]) -> str | None:
+def summarize(what: str, found: Iterable[object]) -> str | None:
     """Return `what` with the first findings, or None if there are none."""
-    names = [str(one) for one in found]
+    names = [str(finding) for finding in found]
     shown = ", ".join(names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{what}: {shown}{more}" if names else None

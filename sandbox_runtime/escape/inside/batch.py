@@ -1,7 +1,8 @@
 """Makes all attempts, and prints a line of JSON for each.
 
-One process makes the attempts in turn until one succeeds. That may have changed the process, so a
-new process makes the next ones. (A process for each would take seconds on a slow kernel.)
+One process makes the attempts in turn until an attempt succeeds. Success may have changed the
+process, so a new process makes the next attempts. (A process for each attempt would take seconds on
+a slow kernel.)
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ def attempts(module: ModuleType) -> Iterator[FunctionType]:
 def main(modules: list[str]) -> None:
     """Make the attempts of these loaded modules."""
     _print({"kernel": _kernel()})
-    waiting = deque(one for module in modules for one in attempts(sys.modules[module]))
+    waiting = deque(attempt for module in modules for attempt in attempts(sys.modules[module]))
     while waiting:
         _run_some(waiting)
 
 
 def _run_some(waiting: deque[FunctionType]) -> None:
-    """Make at least one attempt in a new process, and remove those made from `waiting`."""
+    """Make at least one attempt in a new process, and remove the made attempts from `waiting`."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        _make(waiting, write)
+        _make_attempts(waiting, write)
     os.close(write)
-    said, is_late = b"", False
+    received, is_late = b"", False
     while waiting and not is_late:
         ready, _, _ = select.select([read], [], [], _TIMEOUT_S)
         is_late = not ready
         more = os.read(read, 4096) if ready else b""
         if not more:
             break
-        *lines, said = (said + more).split(b"\n")
+        *lines, received = (received + more).split(b"\n")
         for line in lines:
             _print(json.loads(line))
             waiting.popleft()
@@ -68,22 +69,22 @@ def _run_some(waiting: deque[FunctionType]) -> None:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if status and waiting:
-        _print({"probe": waiting.popleft().__name__, **_of_killed(status, is_late)})
+        _print({"probe": waiting.popleft().__name__, **_killed_result(status, is_late)})
 
 
-def _make(waiting: Iterable[FunctionType], write: int) -> NoReturn:
+def _make_attempts(waiting: Iterable[FunctionType], write: int) -> NoReturn:
     try:
         for attempt in waiting:
-            said = _made(attempt)
-            os.write(write, json.dumps({"probe": attempt.__name__, **said}).encode() + b"\n")
-            if said["verdict"] == "open":
+            result = _make(attempt)
+            os.write(write, json.dumps({"probe": attempt.__name__, **result}).encode() + b"\n")
+            if result["verdict"] == "open":
                 break
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _made(attempt: FunctionType) -> dict[str, str]:
+def _make(attempt: FunctionType) -> dict[str, str]:
     try:
         found = attempt()
     except OSError as error:
@@ -95,7 +96,7 @@ def _made(attempt: FunctionType) -> dict[str, str]:
     return {"verdict": "open" if found else "held", "detail": (found or "")[:_MAX_DETAIL_CHARS]}
 
 
-def _of_killed(status: int, is_late: bool) -> dict[str, str]:
+def _killed_result(status: int, is_late: bool) -> dict[str, str]:
     """Return the result of an attempt whose process was killed or failed."""
     if is_late:
         return {"verdict": "not tried", "detail": f"it did not end within {_TIMEOUT_S:g} s"}
@@ -105,7 +106,7 @@ def _of_killed(status: int, is_late: bool) -> dict[str, str]:
 
 
 def _kernel() -> str:
-    """Return the kernel's name, which gVisor writes to its log."""
+    """Return "gVisor" if the kernel's log names it, else ""."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     try:
         call("syslog", _READ_ALL_OF_THE_LOG, log, _LOG_BYTES)

@@ -12,7 +12,7 @@ import tempfile
 import termios
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import some, survives
+from sandbox_runtime.escape.inside.attempt import summarize, survives
 
 _HARMLESS = frozenset({"null", "zero", "full", "random", "urandom", "tty", "ptmx"})
 _TYPE_A_CHARACTER = 0x5412
@@ -46,12 +46,12 @@ def root_disk() -> str | None:
 
 
 def device_nodes() -> str | None:
-    """Looks for devices other than those every program has."""
+    """Looks for devices other than the harmless ones, such as /dev/null and terminals."""
     nodes = (path for path in Path("/dev").rglob("*") if _is_device(path.lstat().st_mode))
     unusual = (
         node for node in nodes if node.name not in _HARMLESS and node.parent != Path("/dev/pts")
     )
-    return some("there are", unusual)
+    return summarize("there are", unusual)
 
 
 def typing_into_a_terminal() -> str | None:

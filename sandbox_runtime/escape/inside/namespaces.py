@@ -1,7 +1,8 @@
-"""Attempts with namespaces and mounts, where a process is root again and reaches much kernel code.
+"""Attempts to make and enter namespaces and to change mounts. In a new user namespace a process has
+all capabilities and reaches much kernel code.
 
-A sandbox's own kernel makes these attempts harmless: what it lets pass never reaches the
-host's.
+A sandbox's own kernel makes these attempts harmless: the system calls never reach the host's
+kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import struct
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import call, some, survives
+from sandbox_runtime.escape.inside.attempt import call, summarize, survives
 
 _NEW_USER = 0x1000_0000
 _NEW = {
@@ -63,7 +64,7 @@ def clone3_user_namespace() -> str | None:
 def other_namespaces() -> str | None:
     """Makes each other kind of namespace."""
     made = [name for name, flag in _NEW.items() if survives(lambda: call("unshare", flag))]  # noqa: B023 - called at once
-    return some("namespaces were made", made)
+    return summarize("namespaces were made", made)
 
 
 def setns() -> str | None:
@@ -74,41 +75,41 @@ def setns() -> str | None:
 
 
 def host_namespaces() -> str | None:
-    """Looks whether it is in one of the namespaces that the machine booted with."""
+    """Looks for its own namespaces among those that the machine booted with."""
     inside = {
         name
         for name, initial in _INITIAL.items()
         if os.readlink(f"/proc/self/ns/{name}") == f"{name}:[{initial}]"  # noqa: PTH115 - no path
     }
-    return some("shared with the host", sorted(inside))
+    return summarize("shared with the host", sorted(inside))
 
 
 def mount() -> str | None:
-    """Makes a directory, which is no mount, private to itself."""
+    """Sets the mount propagation of a directory that is no mount point."""
     call("mount", None, b"/usr/bin", None, 1 << 18, None, reached=(errno.EINVAL,))
     return "mounts can be made"
 
 
 def umount() -> str | None:
-    """Unmounts a directory, which is no mount."""
+    """Unmounts a directory that is no mount point."""
     call("umount2", b"/usr/bin", 0, reached=(errno.EINVAL,))
     return "mounts can be taken away"
 
 
 def pivot_root() -> str | None:
-    """Changes the root file system for one that does not exist."""
+    """Replaces the root file system by one that does not exist."""
     call("pivot_root", b"/nonexistent", b"/nonexistent", reached=(errno.ENOENT,))
     return "the root file system can be changed"
 
 
 def chroot() -> str | None:
-    """Changes its root directory for itself; twice is the classic escape from a chroot."""
+    """Sets its root directory to the current one; calling chroot twice escapes from a chroot."""
     call("chroot", b"/")
     return "the root directory can be changed"
 
 
 def fsopen() -> str | None:
-    """Opens a file system of the newer kind of mounts."""
+    """Opens a file system context of the newer mount API."""
     os.close(call("fsopen", b"tmpfs", 0))
     return "file systems can be opened"
 
@@ -120,14 +121,14 @@ def open_tree() -> str | None:
 
 
 def move_mount() -> str | None:
-    """Moves a mount from where none is."""
+    """Moves a mount from a path that does not exist."""
     nowhere = b"/nonexistent"
     call("move_mount", _HERE, nowhere, _HERE, nowhere, 0, reached=(errno.ENOENT,))
     return "mounts can be moved"
 
 
 def mount_setattr() -> str | None:
-    """Changes nothing about a mount."""
+    """Sets the attributes of a mount, with an empty list of changes."""
     call("mount_setattr", _HERE, b"/", 0, bytes(32), 32)
     return "mounts can be changed"
 
@@ -143,4 +144,4 @@ def other_roots() -> str | None:
             continue
         if (root.st_dev, root.st_ino) != (own.st_dev, own.st_ino):
             found.append(process / "root")
-    return some("leads out", found)
+    return summarize("leads out", found)

@@ -8,7 +8,7 @@ import socket
 import struct
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import some
+from sandbox_runtime.escape.inside.attempt import summarize
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _TIMEOUT_S = 1.0
 
 def interfaces() -> str | None:
     """Looks for network interfaces beside the loopback."""
-    return some("interfaces", (name for _, name in socket.if_nameindex() if name != "lo"))
+    return summarize("interfaces", (name for _, name in socket.if_nameindex() if name != "lo"))
 
 
 def interface_settings() -> str | None:
@@ -74,7 +74,7 @@ def name_servers() -> str | None:
 
 def local_name_servers() -> str | None:
     """Queries name servers on the loopback."""
-    return some("answers", (server for server in _RESOLVERS if _resolves(server)))
+    return summarize("answers", (server for server in _RESOLVERS if _resolves(server)))
 
 
 def loopback_services() -> str | None:
@@ -89,14 +89,14 @@ def loopback_services() -> str | None:
             port = int(fields[1].rpartition(":")[2], 16)
             if fields[3] == _LISTENING and port != _EGRESS_PORT:
                 found.append(f"port {port}")
-    return some("there listens", found)
+    return summarize("there listens", found)
 
 
 def abstract_sockets() -> str | None:
     """Connects to abstract unix sockets, which only a network namespace separates."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     names = [line.split()[-1] for line in lines if line.split()[-1].startswith("@")]
-    return some("connects to", (name for name in names if _connects("\0" + name[1:])))
+    return summarize("connects to", (name for name in names if _connects("\0" + name[1:])))
 
 
 def socket_files() -> str | None:
@@ -106,13 +106,13 @@ def socket_files() -> str | None:
         for top in ("/run", "/var/run", "/tmp", "/var/tmp", "/dev")
         for path in Path(top).rglob("*")
     )
-    return some(
+    return summarize(
         "connects to", (path for path in files if _is_socket(path) and _connects(str(path)))
     )
 
 
 def _routes(addresses: Iterable[str]) -> str | None:
-    return some("a route to", (address for address in addresses if _has_route(address)))
+    return summarize("a route to", (address for address in addresses if _has_route(address)))
 
 
 def _on_each_interface(address: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import call, some
+from sandbox_runtime.escape.inside.attempt import call, summarize
 
 _ALLOWED = frozenset({0, 1, 3, 4, 5, 6, 7})
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID: installing packages needs them."""
@@ -43,18 +43,18 @@ def capabilities() -> str | None:
     for name in _SETS:
         bits = int(status.get(name, "0") if name in _NEWER_SETS else status[name], 16)
         held |= {bit for bit in range(bits.bit_length()) if bits >> bit & 1}
-    return some("capabilities by number", sorted(held - _ALLOWED))
+    return summarize("capabilities by number", sorted(held - _ALLOWED))
 
 
 def new_privileges() -> str | None:
-    """Looks whether a program may give it more privileges than it has."""
+    """Looks whether set-user-id programs may give it more privileges than it has."""
     return (
         None if call("prctl", _GET_NO_NEW_PRIVILEGES, 0, 0, 0, 0) else "set-user-id programs work"
     )
 
 
 def core_files() -> str | None:
-    """Looks whether it may write core files, which the host's program for crashes gets."""
+    """Looks whether it may write core files, which the host's crash handler would receive."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     return None if 0 <= hard <= 1 else "core files are written"
 

@@ -1,5 +1,5 @@
-"""Attempts on the guest agent and other processes that commands did not start. A program that
-controls the agent's descriptors or memory can speak to the host in its name."""
+"""Attempts on the guest agent and other processes outside this command's session. A program that
+controls the agent's descriptors or memory can send frames to the host in the agent's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import call, some
+from sandbox_runtime.escape.inside.attempt import call, summarize
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ def agent_descriptors() -> str | None:
         for link in _listed(process / "fd"):
             if _opens(link):
                 found.append(link)
-    return some("open", found)
+    return summarize("open", found)
 
 
 def agent_memory() -> str | None:
-    """Opens the memory of others."""
-    return some("open", (process / "mem" for process in _others() if _opens(process / "mem")))
+    """Opens the memory of other processes."""
+    return summarize("open", (process / "mem" for process in _others() if _opens(process / "mem")))
 
 
 def agent_environment() -> str | None:
-    """Reads the environment of others, in which an engine's secrets may be."""
+    """Reads the environment of other processes, which may contain an engine's secrets."""
     found = []
     for process in _others():
         try:
@@ -46,11 +46,11 @@ def agent_environment() -> str | None:
             continue
         if content:
             found.append(process / "environ")
-    return some("readable", found)
+    return summarize("readable", found)
 
 
 def agent_traced() -> str | None:
-    """Attaches to others as a debugger does, without stopping them."""
+    """Attaches to other processes as a debugger does, without stopping them."""
     found = []
     for process in _others():
         try:
@@ -58,11 +58,11 @@ def agent_traced() -> str | None:
         except OSError:
             continue
         found.append(process.name)
-    return some("traced", found)
+    return summarize("traced", found)
 
 
 def agent_memory_read() -> str | None:
-    """Reads a byte at no address in the memory of others."""
+    """Reads a byte at address 0 in the memory of other processes."""
     byte = ctypes.create_string_buffer(1)
     local, remote = struct.pack("=2Q", ctypes.addressof(byte), 1), struct.pack("=2Q", 0, 1)
     found = []
@@ -81,11 +81,11 @@ def agent_memory_read() -> str | None:
         except OSError:
             continue
         found.append(process.name)
-    return some("readable", found)
+    return summarize("readable", found)
 
 
 def agent_descriptor_stolen() -> str | None:
-    """Takes standard output from others."""
+    """Duplicates the standard output of other processes."""
     found = []
     for process in _others():
         try:
@@ -94,7 +94,7 @@ def agent_descriptor_stolen() -> str | None:
         except OSError:
             continue
         found.append(process.name)
-    return some("taken from", found)
+    return summarize("taken from", found)
 
 
 def inherited_descriptors() -> str | None:
@@ -103,7 +103,7 @@ def inherited_descriptors() -> str | None:
     shell = ("bash", "-c", "cd /proc/self/fd; echo *")
     shown = subprocess.run(shell, close_fds=False, capture_output=True, check=True)
     extra = set(map(int, shown.stdout.split())) - _STANDARD
-    return some("descriptors", sorted(extra)) if len(extra) > 1 else None
+    return summarize("descriptors", sorted(extra)) if len(extra) > 1 else None
 
 
 def _others() -> Iterator[Path]:

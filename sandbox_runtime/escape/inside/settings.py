@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sandbox_runtime.escape.inside.attempt import opens, some, writable_below
+from sandbox_runtime.escape.inside.attempt import opens, summarize, writable_below
 
 _SYSCTL = Path("/proc/sys")
 _OWN_SYSCTLS = (
@@ -27,17 +27,17 @@ _SECRETS = (
 
 
 def core_pattern() -> str | None:
-    """Opens the setting of which program the host runs, as root, when one crashes."""
+    """Opens the setting that names the program which the host runs as root for a crash."""
     return _open("/proc/sys/kernel/core_pattern")
 
 
 def modprobe() -> str | None:
-    """Opens the setting of which program the host runs, as root, to load modules."""
+    """Opens the setting that names the program which the host runs as root to load modules."""
     return _open("/proc/sys/kernel/modprobe")
 
 
 def uevent_helper() -> str | None:
-    """Opens the setting of which program the host runs, as root, when a device appears."""
+    """Opens the setting that names the program which the host runs as root for a new device."""
     return _open("/sys/kernel/uevent_helper")
 
 
@@ -53,7 +53,7 @@ def binfmt_misc() -> str | None:
 
 def kernel_settings() -> str | None:
     """Opens each other setting of the kernel that is not in a namespace."""
-    return some("open", writable_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
+    return summarize("open", writable_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
 
 
 def other_switches() -> str | None:
@@ -61,12 +61,12 @@ def other_switches() -> str | None:
     found = [Path("/proc/mtrr")] if opens(Path("/proc/mtrr")) else []
     for name in ("irq", "bus", "fs", "acpi", "scsi", "driver"):
         found += writable_below(Path("/proc", name))
-    return some("open", found)
+    return summarize("open", found)
 
 
 def device_settings() -> str | None:
-    """Opens each setting of devices, modules and the kernel in /sys, but for control groups."""
-    besides = (f"{_CGROUPS}/", "/sys/kernel/uevent_helper", "/sys/kernel/debug", "/sys/devices")
+    """Opens each setting of devices, modules and the kernel in /sys, except control groups."""
+    excluded = (f"{_CGROUPS}/", "/sys/kernel/uevent_helper", "/sys/kernel/debug", "/sys/devices")
     tops = (
         "kernel",
         "module",
@@ -79,35 +79,35 @@ def device_settings() -> str | None:
     )
     found: list[Path] = []
     for top in tops:
-        found += writable_below(Path("/sys", top), besides[: 3 if "devices" in top else 4])
-    return some("open", found)
+        found += writable_below(Path("/sys", top), excluded[: 3 if "devices" in top else 4])
+    return summarize("open", found)
 
 
 def debug_files() -> str | None:
     """Lists the kernel's files for debugging and tracing."""
     debug = (Path("/sys/kernel/debug"), Path("/sys/kernel/tracing"))
-    return some("can be listed", (top for top in debug if top.is_dir() and any(top.iterdir())))
+    return summarize("can be listed", (top for top in debug if top.is_dir() and any(top.iterdir())))
 
 
 def release_agent() -> str | None:
-    """Opens the setting of which program the host runs, as root, when a control group empties."""
-    return some("open", (p for p in writable_below(_CGROUPS) if p.name == "release_agent"))
+    """Opens the setting that names the program which the host runs as root for an empty cgroup."""
+    return summarize("open", (p for p in writable_below(_CGROUPS) if p.name == "release_agent"))
 
 
 def own_limits() -> str | None:
     """Opens its control groups, in which its limits are set."""
-    return some("open", (p for p in writable_below(_CGROUPS) if p.name != "release_agent"))
+    return summarize("open", (p for p in writable_below(_CGROUPS) if p.name != "release_agent"))
 
 
 def kernel_secrets() -> str | None:
     """Opens the kernel's memory and its lists for reading."""
     # An engine masks a file with a null device, which is not a regular file.
     there = (path for path in map(Path, _SECRETS) if path.is_file())
-    return some("open", (path for path in there if opens(path, os.O_RDONLY)))
+    return summarize("open", (path for path in there if opens(path, os.O_RDONLY)))
 
 
 def kernel_addresses() -> str | None:
-    """Reads where the kernel's functions lie."""
+    """Reads the addresses of the kernel's functions."""
     with Path("/proc/kallsyms").open(encoding="ascii") as file:
         address = int(file.readline().split()[0], 16)
     return f"the first is at {address:#x}" if address else None

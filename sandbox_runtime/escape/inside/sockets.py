@@ -1,14 +1,14 @@
 """Attempts with kinds of sockets that programs do not need, such as raw and netlink.
 
-A sandbox's own kernel makes these attempts harmless: what it lets pass never reaches the
-host's.
+A sandbox's own kernel makes these attempts harmless: the system calls never reach the host's
+kernel.
 """
 
 from __future__ import annotations
 
 import socket
 
-from sandbox_runtime.escape.inside.attempt import some
+from sandbox_runtime.escape.inside.attempt import summarize
 
 _ALL_PROTOCOLS = 0x0300
 """ETH_P_ALL, in network order."""
@@ -50,7 +50,7 @@ def alg_socket() -> str | None:
 
 def rare_sockets() -> str | None:
     """Opens a socket of each other family."""
-    return some("families", (n for n in range(_FAMILIES) if n not in _USUAL and _opens(n)))
+    return summarize("families", (n for n in range(_FAMILIES) if n not in _USUAL and _opens(n)))
 
 
 def _opens(family: int) -> bool:

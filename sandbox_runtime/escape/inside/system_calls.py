@@ -1,6 +1,6 @@
 """Attempts with system calls that few programs need and that expose code of the host's kernel.
 
-In a sandbox with a kernel of its own (gVisor) they are harmless: they reach only that kernel.
+A sandbox's own kernel (gVisor) makes these attempts harmless: they never reach the host's kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def io_uring() -> str | None:
 
 
 def asynchronous_io() -> str | None:
-    """Makes a context of asynchronous I/O; the whole host has a fixed number of their events."""
+    """Makes a context of asynchronous I/O, whose events are limited for the whole host."""
     context = ctypes.c_ulong()
     call("io_setup", 1, ctypes.byref(context))
     call("io_destroy", ctypes.c_ulong(context.value))
@@ -37,7 +37,7 @@ def asynchronous_io() -> str | None:
 
 
 def huge_pages() -> str | None:
-    """Maps a huge page of those that the host has reserved for its own programs."""
+    """Maps one of the huge pages that the host has reserved for its own programs."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB
     call("mmap", None, _HUGE_PAGE_BYTES, mmap.PROT_READ, flags, -1, 0, reached=(errno.ENOMEM,))
     return "huge pages can be mapped"
@@ -50,7 +50,7 @@ def huge_memory_file() -> str | None:
 
 
 def huge_shared_memory() -> str | None:
-    """Asks for shared memory of huge pages that others have made, of which there is none."""
+    """Looks up shared memory of huge pages, by a key that does not exist."""
     call("shmget", 1, _HUGE_PAGE_BYTES, _SHM_HUGETLB, reached=(errno.ENOENT,))
     return "shared memory of huge pages can be named"
 
@@ -68,7 +68,7 @@ def add_key() -> str | None:
 
 
 def request_key() -> str | None:
-    """Requests a key without a type, which a program of the host's would be started for."""
+    """Requests a key without a type; a valid request would start a program on the host."""
     call("request_key", None, None, None, 0, reached=_BAD)
     return "keys can be requested"
 
@@ -96,7 +96,7 @@ def ptrace() -> str | None:
 
 
 def personality() -> str | None:
-    """Turns the randomness of its own addresses off."""
+    """Turns off the randomisation of its own addresses."""
     call("personality", 0x0004_0000)
     return "addresses can be made predictable"
 
@@ -169,7 +169,7 @@ def swapon() -> str | None:
 
 
 def swapoff() -> str | None:
-    """Takes swap space without a name away."""
+    """Removes swap space without a name."""
     call("swapoff", None, reached=_BAD)
     return "swap space can be taken away"
 
@@ -214,7 +214,7 @@ def filtered() -> str | None:
 
 
 def x32_calls() -> str | None:
-    """Makes a forbidden system call by its number for 32-bit pointers, which filters forget."""
+    """Makes a forbidden system call by its x32 number, which filters often forget."""
     if platform.machine() != "x86_64":
         return None
     forbidden = _X32 | number("unshare")

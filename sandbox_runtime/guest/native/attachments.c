@@ -120,7 +120,7 @@ static void run(struct stream *stream, const struct json *request, int input)
     deliver_on(command, stream, request);
 }
 
-/* Attach to the command instead if it was started before; return true if so. */
+/* If the command was started before, attach to it and return true. */
 static bool attach_if_known(struct stream *stream, const struct json *request)
 {
     struct command *known = commands_find(json_require(request, "id", JSON_TEXT)->text);

@@ -9,7 +9,7 @@ struct cap {
 };
 
 struct capture {
-    struct cap head; /* how much the head may still take */
+    struct cap head; /* the bytes and lines that may still be added to the head */
     struct cap tail;
     bool is_past_head;
     char *ring; /* the last bytes after the head; allocated with the first of them */

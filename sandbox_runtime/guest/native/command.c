@@ -11,7 +11,7 @@
 #include "streams.h"
 
 #define GRACE_S 0.3  /* between SIGINT, SIGTERM and SIGKILL */
-#define DRAIN_S 0.05 /* for more output after the shell has ended, if its children hold the pipes */
+#define DRAIN_S 0.05 /* wait for output after the shell, if its children keep the pipes open */
 #define MAX_PIPE_READS 32 /* more than a pipe holds, so all that the shell wrote is read */
 #define FIRST_PROMPT_CHECK_S 1.0
 #define NEXT_PROMPT_CHECK_S 0.5

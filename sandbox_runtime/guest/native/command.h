@@ -22,10 +22,10 @@ struct command {
     size_t keep_left;         /* of struct keep */
     struct command *next;     /* in the order of their starts */
     struct reading *reading;  /* the reading that output is added to */
-    struct reading *finished; /* the reading before, until the next is requested; or NULL */
+    struct reading *finished; /* the previous reading, until the host requests the next; or NULL */
     struct stream *stream;    /* the stream that a reading is delivered on; or NULL */
-    struct reading *delivered; /* the reading that is delivered there */
-    struct cursor cursor;      /* how much of it has been sent */
+    struct reading *delivered; /* the reading that is delivered on `stream` */
+    struct cursor cursor;      /* how much of `delivered` has been sent */
     bool is_acknowledged, has_ended;
 
     struct child child;
@@ -39,7 +39,7 @@ struct command {
     unsigned commits_at_start; /* shell_commits() at the start */
     struct timer deadline, next_signal, drain_deadline, pause, prompt_check;
     int signals_sent;
-    size_t prompt_total; /* reading_total() when it was last seen waiting; or NOT_WAITING */
+    size_t prompt_total; /* reading_total() when the command last waited; or NOT_WAITING */
 };
 
 #define INPUT_TERMINAL -1
@@ -47,7 +47,7 @@ struct command {
 /* Start a command. Takes ownership of the descriptor `input`; INPUT_TERMINAL requests a terminal.
    Return NULL and set errno if it cannot be started. */
 struct command *command_start(const struct json *request, int input, struct cap cap);
-/* Send SIGINT, then SIGTERM, then SIGKILL. */
+/* Send the command SIGINT, then SIGTERM, then SIGKILL. */
 void command_stop(struct command *command);
 /* Kill all processes of the command's session. */
 void command_kill(struct command *command);

@@ -1,5 +1,5 @@
 /* Egress: each connection to a port on the sandbox's loopback interface becomes a stream to the
-   host, which decides about it. The agent does not inspect the bytes. */
+   host, which allows or denies it. The agent does not inspect the bytes. */
 #pragma once
 
 /* Listen on the port. Without it (no loopback, or the port is taken) there is no egress. */

@@ -29,7 +29,7 @@ static bool skip(struct parser *parser, char expected)
     return true;
 }
 
-/* Four hexadecimal digits; -1 if they are not there. */
+/* Parse four hexadecimal digits; return -1 if there are others. */
 static int32_t parse_hex(struct parser *parser)
 {
     int32_t code = 0;
@@ -45,7 +45,8 @@ static int32_t parse_hex(struct parser *parser)
     return code;
 }
 
-/* The rest of \uXXXX, or of two that make up one character. */
+/* Parse an escape after its `\u`, with the second escape of a surrogate pair. Return the code
+   point, or -1 if the escape is malformed. */
 static int32_t parse_code_point(struct parser *parser)
 {
     int32_t code = parse_hex(parser);
@@ -75,7 +76,8 @@ static char *add_utf8(char *out, int32_t code)
     return out;
 }
 
-/* What follows a backslash; NULL if it is no escape. */
+/* Parse an escape after its backslash and write the character to `out`. Return the end of `out`, or
+   NULL if the escape is malformed. */
 static char *parse_escape(struct parser *parser, char *out)
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -93,7 +95,7 @@ static char *parse_escape(struct parser *parser, char *out)
     return out;
 }
 
-/* A text, written over itself: it is never longer than what says it. */
+/* Parse a text and decode it in place: a text is never longer than its JSON. */
 static bool parse_text(struct parser *parser, char **text, size_t *length)
 {
     if (!skip(parser, '"'))
@@ -168,7 +170,7 @@ static bool parse_member(struct parser *parser, bool is_named, struct json **end
     return true;
 }
 
-/* The members of an array or object, whose bracket has been read. */
+/* Parse the members of an array or object, after its opening bracket. */
 static bool parse_members(struct parser *parser, struct json *value)
 {
     bool is_object = value->kind == JSON_OBJECT;

@@ -21,8 +21,9 @@ struct json {
     size_t length;
     char *name; /* of an object's member */
     size_t name_length;
-    struct json *first, *next; /* its first element or member; the next one of its parent */
-    char *buffer; /* of the outermost value: holds all texts */
+    struct json *first; /* the first element or member */
+    struct json *next;  /* the next element or member of the parent */
+    char *buffer;       /* only in the outermost value: contains all texts */
 };
 
 /* Return the parsed value, or NULL if the text is not JSON. */

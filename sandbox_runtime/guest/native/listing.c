@@ -17,7 +17,7 @@
 #include "sha256.h"
 
 #define MAX_LISTING_BYTES (4u << 20)
-/* Work before other streams are served, in hashed bytes; an entry counts as ENTRY_BYTES. */
+/* Maximum work before other streams are served, in hashed bytes; an entry counts as ENTRY_BYTES. */
 #define TURN_BYTES (sizeof scratch)
 #define ENTRY_BYTES 1024u
 

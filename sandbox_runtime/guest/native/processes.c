@@ -32,7 +32,7 @@ void descriptors_begin(void)
     close_range_from(FIRST_DESCRIPTOR, 0);
 }
 
-/* Have exec close all descriptors of the agent, also those opened without O_CLOEXEC. */
+/* Set FD_CLOEXEC on all descriptors of the agent, also those opened without O_CLOEXEC. */
 static void set_close_on_exec(void)
 {
     close_range_from(FIRST_DESCRIPTOR, CLOEXEC);

@@ -6,7 +6,7 @@
 
 #include "json.h"
 
-/* Open /dev/null as any of 0, 1 and 2 that is closed, and close all others. */
+/* Open /dev/null for each of the descriptors 0, 1 and 2 that is closed; close all others. */
 void descriptors_begin(void);
 
 struct child_exit {

@@ -19,7 +19,7 @@ static const uint32_t rounds[64] = {
 
 struct sha256 sha256_begin(void)
 {
-    /* The same of the square roots of the first 8 primes. */
+    /* The first 32 bits of the fractional parts of the square roots of the first 8 primes. */
     return (struct sha256){.state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f,
                                      0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
 }
@@ -47,7 +47,7 @@ static void mix(uint32_t state[8], const unsigned char block[64])
     expand(words, block);
     memcpy(s, state, sizeof s);
     for (unsigned n = 0; n < 64; n++) {
-        /* The names turn instead of what they name: a is s[0] now, s[7] in the next round. */
+        /* The indices rotate instead of the values: a is s[0] in this round, s[7] in the next. */
         uint32_t *a = &s[-n & 7], *d = &s[(3 - n) & 7], *h = &s[(7 - n) & 7];
         uint32_t b = s[(1 - n) & 7], c = s[(2 - n) & 7];
         uint32_t e = s[(4 - n) & 7], f = s[(5 - n) & 7], g = s[(6 - n) & 7];

@@ -32,7 +32,7 @@ struct stream *stream_open(uint32_t number);
 struct stream *stream_open_from_agent(void);
 /* Set the stream's owner and callbacks. */
 void stream_attach(struct stream *stream, const struct operation *operation, void *owner);
-/* Have `pump` called: there is something to send. */
+/* Let the event loop call `pump`: there is something to send. */
 void stream_ready(struct stream *stream);
 void stream_send(struct stream *stream, enum frame_type type, const char *data, size_t length);
 /* Send a frame without a payload, which needs no credit. */

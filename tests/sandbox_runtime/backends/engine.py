@@ -1,4 +1,4 @@
-"""The Docker engine of this machine, for tests that look past the backend."""
+"""Direct access to this machine's Docker engine, for tests that inspect its containers."""
 
 import contextlib
 import os
@@ -18,7 +18,8 @@ from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 
 def docker_backend(state_dir: Path, image: str = DOCKER_IMAGE, **settings: Any) -> DockerBackend:
-    """The engine of this machine; without one the test is skipped, or fails where it must not."""
+    """Return a backend of this machine's engine. Without an engine, skip the test, or fail with
+    REQUIRE_DOCKER."""
     try:
         return DockerBackend(image, state_dir=state_dir, **settings)
     except SandboxStartError as error:
@@ -41,7 +42,7 @@ def inspect(name: str) -> dict[str, Any]:
 
 
 def names(state_dir: Path) -> list[str]:
-    """The containers of this test's installation."""
+    """Return the names of the containers of this test's installation."""
     label = f"{INSTALL_LABEL}={(state_dir / 'install-id').read_text()}"
     with client() as engine:
         found = engine.containers(all=True, filters={"label": label})
@@ -50,7 +51,8 @@ def names(state_dir: Path) -> list[str]:
 
 @asynccontextmanager
 async def imported(tar: Path, *changes: str) -> AsyncIterator[str]:
-    """An image made of a tar, with changes as a Dockerfile has them; gone at the end."""
+    """Import a tar as an image, with Dockerfile instructions as `changes`; remove the image
+    afterwards."""
     tag = f"llm-sandbox-proxy-test:{uuid.uuid4().hex[:8]}"
     flags = [part for change in changes for part in ("--change", change)]
     await anyio.run_process(["docker", "import", *flags, str(tar), tag])
@@ -62,7 +64,7 @@ async def imported(tar: Path, *changes: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def derived(*lines: str) -> AsyncIterator[str]:
-    """The tests' image with more lines to its Dockerfile; gone at the end."""
+    """Build an image from the tests' image with more Dockerfile lines; remove it afterwards."""
     tag = f"llm-sandbox-proxy-test:{uuid.uuid4().hex[:8]}"
     text = "\n".join([f"FROM {DOCKER_IMAGE}", *lines])
     await anyio.run_process(["docker", "build", "--quiet", "--tag", tag, "-"], input=text.encode())

@@ -5,13 +5,13 @@ import asyncio
 from sandbox_runtime.backends.base import Guest
 
 
-async def first_words(guest: Guest) -> bytes:
-    """Return the next bytes; b"" once the guest has ended."""
-    heard = bytearray()
+async def next_output(guest: Guest) -> bytes:
+    """Return the next bytes, or b"" once the guest has ended."""
+    received = bytearray()
     something = asyncio.Event()
 
     def take(data: bytes) -> None:
-        heard.extend(data)
+        received.extend(data)
         something.set()
 
     listening = asyncio.create_task(guest.listen(take))
@@ -20,4 +20,4 @@ async def first_words(guest: Guest) -> bytes:
     listening.cancel()
     hearing.cancel()
     await asyncio.wait((listening, hearing))
-    return bytes(heard)
+    return bytes(received)

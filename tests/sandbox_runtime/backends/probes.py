@@ -35,7 +35,7 @@ FREE_FOR_ALL = (
     *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register"),
     *("unshare", "personality", "tiocsti", "16", "38"),
 )
-"""The calls that the kernel itself permits to an unprivileged process."""
+"""System calls that the kernel itself permits to an unprivileged process."""
 
 
 def calls(only: tuple[str, ...] | None = None) -> str:
@@ -77,7 +77,7 @@ print(asyncio.run(shell()), subprocess.check_output(["echo", "subprocess"], text
 thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
 """
 EVERYDAY_PRINTS = "[2, 4]\nasyncio subprocess\nthread\n"
-"""A program that needs much of what is left, and what it prints."""
+"""A program that uses many permitted operations, and its output."""
 
 
 WRITABLE_MOUNTS = """

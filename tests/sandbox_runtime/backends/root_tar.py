@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def add_programs(tar: tarfile.TarFile, names: tuple[str, ...]) -> None:
-    """Programs of /usr/bin with the libraries that they need, /bin, which leads there, and /tmp."""
+    """Add programs of /usr/bin and the libraries that they need, the link /bin to /usr/bin, and
+    /tmp."""
     binaries = [Path("/usr/bin", name) for name in names]
     for binary in binaries:
         tar.add(binary.resolve(), str(binary).lstrip("/"))
@@ -22,7 +23,7 @@ def add_programs(tar: tarfile.TarFile, names: tuple[str, ...]) -> None:
 
 
 def add_python(tar: tarfile.TarFile) -> None:
-    """The standard library, for `python3` among the programs."""
+    """Add Python's standard library, for an added `python3`."""
     where = "import os; print(os.path.dirname(os.__file__))"
     library = subprocess.run(
         ["/usr/bin/python3", "-c", where], capture_output=True, check=True, text=True

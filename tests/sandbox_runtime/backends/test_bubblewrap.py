@@ -27,7 +27,7 @@ from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
-from tests.sandbox_runtime.backends.guest_output import first_words
+from tests.sandbox_runtime.backends.guest_output import next_output
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
@@ -70,11 +70,11 @@ def descendants(pid: int) -> Iterator[int]:
 # Walls
 
 
-async def test_no_payload_is_root_on_the_host_and_none_has_capabilities() -> None:
+async def test_programs_inside_have_no_host_root_and_no_capabilities() -> None:
     guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
     try:
         with anyio.fail_after(10):
-            assert await first_words(guest)
+            assert await next_output(guest)
         pids = [guest.pid, *descendants(guest.pid)]
         assert len(pids) == 2
         for pid in pids:
@@ -89,7 +89,7 @@ async def test_no_payload_is_root_on_the_host_and_none_has_capabilities() -> Non
 
 
 @needs_root
-async def test_root_as_the_user_of_sandboxes_is_refused() -> None:
+async def test_configured_uid_of_root_is_refused() -> None:
     backend = BubblewrapBackend(uid=0, state_dir=NOWHERE)
     with pytest.raises(SandboxStartError, match="must not run sandboxes as root"):
         await backend.start(SMALL)
@@ -116,7 +116,7 @@ print(socket.send_fds(near, [b"x"], [0]))
 
 
 @needs_root
-async def test_open_files_that_a_sandbox_has_in_flight_are_not_its_neighbours() -> None:
+async def test_files_in_flight_are_counted_per_sandbox() -> None:
     """The kernel counts them for the host's user: beyond RLIMIT_NOFILE that user sends no more."""
     async with (
         new_sandbox() as neighbour,
@@ -128,13 +128,13 @@ async def test_open_files_that_a_sandbox_has_in_flight_are_not_its_neighbours() 
 
 
 @needs_root
-async def test_root_gives_each_sandbox_a_uid_of_its_own() -> None:
+async def test_proxy_run_by_root_gives_each_sandbox_its_own_uid() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     guests = [await backend.start(SMALL) for _ in range(2)]
     try:
         uids = set()
         for guest in guests:
-            assert await first_words(guest)
+            assert await next_output(guest)
             lines = Path(f"/proc/{guest.pid}/status").read_text().splitlines()
             uids |= {line.split()[1] for line in lines if line.startswith("Uid:")}
     finally:
@@ -157,7 +157,7 @@ async def test_settings_of_the_hosts_kernel_do_not_open_for_writing() -> None:
             assert (result.exit_code, path in result.stderr) == (1, True)
 
 
-async def test_of_the_host_only_usr_is_to_be_seen() -> None:
+async def test_only_usr_of_the_host_is_visible() -> None:
     async with new_sandbox() as sandbox:
         links = {"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
         top = set((await output(sandbox, "ls -A /")).split())
@@ -172,7 +172,7 @@ async def test_of_the_host_only_usr_is_to_be_seen() -> None:
         assert await output(sandbox, "hostname; echo ~; id -un") == "sandbox\n/root\nroot"
 
 
-async def test_the_hosts_environment_is_not_to_be_read_anywhere() -> None:
+async def test_environment_of_the_host_cannot_be_read() -> None:
     async with new_sandbox() as sandbox:
         every = "cat /proc/[0-9]*/environ 2> /dev/null"
         everywhere = f"{every} | tr '\\0' '\\n' | cut -d= -f1 | sort -u"
@@ -181,7 +181,7 @@ async def test_the_hosts_environment_is_not_to_be_read_anywhere() -> None:
         assert names <= ours | {"PWD", "OLDPWD", "SHLVL", "_"}
 
 
-async def test_there_is_no_network_but_the_sandboxs_own_loopback() -> None:
+async def test_sandbox_has_only_its_own_loopback_interface() -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, new_sandbox() as sandbox:
@@ -192,7 +192,7 @@ async def test_there_is_no_network_but_the_sandboxs_own_loopback() -> None:
         assert await python(sandbox, f"{alive}a.getsockname()); print('reached')") == "reached"
 
 
-async def test_nothing_but_the_bounded_disk_and_devices_can_be_written() -> None:
+async def test_only_the_bounded_disk_and_devices_can_be_written() -> None:
     async with new_sandbox() as sandbox:
         written = dict.fromkeys((await python(sandbox, probes.WRITABLE_MOUNTS)).splitlines())
         on_disk = {line.split()[1] for line in written if line.startswith("disk ")}
@@ -208,7 +208,7 @@ async def test_system_calls_that_only_attacks_need_are_refused() -> None:
     assert probes.refusals(result.stdout) == {}
 
 
-def test_outside_the_same_calls_get_further() -> None:
+def test_refused_system_calls_are_permitted_outside_a_sandbox() -> None:
     """Positive control: as the user nobody, with arguments that make each call fail or harmless."""
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
     calls = probes.calls(only=probes.FREE_FOR_ALL)
@@ -236,7 +236,7 @@ async def test_ordinary_programs_work() -> None:
 # Bounds
 
 
-async def test_the_disk_is_full_at_its_bound_wherever_one_writes() -> None:
+async def test_all_writable_directories_share_one_disk_limit() -> None:
     async with new_sandbox() as sandbox:
         places = ("/testbed", "/tmp", "/root", "/var/tmp", "/run", "/dev/shm", "/etc")
         for place in places:
@@ -247,7 +247,7 @@ async def test_the_disk_is_full_at_its_bound_wherever_one_writes() -> None:
         assert await output(sandbox, "rm /tmp/file && head -c 1M /dev/zero > /tmp/again") == ""
 
 
-async def test_empty_files_are_bounded_too() -> None:
+async def test_number_of_empty_files_is_limited() -> None:
     async with new_sandbox(Isolation(disk_mib=1)) as sandbox:
         result = await sandbox.exec("for n in {1..200}; do : > file$n || exit; done", timeout_s=20)
         assert "No space left on device" in result.stderr
@@ -255,7 +255,7 @@ async def test_empty_files_are_bounded_too() -> None:
 
 
 @needs_cgroups
-async def test_a_full_disk_leaves_memory_to_say_so() -> None:
+async def test_full_disk_fails_writes_before_memory_runs_out() -> None:
     async with new_sandbox(Isolation(memory_mib=128, disk_mib=4096)) as sandbox:
         result = await sandbox.exec("head -c 200M /dev/zero > file", timeout_s=20)
         assert "No space left on device" in result.stderr
@@ -300,21 +300,21 @@ for pid in made:
 
 
 @needs_cgroups
-async def test_processes_are_counted() -> None:
+async def test_number_of_processes_is_limited() -> None:
     async with new_sandbox() as sandbox:
         result = await sandbox.exec("python3 -", timeout_s=20, stdin=FORK_UNTIL_REFUSED.encode())
         assert 20 <= int(result.stdout) < SMALL.pids
         assert result.pids_refused == 1
 
 
-async def test_a_file_as_large_as_the_whole_disk_grows_no_further() -> None:
+async def test_file_size_is_limited_to_the_disk_size() -> None:
     async with new_sandbox() as sandbox:
         result = await sandbox.exec(f"truncate -s {SMALL.disk_mib + 1}M sparse", timeout_s=20)
         assert re.search("File too large|File size limit exceeded", result.stderr)
 
 
 @needs_cgroups
-async def test_limits_can_be_raised_and_lowered_while_it_runs() -> None:
+async def test_limits_of_a_running_sandbox_can_be_raised_and_lowered() -> None:
     hog = "python3 -c 'len(bytearray(300 << 20))'"
     async with new_sandbox() as sandbox:
         for isolation, exit_code in (
@@ -329,7 +329,7 @@ async def test_limits_can_be_raised_and_lowered_while_it_runs() -> None:
             assert isolation.pids // 2 < int(result.stdout) < isolation.pids
 
 
-async def test_open_files_are_counted_and_no_core_is_written() -> None:
+async def test_open_files_are_limited_and_no_core_file_is_written() -> None:
     async with new_sandbox() as sandbox:
         assert await output(sandbox, "ulimit -Hn; ulimit -Hc") == f"{SMALL.open_files}\n0"
 
@@ -357,7 +357,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("allow_weak", [False, True])
-async def test_an_unprivileged_owner_has_bounds_per_process(allow_weak: bool) -> None:
+async def test_unprivileged_proxy_limits_each_process(allow_weak: bool) -> None:
     memory = "try: bytearray(512 << 20)\nexcept MemoryError: print('refused')"
     programs = [memory, FORK_UNTIL_REFUSED]
     with anyio.fail_after(30):

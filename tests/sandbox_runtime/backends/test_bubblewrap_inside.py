@@ -50,7 +50,7 @@ async def test_strict_level_has_no_root() -> None:
         assert "CapEff:\t0000000000000000" in await output(sandbox, "cat /proc/self/status")
 
 
-async def test_at_the_strict_level_only_the_workspace_can_be_written() -> None:
+async def test_strict_level_makes_only_the_workspace_writable() -> None:
     async with new_sandbox(STRICT) as sandbox:
         written = (await python(sandbox, probes.WRITABLE_MOUNTS)).splitlines()
         on_disk = {line.split()[1] for line in written if line.startswith("disk ")}
@@ -66,7 +66,7 @@ async def test_at_the_strict_level_only_the_workspace_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("isolation", [SMALL, STRICT])
-async def test_python_goes_by_both_names_whatever_the_host_calls_it(isolation: Isolation) -> None:
+async def test_python_and_python3_both_run(isolation: Isolation) -> None:
     which = "import os, sys; print(os.path.realpath(sys.executable))"
     async with new_sandbox(isolation) as sandbox:
         plain = await output(sandbox, f'python -c "{which}"')
@@ -109,7 +109,7 @@ async def test_nothing_inside_can_kill_the_agent() -> None:
         assert await output(sandbox, "echo still there") == "still there\n"
 
 
-async def test_the_agents_program_is_nowhere_to_be_changed() -> None:
+async def test_program_of_the_agent_cannot_be_changed_from_inside() -> None:
     async with new_sandbox() as sandbox:
         changed = await sandbox.exec("echo x >> /proc/1/exe", timeout_s=20)
         assert changed.exit_code == 1
@@ -117,7 +117,7 @@ async def test_the_agents_program_is_nowhere_to_be_changed() -> None:
         assert await output(sandbox, "ls /proc/self/fd | wc -l") == "4\n"
 
 
-async def test_a_file_too_large_for_the_disk_is_refused_and_the_agent_lives_on() -> None:
+async def test_file_too_large_for_the_disk_is_refused_without_ending_the_agent() -> None:
     async with new_sandbox() as sandbox:
         with pytest.raises(SandboxFileError):
             await write(sandbox, "/testbed/large", bytes(SMALL.disk_mib + 1 << 20))

@@ -19,7 +19,7 @@ from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
-from tests.sandbox_runtime.backends.guest_output import first_words
+from tests.sandbox_runtime.backends.guest_output import next_output
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
@@ -55,11 +55,11 @@ def all_end(pidfds: list[int]) -> bool:
 async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
     guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
     with anyio.fail_after(10):
-        assert await first_words(guest)
+        assert await next_output(guest)
         pidfds = [os.pidfd_open(pid) for pid in (guest.pid, *descendants(guest.pid))]
         await guest.kill()
         await guest.kill()
-        assert await first_words(guest) == b""
+        assert await next_output(guest) == b""
         with pytest.raises(OSError, match="gone"):
             await guest.drain()
     assert all_end(pidfds)
@@ -67,7 +67,7 @@ async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
     assert not Path(f"/proc/{guest.pid}").exists()
 
 
-async def test_killing_at_any_moment_of_the_start_leaves_nothing() -> None:
+async def test_kill_at_many_moments_of_the_start_leaves_no_process_or_cgroup() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     with anyio.fail_after(30):
         for turns in range(0, 400, 20):
@@ -79,7 +79,7 @@ async def test_killing_at_any_moment_of_the_start_leaves_nothing() -> None:
             assert not Path(f"/proc/{guest.pid}").exists()
 
 
-async def test_many_start_side_by_side() -> None:
+async def test_many_sandboxes_start_concurrently() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     guests: list[ProcessGuest] = []
 
@@ -91,13 +91,13 @@ async def test_many_start_side_by_side() -> None:
             for _ in range(8):
                 group.start_soon(start)
         for guest in guests:
-            assert b"version" in await first_words(guest)
+            assert b"version" in await next_output(guest)
             await guest.kill()
     assert len({guest.id for guest in guests}) == 8
 
 
 @needs_cgroups
-async def test_an_agent_that_dies_for_want_of_memory_says_so() -> None:
+async def test_agent_killed_by_the_memory_limit_is_reported() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     backend._agent = b"#!/bin/sh\ntext=$(head -c 100M /dev/zero | tr '\\0' x)\n"
     with anyio.fail_after(10), pytest.raises(SandboxStartError, match="memory ran out"):
@@ -112,16 +112,16 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 async def main():
     guest = await BubblewrapBackend(state_dir=Path("/nonexistent")).start(Isolation())
-    heard = asyncio.Event()
-    listening = asyncio.create_task(guest.listen(lambda data: heard.set()))
-    await heard.wait()
+    received = asyncio.Event()
+    listening = asyncio.create_task(guest.listen(lambda data: received.set()))
+    await received.wait()
     print(guest.pid, guest.id, flush=True)
     await asyncio.get_running_loop().create_future()
 asyncio.run(main())
 """
 
 
-async def test_a_sandbox_dies_with_its_owner_and_the_next_one_sweeps() -> None:
+async def test_sandbox_of_a_dead_proxy_ends_and_its_cgroup_is_swept() -> None:
     command = [sys.executable, "-c", OWNER]
     async with await anyio.open_process(command, cwd=PROJECT, stderr=None) as owner:
         try:

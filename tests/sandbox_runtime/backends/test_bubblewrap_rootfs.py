@@ -132,9 +132,7 @@ async def test_truncated_tar_is_a_start_error_and_leaves_nothing(
     assert [each for each in (tmp_path / "rootfs").iterdir() if each.is_dir()] == []
 
 
-async def test_a_directory_serves_if_it_belongs_to_the_user_of_sandboxes(
-    image: Path, tmp_path: Path
-) -> None:
+async def test_root_directory_must_belong_to_the_sandbox_user(image: Path, tmp_path: Path) -> None:
     async with new_sandbox(image, tmp_path):
         (unpacked,) = [each for each in (tmp_path / "rootfs").iterdir() if each.is_dir()]
     async with new_sandbox(unpacked, Path("/nonexistent")) as sandbox:
@@ -143,7 +141,7 @@ async def test_a_directory_serves_if_it_belongs_to_the_user_of_sandboxes(
         await BubblewrapBackend(rootfs=Path("/usr"), state_dir=tmp_path).start(SMALL)
 
 
-async def test_a_root_file_system_that_is_not_there_is_a_start_error(tmp_path: Path) -> None:
+async def test_missing_root_file_system_is_a_start_error(tmp_path: Path) -> None:
     backend = BubblewrapBackend(rootfs=tmp_path / "none", state_dir=tmp_path)
     with pytest.raises(SandboxStartError, match=r"cannot use rootfs .*none'.*No such file"):
         await backend.start(SMALL)
@@ -160,7 +158,7 @@ async def test_root_file_system_is_read_only_at_the_strict_level(
         assert await output(sandbox, mine) == "fine\nfine\n/home/sandbox"
 
 
-async def test_a_root_without_python_is_served(tmp_path: Path) -> None:
+async def test_root_file_system_needs_no_python(tmp_path: Path) -> None:
     archive = tmp_path / "root.tar"
     with tarfile.open(archive, "w") as tar:
         add_programs(tar, ("bash", "cat"))
@@ -169,7 +167,7 @@ async def test_a_root_without_python_is_served(tmp_path: Path) -> None:
         assert await output(sandbox, "echo $((6 * 7)) > file; cat file") == "42"
 
 
-async def test_another_tar_at_the_same_place_is_another_root(tmp_path: Path) -> None:
+async def test_replaced_tar_is_unpacked_as_a_new_root_file_system(tmp_path: Path) -> None:
     archive = tmp_path / "root.tar"
     backend = BubblewrapBackend(rootfs=archive, state_dir=tmp_path)
     prints = set()

@@ -152,7 +152,7 @@ async def test_control_data_behind_a_large_request_is_not_counted_against_the_pe
         assert await listening == b""
 
 
-async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
+async def test_pause_delays_received_and_later_bytes() -> None:
     taken: list[bytes] = []
 
     def take(data: bytes | memoryview) -> float | None:
@@ -177,7 +177,7 @@ async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
         assert sum(map(len, taken)) == 8 * MEGABYTE
 
 
-async def test_pauses_lose_nothing_and_change_no_order() -> None:
+async def test_pauses_keep_all_bytes_in_order() -> None:
     said = bytes(range(256)) * 4096
     taken = bytearray()
 
@@ -222,7 +222,7 @@ async def test_container_that_floods_stderr_raises_protocol_error() -> None:
         flood.cancel()
 
 
-async def test_a_process_with_endless_diagnostics_is_refused() -> None:
+async def test_process_that_floods_stderr_raises_protocol_error() -> None:
     endless = "print('ready', flush=True); import os\nwhile True: os.write(2, bytes(1 << 16))"
     command = (sys.executable, "-c", endless)
     spawning = {"cwd": Path("/"), "env": {}, "pass_fds": (), "cgroup": None}

@@ -44,13 +44,13 @@ def pretend_cgroup(directory: Path, controllers: str = "") -> Path:
 
 
 def usable(folder: Path, controllers: str) -> Path:
-    """Our folder, as the kernel would have filled it."""
+    """Make the cgroup folder of sandboxes with the files that the kernel would create."""
     folder.mkdir(parents=True)
     (folder / "cgroup.subtree_control").write_text(controllers)
     return folder
 
 
-def test_version_1_has_a_place_in_each_controllers_mount(tmp_path: Path) -> None:
+def test_version_1_uses_the_mount_of_each_controller(tmp_path: Path) -> None:
     for name in ("memory", "pids", "cpu,cpuacct"):
         pretend_cgroup(tmp_path / name)
     lines = [
@@ -68,7 +68,7 @@ def test_version_1_has_a_place_in_each_controllers_mount(tmp_path: Path) -> None
     ]
 
 
-def test_version_1_bounds_memory_with_swap_processes_and_processor_time(tmp_path: Path) -> None:
+def test_version_1_limits_memory_swap_processes_and_cpu(tmp_path: Path) -> None:
     hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
     (directory,) = Cgroups(1, (hierarchy,)).create("a1", ISOLATION).directories
     assert {file.name: file.read_text() for file in directory.iterdir()} == {
@@ -79,7 +79,7 @@ def test_version_1_bounds_memory_with_swap_processes_and_processor_time(tmp_path
     }
 
 
-def test_version_2_bounds_memory_processes_and_processor_time(tmp_path: Path) -> None:
+def test_version_2_limits_memory_processes_and_cpu(tmp_path: Path) -> None:
     hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
     (directory,) = Cgroups(2, (hierarchy,)).create("a1", ISOLATION).directories
     assert re.fullmatch(rf"{process_key()}-\d+-a1", directory.name)
@@ -90,7 +90,7 @@ def test_version_2_bounds_memory_processes_and_processor_time(tmp_path: Path) ->
     }
 
 
-def test_version_2_is_used_at_the_top_where_that_is_ours(tmp_path: Path) -> None:
+def test_version_2_uses_the_top_of_the_hierarchy_if_writable(tmp_path: Path) -> None:
     top = pretend_cgroup(tmp_path / "cgroup", "cpu memory pids")
     folder = usable(top / CGROUP_DIR, "cpu memory pids")
     proc = pretend_proc(tmp_path, f"30 1 0:26 / {top} rw - cgroup2 cgroup2 rw", "0::/a.service\n")
@@ -99,7 +99,7 @@ def test_version_2_is_used_at_the_top_where_that_is_ours(tmp_path: Path) -> None
     )
 
 
-def test_version_2_is_used_in_the_part_that_a_user_was_given(tmp_path: Path) -> None:
+def test_version_2_uses_the_subtree_delegated_to_the_user(tmp_path: Path) -> None:
     top = tmp_path / "cgroup"
     given = pretend_cgroup(top / "user.slice/user@1.service", "memory pids")
     folder = usable(given / CGROUP_DIR, "memory pids")
@@ -111,13 +111,13 @@ def test_version_2_is_used_in_the_part_that_a_user_was_given(tmp_path: Path) -> 
     assert not (top / CGROUP_DIR).exists()
 
 
-def test_without_a_memory_and_a_pids_controller_there_are_no_cgroups(tmp_path: Path) -> None:
+def test_cgroups_need_memory_and_pids_controllers(tmp_path: Path) -> None:
     cpu = pretend_cgroup(tmp_path / "cpu")
     proc = pretend_proc(tmp_path, f"32 31 0:29 / {cpu} rw - cgroup cgroup rw,cpu", "1:cpu:/\n")
     assert find_cgroups(proc) is None
 
 
-def test_a_cgroup_that_cannot_be_made_is_a_start_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_cgroup_creation_is_a_start_error_and_leaves_no_cgroup(tmp_path: Path) -> None:
     there, not_there = Hierarchy(tmp_path, frozenset()), Hierarchy(tmp_path / "no", frozenset())
     with pytest.raises(SandboxStartError, match="No such file or directory"):
         Cgroups(1, (there, not_there)).create("a1", ISOLATION)
@@ -135,7 +135,7 @@ def version_2_without_controllers() -> Cgroups | None:
 
 @pytest.fixture(params=[find_cgroups, version_2_without_controllers])
 def cgroups(request: pytest.FixtureRequest) -> Iterator[Cgroups]:
-    """Real ones, in a folder of their own that no other sweep looks into."""
+    """Real cgroups in a folder that is not swept by others."""
     found: Cgroups | None = request.param()
     if found is None:
         pytest.skip("no cgroup can be written here")
@@ -155,7 +155,7 @@ def cgroups(request: pytest.FixtureRequest) -> Iterator[Cgroups]:
 
 
 def start_in(procs_files: tuple[str, ...], *command: str) -> subprocess.Popen[bytes]:
-    """A process that has entered the cgroup when this returns."""
+    """Start a process and return it once it has entered the cgroup."""
     enter = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; echo; exec "$@"'
     process = subprocess.Popen(
         ["/bin/sh", "-c", enter, "sh", *procs_files, "--", *command], stdout=subprocess.PIPE
@@ -180,7 +180,7 @@ def has_ended(pidfd: int) -> bool:
     return bool(poll.poll(5000))
 
 
-async def test_removing_a_cgroup_ends_what_runs_in_it(cgroups: Cgroups) -> None:
+async def test_removing_a_cgroup_kills_its_processes(cgroups: Cgroups) -> None:
     cgroup = cgroups.create("a1", ISOLATION)
     with killed_at_last(start_in(cgroup.procs_files, "sleep", "1000")) as process:
         assert cgroup.limit_events() == LimitEvents()
@@ -217,7 +217,7 @@ def start_owner(cgroups: Cgroups) -> subprocess.Popen[bytes]:
     )
 
 
-async def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(cgroups: Cgroups) -> None:
+async def test_sweep_removes_only_leftovers_of_dead_owners(cgroups: Cgroups) -> None:
     folders = [each.folder for each in cgroups.hierarchies]
     ours = cgroups.create("ours", ISOLATION)
     gone = process_key(os.getpid()).replace("-", "0-")
@@ -240,7 +240,7 @@ async def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(cgroups: C
         assert names == {ours.directories[0].name, *others}
 
 
-def test_an_owner_is_known_by_its_start_time_too() -> None:
+def test_owner_with_a_reused_pid_is_detected_by_its_start_time() -> None:
     pid, start = process_key().split("-")
     assert int(pid) == os.getpid()
     assert int(start) > 0

@@ -13,7 +13,7 @@ MIB = 1 << 20
 LIMIT = DiskUsage(100 * MIB, 1000)
 
 
-class PretendDisk:
+class FakeDisk:
     """A fake disk to which the test writes."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PretendDisk:
 class WatchedSandboxes:
     """The sandboxes on the disk, and the reasons why they were stopped."""
 
-    def __init__(self, disk: PretendDisk, reserve_bytes: int = 0) -> None:
+    def __init__(self, disk: FakeDisk, reserve_bytes: int = 0) -> None:
         self.watch = DiskWatch(disk, period_s=0.001, reserve_bytes=reserve_bytes)
         self.stopped: dict[str, str] = {}
 
@@ -55,14 +55,14 @@ class WatchedSandboxes:
         return self.stopped[name]
 
 
-async def a_few_looks(disk: PretendDisk) -> None:
+async def a_few_looks(disk: FakeDisk) -> None:
     enough = disk.looks + 5
     with anyio.fail_after(5):
         await until(lambda: disk.looks >= enough)
 
 
 async def test_sandbox_beyond_its_disk_limit_is_stopped_with_the_reason() -> None:
-    disk = PretendDisk()
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("greedy", "modest")
     disk.usages = {"greedy": DiskUsage(101 * MIB - 1, 5), "modest": DiskUsage(90 * MIB, 5)}
@@ -74,8 +74,8 @@ async def test_sandbox_beyond_its_disk_limit_is_stopped_with_the_reason() -> Non
     await sandboxes.watch.aclose()
 
 
-async def test_too_many_files_are_too_much_as_well() -> None:
-    disk = PretendDisk()
+async def test_sandbox_with_too_many_files_exceeds_its_disk_limit() -> None:
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("bomb")
     disk.usages = {"bomb": DiskUsage(0, 1001)}
@@ -86,7 +86,7 @@ async def test_too_many_files_are_too_much_as_well() -> None:
 
 
 async def test_disks_are_not_measured_before_enough_was_written() -> None:
-    disk = PretendDisk()
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("idle", "idle too")
     disk.by_others = DiskUsage(99 * MIB, 10)
@@ -96,7 +96,7 @@ async def test_disks_are_not_measured_before_enough_was_written() -> None:
 
 
 async def test_measured_sandbox_is_measured_again_only_after_enough_was_written() -> None:
-    disk = PretendDisk()
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("working")
     disk.usages = {"working": DiskUsage(40 * MIB, 10)}
@@ -114,7 +114,7 @@ async def test_measured_sandbox_is_measured_again_only_after_enough_was_written(
 
 @pytest.mark.parametrize("seen_bytes", [MIB, -MIB])
 async def test_space_freed_by_one_sandbox_does_not_hide_writes_of_another(seen_bytes: int) -> None:
-    disk = PretendDisk()
+    disk = FakeDisk()
     disk.free = 1000 * MIB
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("hidden")
@@ -128,7 +128,7 @@ async def test_space_freed_by_one_sandbox_does_not_hide_writes_of_another(seen_b
 
 
 async def test_failed_measurement_is_repeated() -> None:
-    disk = PretendDisk()
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("unseen")
     disk.by_others = DiskUsage(200 * MIB, 10)
@@ -139,8 +139,8 @@ async def test_failed_measurement_is_repeated() -> None:
     await sandboxes.watch.aclose()
 
 
-async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> None:
-    disk = PretendDisk()
+async def test_full_host_disk_stops_the_largest_sandbox_but_no_small_one() -> None:
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk, reserve_bytes=1000 * MIB)
     sandboxes.begin("large", "larger", "small")
     disk.usages = {
@@ -160,7 +160,7 @@ async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> N
 
 
 async def test_disk_is_watched_only_while_sandboxes_exist() -> None:
-    disk = PretendDisk()
+    disk = FakeDisk()
     sandboxes = WatchedSandboxes(disk)
     sandboxes.begin("first")
     await a_few_looks(disk)

@@ -51,7 +51,7 @@ async def test_closing_removes_the_container(backend: DockerBackend, tmp_path: P
     assert sandbox.id not in await asyncio.to_thread(names, tmp_path)
 
 
-async def test_a_missing_image_is_named(tmp_path: Path) -> None:
+async def test_error_for_a_missing_image_has_its_name(tmp_path: Path) -> None:
     backend = docker_backend(tmp_path, image="no-such-image:here")
     with pytest.raises(SandboxStartError, match="no-such-image:here"):
         await start_sandbox(backend, Isolation())
@@ -63,7 +63,7 @@ async def test_a_missing_image_is_named(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-async def test_an_image_without_python_is_served(tmp_path: Path) -> None:
+async def test_image_needs_no_python(tmp_path: Path) -> None:
     archive = tmp_path / "root.tar"
     with tarfile.open(archive, "w") as tar:
         add_programs(tar, ("bash", "cat"))
@@ -126,7 +126,7 @@ async def test_container_removed_by_another_client_is_reported(
     await backend.sweep()  # its volume of terminals is left
 
 
-async def test_the_volume_of_terminals_goes_with_its_container_or_with_a_sweep(
+async def test_terminal_volume_is_removed_with_its_container_or_by_a_sweep(
     backend: DockerBackend,
 ) -> None:
     closed, removed = [await start_sandbox(backend, Isolation()) for _ in range(2)]
@@ -149,7 +149,7 @@ def _volumes(engine: Any) -> set[str]:
     return {each["Name"] for each in engine.volumes()["Volumes"] or ()}
 
 
-async def test_another_image_of_the_same_name_has_another_fingerprint(tmp_path: Path) -> None:
+async def test_replaced_image_of_the_same_name_has_a_new_fingerprint(tmp_path: Path) -> None:
     await docker_backend(tmp_path).aclose()  # skips where there is no engine
     async with derived("LABEL edition=1") as first, derived("LABEL edition=2") as second:
         backend = docker_backend(tmp_path, first)
@@ -164,7 +164,7 @@ async def test_another_image_of_the_same_name_has_another_fingerprint(tmp_path: 
         await backend.aclose()
 
 
-async def test_a_sweep_removes_what_was_lost_to_an_engine_that_did_not_answer(
+async def test_sweep_removes_untracked_containers_of_this_proxy(
     tmp_path: Path,
 ) -> None:
     backend = docker_backend(tmp_path)
@@ -182,7 +182,7 @@ async def test_a_sweep_removes_what_was_lost_to_an_engine_that_did_not_answer(
         await backend.aclose()
 
 
-async def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(tmp_path: Path) -> None:
+async def test_sweep_removes_only_leftovers_of_dead_owners(tmp_path: Path) -> None:
     living, sweeping = docker_backend(tmp_path), docker_backend(tmp_path)
     theirs = await start_sandbox(living, Isolation())
     labels = inspect(theirs.id)["Config"]["Labels"]

@@ -80,7 +80,7 @@ POISONS = {
 
 
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS.keys())
-async def test_an_agents_volume_that_holds_anything_else_is_put_right_before_its_use(
+async def test_agent_volume_with_wrong_content_is_corrected_before_use(
     backend: DockerBackend, tmp_path: Path, poison: str
 ) -> None:
     program = tmp_path / "agent"
@@ -117,7 +117,7 @@ class SlowEngine(DockerEngine):
         SlowEngine.writers -= 1
 
 
-async def test_proxies_that_start_together_do_not_read_what_another_is_writing(
+async def test_agent_volume_is_written_by_one_proxy_at_a_time(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     program = tmp_path / "agent"
@@ -150,7 +150,7 @@ async def test_container_of_a_proxy_that_died_while_it_wrote_is_removed(
     await engine.aclose()
 
 
-async def test_an_image_has_no_say_in_the_agents_program(tmp_path: Path) -> None:
+async def test_image_cannot_replace_the_program_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     tar = tmp_path / "root.tar"
     with tarfile.open(tar, "w") as archive:

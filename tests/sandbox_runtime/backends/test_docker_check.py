@@ -30,7 +30,7 @@ DISK = BlockDevice("/dev/vda")
 
 
 def engine_at(directory: Path | None, **answer: Any) -> EngineInfo:
-    """An engine that has its containers in a directory of this host, or elsewhere."""
+    """Return the info of an engine whose data directory is on this host, or elsewhere if None."""
     return replace(engine_info({**SOUND, **answer}, "tcp://far.away:2375"), directory=directory)
 
 
@@ -61,7 +61,7 @@ def test_check_reports_unsupported_limits() -> None:
 
 
 def test_check_reports_whether_disk_throughput_is_limited() -> None:
-    limited = "what each sandbox reads from /dev/vda and writes to it is limited"
+    limited = "the speed of each sandbox's reads and writes of /dev/vda is limited"
     assert said()["disk speed"] == (True, limited)
     assert said(CgroupVersion="1")["disk speed"][1].startswith(f"{limited}, except writes")
     without = said(device=BlockDevice(None, "it lies nowhere"))
@@ -74,7 +74,7 @@ def test_check_reports_the_host_user_of_root() -> None:
     assert "without root" in said(SecurityOptions=["name=seccomp", "name=rootless"])["users"][1]
 
 
-def test_an_engine_without_seccomp_is_not_good_enough() -> None:
+def test_engine_without_seccomp_fails_the_check() -> None:
     assert said()["system calls"] == (True, "filtered by our own profile")
     assert said("runsc")["system calls"] == (True, "handled by runsc's kernel")
     assert said(SecurityOptions=None)["system calls"][0] is False
@@ -104,7 +104,7 @@ def devices_of(directory: Path, top: Path, *, partition: bool) -> dict[str, Path
 
 
 @pytest.mark.parametrize("partition", [False, True])
-def test_the_whole_disk_below_the_engine_is_found(tmp_path: Path, partition: bool) -> None:
+def test_block_device_is_the_whole_disk_of_the_engine(tmp_path: Path, partition: bool) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=partition)
     engine = engine_at(tmp_path)
     found = block_device(engine, **devices)
@@ -135,11 +135,13 @@ def test_check_reports_why_block_io_cannot_be_limited(tmp_path: Path) -> None:
         ({}, False),
     ],
 )
-def test_storage_drivers_that_may_limit_a_disk_are_known(answer: dict[str, Any], may: bool) -> None:
+def test_storage_drivers_with_possible_disk_limits_are_recognised(
+    answer: dict[str, Any], may: bool
+) -> None:
     assert engine_at(None, **answer).may_have_quota is may
 
 
-def test_directory_of_an_engine_is_known_only_on_this_host(tmp_path: Path) -> None:
+def test_data_directory_of_a_remote_engine_is_ignored(tmp_path: Path) -> None:
     answer = {**SOUND, "DockerRootDir": str(tmp_path), "Name": socket.gethostname()}
     assert engine_info(answer, "unix:///run/docker.sock").directory == tmp_path
     assert engine_info(answer, "tcp://far.away:2375").directory is None

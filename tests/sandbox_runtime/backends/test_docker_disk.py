@@ -62,7 +62,7 @@ signal.pause()
 """
 
 
-async def test_files_that_are_deleted_and_kept_open_count_too(backend: DockerBackend) -> None:
+async def test_deleted_open_files_count_as_disk_usage(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     await output(sandbox, f"cat > keep.py <<'end'{KEEP_WHAT_IS_DELETED}end")
     assert "exceeded the limit of 16 MiB" in await failure_of(sandbox, "python3 keep.py")
@@ -86,7 +86,7 @@ async def test_sandbox_with_unreadably_deep_files_is_stopped(backend: DockerBack
     await sandbox.close()
 
 
-async def test_a_background_process_is_not_forgotten(backend: DockerBackend) -> None:
+async def test_disk_usage_of_a_background_process_stops_the_sandbox(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     writing = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done"
     await output(sandbox, f"({writing}) > /dev/null 2>&1 &")
@@ -94,19 +94,19 @@ async def test_a_background_process_is_not_forgotten(backend: DockerBackend) -> 
     await sandbox.close()
 
 
-class Distant(DockerEngine):
-    """An engine whose directories are not on this host."""
+class RemoteEngine(DockerEngine):
+    """An engine whose data directories are not on this host."""
 
     async def container(self, name: str, *, size: bool = False) -> EngineJson:
         return {**await super().container(name, size=size), "GraphDriver": {"Data": None}}
 
 
-async def test_an_engine_that_is_far_away_is_asked_how_much_was_written(
+async def test_disk_usage_on_a_remote_engine_is_read_from_its_api(
     backend: DockerBackend,
 ) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     await output(sandbox, "head -c 5M /dev/zero > file")
-    engine = Distant()
+    engine = RemoteEngine()
     disk = DockerDisk(engine, None)
     used = await disk.used(sandbox.id, DiskUsage())
     assert used is not None

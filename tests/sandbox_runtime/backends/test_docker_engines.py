@@ -15,7 +15,7 @@ from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.engine import docker_backend, inspect, names
-from tests.sandbox_runtime.backends.guest_output import first_words
+from tests.sandbox_runtime.backends.guest_output import next_output
 from tests.sandbox_runtime.backends.relay import EngineSocketRelay, relay
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
@@ -34,9 +34,7 @@ async def line(tmp_path: Path) -> AsyncIterator[EngineSocketRelay]:
         yield opened
 
 
-async def test_an_engine_reached_over_tcp_serves_as_well(
-    line: EngineSocketRelay, tmp_path: Path
-) -> None:
+async def test_engine_over_tcp_runs_sandboxes(line: EngineSocketRelay, tmp_path: Path) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
     assert await output(sandbox, "echo far away") == "far away\n"
@@ -44,7 +42,7 @@ async def test_an_engine_reached_over_tcp_serves_as_well(
     await backend.aclose()
 
 
-async def test_proxies_of_the_environment_are_not_asked_for_the_engine(
+async def test_engine_is_not_reached_through_http_proxy_variables(
     line: EngineSocketRelay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
@@ -57,7 +55,7 @@ async def test_proxies_of_the_environment_are_not_asked_for_the_engine(
     await backend.aclose()
 
 
-async def test_an_engine_behind_tls_serves_as_well(
+async def test_engine_behind_tls_runs_sandboxes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await docker_backend(tmp_path).aclose()
@@ -74,7 +72,7 @@ async def test_an_engine_behind_tls_serves_as_well(
 
 
 async def _certificates(directory: Path) -> ssl.SSLContext:
-    """One self-signed certificate plays the authority, the engine and the client."""
+    """Write one self-signed certificate, which serves as authority, engine and client."""
     cert, key = directory / "cert.pem", directory / "key.pem"
     request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -97,17 +95,17 @@ async def test_lost_engine_loses_the_sandbox_which_still_closes(
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     sandbox = await start_sandbox(backend, Isolation())
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
 
     async def run() -> None:
         command = "echo begun; mkfifo never; cat never"
         with pytest.raises(SandboxLostError, match="the engine closed the connection"):
-            await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
+            await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder)
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await heard.something.wait()
+            await recorder.something.wait()
             line.cut()
         with pytest.raises(SandboxStartError):
             await start_sandbox(backend, Isolation())
@@ -130,16 +128,16 @@ async def test_lost_connection_is_distinguished_from_a_stopped_engine(
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
     guest = await backend.start(Isolation())
     with anyio.fail_after(30):
-        assert await first_words(guest)
+        assert await next_output(guest)
         line.cut()
-        assert await first_words(guest) == b""
+        assert await next_output(guest) == b""
         assert guest.diagnostics().startswith("the engine closed the connection")
         line.restore()
         await guest.kill()
     await backend.aclose()
 
 
-async def test_of_an_engine_far_away_all_strict_sandboxes_are_one_user(
+async def test_remote_engine_runs_all_strict_sandboxes_as_one_user(
     line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     """Whether that host gives away a range of uids cannot be seen from here."""
@@ -152,7 +150,7 @@ async def test_of_an_engine_far_away_all_strict_sandboxes_are_one_user(
     await backend.aclose()
 
 
-async def test_where_block_io_cannot_be_limited_sandboxes_start_and_the_log_says_so_once(
+async def test_missing_block_io_limit_is_logged_once_and_sandboxes_start(
     line: EngineSocketRelay, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
@@ -171,7 +169,7 @@ def _pretend_quota(answer: bytes) -> bytes:
     return answer.replace(b'"extfs"', b'"xfs"  ')
 
 
-async def test_a_disk_that_cannot_be_bounded_after_all_is_watched(
+async def test_disk_is_watched_if_the_engine_rejects_a_quota(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -138,7 +138,7 @@ time.sleep(60)
 """
 
 
-async def test_timers_that_a_sandbox_keeps_leave_the_hosts_root_its_own(
+async def test_timers_of_a_sandbox_do_not_use_up_those_of_host_root(
     backend: DockerBackend,
 ) -> None:
     """Both are the same user, whose timers and queued signals are counted once."""
@@ -154,14 +154,16 @@ async def test_timers_that_a_sandbox_keeps_leave_the_hosts_root_its_own(
         libc.timer_delete(timer)
 
 
-async def test_a_command_that_takes_all_memory_dies_alone(backend: DockerBackend) -> None:
+async def test_command_that_uses_all_memory_is_killed_without_its_sandbox(
+    backend: DockerBackend,
+) -> None:
     async with new_sandbox(backend, Isolation(memory_mib=64)) as sandbox:
         hog = await sandbox.exec("python3 -c 'x = bytearray(200 << 20)'", timeout_s=30)
         assert hog.exit_code == 137
         assert await output(sandbox, "echo still usable") == "still usable\n"
 
 
-async def test_a_file_as_large_as_the_whole_disk_grows_no_further(backend: DockerBackend) -> None:
+async def test_file_size_is_limited_to_the_disk_size(backend: DockerBackend) -> None:
     async with new_sandbox(backend, Isolation(disk_mib=4)) as sandbox:
         result = await sandbox.exec("head -c 8M /dev/zero > file", timeout_s=20)
         assert result.exit_code != 0
@@ -198,7 +200,9 @@ cat memory.max pids.max cpu.max 2>/dev/null || cat memory/memory.limit_in_bytes 
 """
 
 
-async def test_limits_can_be_raised_and_lowered_while_it_runs(backend: DockerBackend) -> None:
+async def test_limits_of_a_running_sandbox_can_be_raised_and_lowered(
+    backend: DockerBackend,
+) -> None:
     async with new_sandbox(backend, Isolation(memory_mib=128, pids=64, cpus=1.0)) as sandbox:
         for isolation in (
             Isolation(memory_mib=512, pids=128, cpus=2.0),
@@ -220,7 +224,7 @@ async def test_hitting_a_limit_is_counted(backend: DockerBackend) -> None:
         assert many.pids_refused > 0
 
 
-async def test_strict_level_has_no_root_and_no_way_to_become_root(
+async def test_strict_level_has_no_root_and_prevents_becoming_root(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
@@ -233,7 +237,7 @@ async def test_strict_level_has_no_root_and_no_way_to_become_root(
         assert (await sandbox.exec("su -c true", timeout_s=20)).exit_code != 0
 
 
-async def test_at_the_strict_level_each_sandbox_is_a_host_user_of_its_own(
+async def test_strict_level_gives_each_sandbox_its_own_host_uid(
     backend: DockerBackend,
 ) -> None:
     said = {check.name: check.detail for check in await backend.check()}["docker users at strict"]
@@ -266,7 +270,7 @@ mktemp -d > /dev/null && touch ~/file && echo ~ && stat -c %U:%a file
 """
 
 
-async def test_at_the_strict_level_a_user_that_the_image_does_not_name_can_work(
+async def test_strict_level_works_with_a_uid_missing_in_the_image(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
@@ -277,7 +281,7 @@ async def test_at_the_strict_level_a_user_that_the_image_does_not_name_can_work(
     assert (whoami.exit_code, "cannot find name" in whoami.stderr) == (1, True)
 
 
-async def test_at_the_strict_level_a_workspace_moves_to_another_user(
+async def test_strict_level_restores_a_workspace_for_another_uid(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:
@@ -286,7 +290,7 @@ async def test_at_the_strict_level_a_workspace_moves_to_another_user(
         assert await output(other, "cat folder/file; echo more >> folder/file") == "text\n"
 
 
-async def test_at_the_strict_level_only_the_workspace_can_be_written(
+async def test_strict_level_makes_only_the_workspace_writable(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
@@ -301,7 +305,7 @@ async def test_at_the_strict_level_only_the_workspace_can_be_written(
         assert await output(sandbox, script) == "runs\n"
 
 
-async def test_at_the_strict_level_the_disk_is_full_at_its_bound(backend: DockerBackend) -> None:
+async def test_strict_level_limits_the_disk(backend: DockerBackend) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
         for place in ("/testbed", "/tmp", "/home", "/run"):
             result = await sandbox.exec(f"head -c 60M /dev/zero > {place}/file", timeout_s=20)

@@ -1,4 +1,4 @@
-"""Whether there are users enough for each sandbox to have its own."""
+"""The range of host uids for sandboxes, and whether this host maps it."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ A_CONTAINERS = "         0     100000      65536\n"
         ("", "", False),
     ],
 )
-def test_the_range_must_be_mapped(tmp_path: Path, uids: str, gids: str, enough: bool) -> None:
+def test_host_uid_range_must_be_mapped(tmp_path: Path, uids: str, gids: str, enough: bool) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/uid_map").write_text(uids)
     (tmp_path / "self/gid_map").write_text(gids)
@@ -36,12 +36,12 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
-def test_range_overlaps_no_other_by_default(taken: tuple[int, int]) -> None:
+def test_host_uid_range_overlaps_no_other_default_range(taken: tuple[int, int]) -> None:
     first, last = HOST_UIDS.start, HOST_UIDS.stop - 1
     assert last < taken[0] or first > taken[1]
 
 
-def test_uids_are_any_of_the_range() -> None:
+def test_host_uids_are_random_in_their_range() -> None:
     uids = {new_host_uid() for _ in range(100)}
     assert len(uids) > 90
     assert all(uid in HOST_UIDS for uid in uids)

@@ -1,4 +1,4 @@
-"""Containers with a kernel of their own: gVisor's, where the engine has it as runtime `runsc`."""
+"""Containers on gVisor's kernel. The tests need an engine with a runtime `runsc`."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
 
 
 def processes_of(container_id: str) -> list[str]:
-    """The command lines of this host's processes that have to do with a container."""
+    """Return the command lines of this host's processes that belong to a container."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -45,7 +45,7 @@ def processes_of(container_id: str) -> list[str]:
     return [line for line in lines if container_id in line]
 
 
-async def test_the_kernel_is_not_the_hosts(backend: DockerBackend) -> None:
+async def test_gvisor_sandbox_does_not_run_on_the_host_kernel(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     assert await output(sandbox, "uname -r") != f"{os.uname().release}\n"
     checks = {check.name: check.detail for check in await backend.check()}
@@ -53,7 +53,7 @@ async def test_the_kernel_is_not_the_hosts(backend: DockerBackend) -> None:
     await sandbox.close()
 
 
-async def test_files_are_listed_and_looked_at_as_elsewhere(backend: DockerBackend) -> None:
+async def test_ls_and_stat_work_on_gvisor(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     await output(sandbox, "echo text > a && ln -s a link && touch -d 2020-01-02 old")
     listed = (await output(sandbox, "ls -l --time-style=long-iso a old link")).splitlines()
@@ -70,7 +70,7 @@ async def test_files_are_listed_and_looked_at_as_elsewhere(backend: DockerBacken
     await sandbox.close()
 
 
-async def test_processes_are_counted_and_too_many_do_no_harm(backend: DockerBackend) -> None:
+async def test_process_limit_on_gvisor_leaves_the_sandbox_usable(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     many = await sandbox.exec("for i in $(seq 60); do sleep 60 & done; wait", timeout_s=2)
     assert "Resource temporarily unavailable" in many.stderr
@@ -101,7 +101,9 @@ async def test_gvisor_sandbox_keeps_its_limits(backend: DockerBackend) -> None:
     await sandbox.close()
 
 
-async def test_closing_leaves_no_process_of_it(backend: DockerBackend, tmp_path: Path) -> None:
+async def test_closing_a_gvisor_sandbox_leaves_no_process(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     container_id = inspect(sandbox.id)["Id"]
     assert processes_of(container_id)
@@ -113,13 +115,13 @@ async def test_closing_leaves_no_process_of_it(backend: DockerBackend, tmp_path:
 
 
 def orphans() -> set[str]:
-    """The kernels that run for containers which the engine does not know, by container."""
+    """Return the ids of containers whose gVisor kernel runs but which the engine does not know."""
     kernels = {line.rstrip("\0").split("\0")[-1] for line in processes_of("runsc-sandbox")}
     with client() as engine:
         return kernels - {container["Id"] for container in engine.containers(all=True)}
 
 
-async def test_a_start_that_fails_leaves_no_process(backend: DockerBackend) -> None:
+async def test_failed_gvisor_start_leaves_no_process(backend: DockerBackend) -> None:
     before = orphans()
     for _ in range(3):
         with pytest.raises(SandboxStartError):
@@ -165,7 +167,7 @@ with open("/proc/1/fd/2", "wb", buffering=0) as output:
 
 
 @pytest.mark.parametrize("program", FLOODS.values(), ids=FLOODS.keys())
-async def test_flood_from_the_agents_own_descriptors_costs_that_sandbox_only(
+async def test_flood_through_descriptors_of_the_agent_loses_only_its_sandbox(
     backend: DockerBackend, program: str
 ) -> None:
     """gVisor lets all programs inside open them."""

@@ -75,7 +75,7 @@ def test_ordinary_calls_are_allowed_and_dangerous_calls_are_denied() -> None:
 
 
 @every_machine
-def test_calls_that_are_in_no_table_do_not_exist(machine: str, audit: int) -> None:
+def test_unknown_system_call_numbers_fail_with_enosys(machine: str, audit: int) -> None:
     code = bpf_filter(machine)
     unknown = set(range(1000)) - set(SYSCALL_NUMBERS[machine].values())
     assert len(unknown) > 500
@@ -83,7 +83,7 @@ def test_calls_that_are_in_no_table_do_not_exist(machine: str, audit: int) -> No
 
 
 @every_machine
-def test_another_architecture_is_killed(machine: str, audit: int) -> None:
+def test_system_call_of_another_architecture_kills_the_process(machine: str, audit: int) -> None:
     foreign = {X86_64, AARCH64, I386} - {audit}
     assert {verdict(bpf_filter(machine), each, 0) for each in foreign} == {KILL}
     x32 = 0x4000_0000
@@ -91,7 +91,7 @@ def test_another_architecture_is_killed(machine: str, audit: int) -> None:
 
 
 @every_machine
-def test_processes_and_threads_can_be_made_but_no_namespaces(machine: str, audit: int) -> None:
+def test_clone_is_allowed_without_namespace_flags(machine: str, audit: int) -> None:
     code = bpf_filter(machine)
     clone, unshare = SYSCALL_NUMBERS[machine]["clone"], SYSCALL_NUMBERS[machine]["unshare"]
     fork, thread, new_time = 0x0120_0011, 0x003D_0F00, 0x80
@@ -106,7 +106,7 @@ def test_processes_and_threads_can_be_made_but_no_namespaces(machine: str, audit
 
 @every_machine
 @pytest.mark.parametrize("call", ["socket", "socketpair"])
-def test_only_unix_and_internet_sockets_exist(machine: str, audit: int, call: str) -> None:
+def test_only_unix_and_internet_sockets_can_be_created(machine: str, audit: int, call: str) -> None:
     code, number = bpf_filter(machine), SYSCALL_NUMBERS[machine][call]
     allowed = {family for family in range(64) if verdict(code, audit, number, family) == ALLOW}
     assert allowed == {UNIX, IPV4, IPV6}
@@ -123,7 +123,7 @@ def test_address_randomisation_cannot_be_switched_off(machine: str, audit: int) 
 
 
 @every_machine
-def test_nothing_can_be_typed_on_a_terminal(machine: str, audit: int) -> None:
+def test_ioctl_that_writes_terminal_input_is_refused(machine: str, audit: int) -> None:
     code, number = bpf_filter(machine), SYSCALL_NUMBERS[machine]["ioctl"]
     window_size, type_a_letter = 0x5413, 0x5412
     assert verdict(code, audit, number, 0, window_size) == ALLOW
@@ -141,7 +141,7 @@ def test_nothing_can_be_typed_on_a_terminal(machine: str, audit: int) -> None:
         ("shmget", 2, 0o1600, 0x800),
     ],
 )
-def test_the_hosts_huge_pages_cannot_be_asked_for(
+def test_huge_pages_are_refused(
     machine: str, audit: int, call: str, position: int, usual: int, huge: int
 ) -> None:
     code, number = bpf_filter(machine), SYSCALL_NUMBERS[machine][call]
@@ -167,8 +167,9 @@ def profile_verdict(profile: dict[str, Any], name: str, *arguments: int) -> str 
     return ALLOW if entry["action"] == "SCMP_ACT_ALLOW" else int(entry["errnoRet"])
 
 
-def arguments_of_interest() -> Iterator[tuple[int, ...]]:
-    """For the arguments that rules look at: all that is named in them, and its neighbours."""
+def interesting_arguments() -> Iterator[tuple[int, ...]]:
+    """Yield values for the arguments of filtered calls: all values in the rules, and adjacent
+    ones."""
     named = {0, 1, 2, 8, 10, 16, 38, 0xFFFF_FFFF, 0x5412, 0x541C, 0x5423, 0x0120_0011}
     named |= {1 << bit for bit in range(32)}
     for value in {each + near for each in named for near in (-1, 0, 1)}:
@@ -180,7 +181,7 @@ def arguments_of_interest() -> Iterator[tuple[int, ...]]:
 def test_docker_profile_matches_the_filter(machine: str, audit: int) -> None:
     code, profile = bpf_filter(machine), json.loads(docker_seccomp_profile())
     for name, number in SYSCALL_NUMBERS[machine].items():
-        tries = list(arguments_of_interest()) if name in ARG_FILTERED else [(0,) * 4]
+        tries = list(interesting_arguments()) if name in ARG_FILTERED else [(0,) * 4]
         for arguments in tries:
             ours = verdict(code, audit, number, *arguments)
             assert (name, arguments, profile_verdict(profile, name, *arguments)) == (
@@ -191,7 +192,7 @@ def test_docker_profile_matches_the_filter(machine: str, audit: int) -> None:
 
 
 @every_machine
-def test_numbers_are_those_of_the_kernel_headers(machine: str, audit: int) -> None:
+def test_system_call_numbers_match_the_kernel_headers(machine: str, audit: int) -> None:
     header, pattern = LINUX_HEADERS[machine]
     if not header.is_file():
         pytest.skip(f"{header} is not installed (linux-libc-dev)")
@@ -205,6 +206,6 @@ def test_numbers_are_those_of_the_kernel_headers(machine: str, audit: int) -> No
     assert len(ours) > 300
 
 
-def test_an_unknown_machine_is_refused() -> None:
+def test_filter_for_an_unknown_machine_is_refused() -> None:
     with pytest.raises(ValueError, match="'riscv64'"):
         bpf_filter("riscv64")

@@ -1,4 +1,4 @@
-"""Each way to make a sandbox, by name, for the suite that all of them pass."""
+"""The backends, by name, on which the conformance suite runs."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandbox
 
 DOCKER_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest")
-"""Any image with what the tests' commands need; `make test-image` builds this one."""
+"""An image with the programs that the tests run; `make test-image` builds the default one."""
 KINDS = (
     "memory",
     "bubblewrap",
@@ -29,14 +29,15 @@ KINDS = (
 
 
 def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Sandbox]:
-    """A new sandbox of that kind."""
+    """Start a sandbox of this kind."""
     if kind == "memory":
         return _memory()
     return started(backend_of(kind, state_dir))
 
 
 def backend_of(kind: str, state_dir: Path) -> Backend:
-    """A real backend; without what it needs the test is skipped, or fails where it must not."""
+    """Return a real backend. Without a Docker engine, skip the test, or fail with
+    REQUIRE_DOCKER."""
     if kind == "bubblewrap":
         return BubblewrapBackend(state_dir=state_dir)
     return docker_backend(state_dir, runtime="runsc" if kind == "docker-runsc" else None)
@@ -77,7 +78,7 @@ def _engine_runtimes() -> dict[str, object]:
 async def started(
     backend: Backend, isolation: Isolation = Isolation()
 ) -> AsyncIterator[GuestSandbox]:
-    """A sandbox of a backend, and the end of both."""
+    """Start a sandbox; close the sandbox and the backend afterwards."""
     try:
         sandbox = await start_sandbox(backend, isolation)
         try:

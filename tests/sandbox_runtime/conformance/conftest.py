@@ -1,4 +1,4 @@
-"""The suite every Sandbox passes: each test runs on each backend, on a sandbox of its own."""
+"""The conformance suite: each test runs on each backend, in a new sandbox."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

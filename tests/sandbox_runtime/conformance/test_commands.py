@@ -1,4 +1,4 @@
-"""A command runs in bash and its outcome is reported as it was."""
+"""A command runs in bash, and its exit code and output are reported exactly."""
 
 import pytest
 
@@ -16,7 +16,7 @@ async def test_a_command_that_succeeds_reports_its_output_and_exit_code_zero(
     assert result.duration_s >= 0
 
 
-async def test_stdout_and_stderr_arrive_apart(sandbox: Sandbox) -> None:
+async def test_stdout_and_stderr_are_separate(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo out; echo err >&2; echo out 2>&1", timeout_s=PLENTY_S)
     assert (result.stdout, result.stderr) == ("out\nout\n", "err\n")
     assert (result.stdout_bytes, result.stderr_bytes) == (8, 4)
@@ -35,14 +35,12 @@ async def test_an_unknown_command_is_exit_code_127_with_a_message(sandbox: Sandb
 
 
 @pytest.mark.parametrize("command", ["", " \n\n ", "# only a comment"])
-async def test_a_command_of_nothing_succeeds_and_prints_nothing(
-    sandbox: Sandbox, command: str
-) -> None:
+async def test_empty_command_succeeds_without_output(sandbox: Sandbox, command: str) -> None:
     result = await sandbox.exec(command, timeout_s=PLENTY_S)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
 
 
-async def test_output_is_given_as_it_is_with_no_newline_added_or_taken(sandbox: Sandbox) -> None:
+async def test_newlines_of_the_output_are_unchanged(sandbox: Sandbox) -> None:
     assert await output(sandbox, "printf 'no newline'") == "no newline"
     assert await output(sandbox, "printf '\\n\\ttab \\n\\n'") == "\n\ttab \n\n"
 
@@ -59,7 +57,7 @@ async def test_bytes_that_are_not_utf_8_are_replaced_and_counted(sandbox: Sandbo
     assert (result.stdout_bytes, result.stderr_bytes) == (3, 1)
 
 
-async def test_a_character_written_in_two_parts_arrives_whole(sandbox: Sandbox) -> None:
+async def test_character_split_over_two_writes_is_returned_intact(sandbox: Sandbox) -> None:
     assert await output(sandbox, "printf 'caf\\303'; printf '\\251'") == "café"
 
 
@@ -68,7 +66,7 @@ async def test_both_kinds_of_quotes_keep_their_meaning(sandbox: Sandbox) -> None
     assert await output(sandbox, command) == ("""single "$x" double '5' esc "5" $x plain blank\n""")
 
 
-async def test_an_unbalanced_quote_fails_with_a_message_and_harms_nothing(sandbox: Sandbox) -> None:
+async def test_unbalanced_quote_fails_and_leaves_the_sandbox_usable(sandbox: Sandbox) -> None:
     result = await sandbox.exec('echo "never closed', timeout_s=PLENTY_S)
     assert (result.exit_code != 0, result.stdout) == (True, "")
     assert result.stderr.strip() != ""
@@ -84,23 +82,23 @@ async def test_an_unquoted_heredoc_is_expanded(sandbox: Sandbox) -> None:
     assert await output(sandbox, "x=7\ncat <<END\nx is $x\nEND\necho after") == "x is 7\nafter\n"
 
 
-async def test_the_lines_of_a_script_run_one_after_the_other(sandbox: Sandbox) -> None:
+async def test_lines_of_a_script_run_in_order(sandbox: Sandbox) -> None:
     script = "echo one\nif [ -d /testbed ]; then\n  echo two\nfi\nfor n in 3 4; do echo $n; done\n"
     assert await output(sandbox, script) == "one\ntwo\n3\n4\n"
 
 
-async def test_a_pipeline_passes_data_on_and_ends_as_its_last_part(sandbox: Sandbox) -> None:
+async def test_pipeline_has_the_exit_code_of_its_last_command(sandbox: Sandbox) -> None:
     assert await output(sandbox, "seq 1 1000 | tail -n 2 | tr '9' 'x'") == "xxx\n1000\n"
     assert (await sandbox.exec("true | false", timeout_s=PLENTY_S)).exit_code == 1
     assert (await sandbox.exec("false | true", timeout_s=PLENTY_S)).exit_code == 0
 
 
-async def test_and_and_or_run_what_they_should(sandbox: Sandbox) -> None:
+async def test_and_and_or_lists_run_by_exit_code(sandbox: Sandbox) -> None:
     command = "true && echo a; false && echo b; false || echo c; true || echo d; echo $?"
     assert await output(sandbox, command) == "a\nc\n0\n"
 
 
-async def test_output_goes_where_it_is_redirected(sandbox: Sandbox) -> None:
+async def test_redirected_output_is_in_the_file(sandbox: Sandbox) -> None:
     command = (
         "echo one > out; echo two >> out; sh -c 'echo wrong >&2' 2> err; nope > both 2>&1;"
         " cat < out; cat err; wc -l < both; echo gone > /dev/null"
@@ -118,14 +116,14 @@ async def test_a_script_of_many_lines_beyond_200_kb_runs_to_its_end(sandbox: San
     assert await output(sandbox, f"{lines}echo $?") == "0\n"
 
 
-async def test_a_shell_killed_by_a_signal_is_128_plus_its_number_and_no_timeout(
+async def test_shell_killed_by_a_signal_has_exit_code_128_plus_its_number(
     sandbox: Sandbox,
 ) -> None:
     result = await sandbox.exec("echo before; kill -9 $$; echo after", timeout_s=PLENTY_S)
     assert (result.exit_code, result.stdout, result.timed_out) == (137, "before\n", False)
 
 
-async def test_a_child_killed_by_a_signal_is_128_plus_its_number(sandbox: Sandbox) -> None:
+async def test_child_killed_by_a_signal_has_exit_code_128_plus_its_number(sandbox: Sandbox) -> None:
     assert await output(sandbox, "sh -c 'kill -TERM $$' 2> /dev/null; echo $?") == "143\n"
 
 
@@ -134,7 +132,7 @@ async def test_exit_code_124_is_no_timeout(sandbox: Sandbox) -> None:
     assert (result.exit_code, result.timed_out) == (124, False)
 
 
-async def test_commands_start_in_the_working_directory_of_the_paper(
+async def test_commands_start_in_testbed(
     sandbox: Sandbox,
 ) -> None:
     command = "pwd; [ -d /testbed/documents ] && [ -d /testbed/output ] && echo there; ls"

@@ -1,4 +1,4 @@
-"""Several things happen on one sandbox at the same time."""
+"""Concurrent operations on one sandbox."""
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +24,7 @@ async def test_two_commands_run_at_the_same_time(sandbox: Sandbox) -> None:
     assert (results[first].stdout, results[second].stdout) == ("one\n", "two\n")
 
 
-async def test_many_commands_at_once_keep_their_outputs_apart(sandbox: Sandbox) -> None:
+async def test_outputs_of_concurrent_commands_are_not_mixed(sandbox: Sandbox) -> None:
     results: dict[int, str] = {}
 
     async def run(number: int) -> None:
@@ -38,7 +38,7 @@ async def test_many_commands_at_once_keep_their_outputs_apart(sandbox: Sandbox) 
         assert results[number] == "".join(f"{line}\n" for line in lines)
 
 
-async def test_files_move_while_a_command_runs(sandbox: Sandbox) -> None:
+async def test_files_are_transferred_while_a_command_runs(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo gate")
     results: list[str] = []
 
@@ -54,7 +54,7 @@ async def test_files_move_while_a_command_runs(sandbox: Sandbox) -> None:
     assert results == ["opened\nput meanwhile"]
 
 
-async def test_many_files_taken_in_late_hold_nothing_else_up_and_arrive_whole(
+async def test_slow_readers_of_many_files_do_not_block_other_operations(
     sandbox: Sandbox,
 ) -> None:
     content, count = bytes(range(256)) * 2000, 40
@@ -83,19 +83,19 @@ async def test_cancelling_kills_the_command_and_leaves_the_sandbox_usable(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "x=1; mkfifo never")
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     with anyio.fail_after(30), anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
 
             async def run() -> None:
                 command = "x=2; echo $$; cat never; echo > survived"
-                await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
+                await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder)
 
             group.start_soon(run)
-            await heard.something.wait()
+            await recorder.something.wait()
             scope.cancel()
     assert scope.cancelled_caught
-    pid = int(heard.text())
+    pid = int(recorder.text())
     assert await output(sandbox, f"while kill -0 {pid} 2> /dev/null; do sleep 0.05; done") == ""
     assert await output(sandbox, "echo $x; ls") == "1\ndocuments\nnever\noutput\n"
 
@@ -110,23 +110,23 @@ async def test_cancelling_one_command_does_not_disturb_another(sandbox: Sandbox)
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(last)
-            heard = OutputRecorder()
+            recorder = OutputRecorder()
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as cancelled:
 
                     async def run() -> None:
                         await sandbox.exec(
-                            "echo begun; cat never", timeout_s=PLENTY_S, on_output=heard
+                            "echo begun; cat never", timeout_s=PLENTY_S, on_output=recorder
                         )
 
                     cancelled.start_soon(run)
-                    await heard.something.wait()
+                    await recorder.something.wait()
                     scope.cancel()
             await output(sandbox, "echo opened > gate")
     assert results == ["opened\nundisturbed\n"]
 
 
-async def test_a_listener_that_fails_ends_its_command_with_its_own_error(sandbox: Sandbox) -> None:
+async def test_error_of_on_output_ends_its_command_and_is_raised(sandbox: Sandbox) -> None:
     class ListenerError(Exception):
         pass
 

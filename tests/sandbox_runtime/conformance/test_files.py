@@ -1,4 +1,4 @@
-"""Files go in whole or not at all, and come out only if they are regular ones."""
+"""Files are put completely or not at all, and only regular files can be read."""
 
 import shlex
 from collections.abc import AsyncIterator
@@ -40,25 +40,25 @@ async def _failing_source() -> AsyncIterator[bytes]:
     [b"", b"small", b"no\r\nchange\t\n\n", bytes(range(256)) * 300, b"0123456789abcdef" * 327_680],
     ids=["empty", "small", "text", "binary", "5 MiB"],
 )
-async def test_a_file_comes_out_as_it_went_in(sandbox: Sandbox, data: bytes) -> None:
+async def test_file_content_survives_put_and_get(sandbox: Sandbox, data: bytes) -> None:
     await write(sandbox, "/testbed/file", data)
     assert await read(sandbox, "/testbed/file") == data
 
 
-async def test_a_file_may_come_in_pieces_of_any_size(sandbox: Sandbox) -> None:
+async def test_file_can_be_put_in_pieces_of_arbitrary_size(sandbox: Sandbox) -> None:
     source = pieces(b"a", b"", b"b" * 3_000_000, b"c")
     assert await sandbox.put("/testbed/file", source) == 3_000_002
     assert await read(sandbox, "/testbed/file") == b"a" + b"b" * 3_000_000 + b"c"
 
 
-async def test_commands_see_what_was_put_and_their_files_can_be_got(sandbox: Sandbox) -> None:
+async def test_commands_read_put_files_and_get_reads_their_files(sandbox: Sandbox) -> None:
     await write(sandbox, "/testbed/documents/in.txt", b"from outside")
     await output(sandbox, "cat documents/in.txt > output/out.txt; echo '!' >> output/out.txt")
     assert await read(sandbox, "/testbed/output/out.txt") == b"from outside!\n"
 
 
 @pytest.mark.parametrize("path", AWKWARD_PATHS)
-async def test_any_path_is_taken_literally(sandbox: Sandbox, path: str) -> None:
+async def test_special_characters_of_a_path_are_literal(sandbox: Sandbox, path: str) -> None:
     await write(sandbox, path, b"content")
     assert await read(sandbox, path) == b"content"
     assert await output(sandbox, f"cat -- {shlex.quote(path)}") == "content"
@@ -92,7 +92,7 @@ async def test_putting_over_a_directory_is_refused(sandbox: Sandbox) -> None:
     assert await output(sandbox, "[ -d output ] && ls -A") == "documents\noutput\n"
 
 
-async def test_putting_what_is_to_be_new_where_anything_is_is_refused(sandbox: Sandbox) -> None:
+async def test_put_of_a_new_file_at_an_existing_path_is_refused(sandbox: Sandbox) -> None:
     await output(sandbox, "printf old > file; ln -s nowhere link; mkdir directory")
     for name in ("file", "link", "directory"):
         with pytest.raises(PathExistsError):
@@ -108,7 +108,7 @@ async def test_putting_below_a_file_is_refused(sandbox: Sandbox) -> None:
     assert await read(sandbox, "/testbed/file") == b"x"
 
 
-async def test_a_source_that_fails_midway_leaves_the_old_file_and_nothing_else(
+async def test_put_whose_source_fails_leaves_only_the_old_file(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/file", b"old")
@@ -120,7 +120,7 @@ async def test_a_source_that_fails_midway_leaves_the_old_file_and_nothing_else(
     assert await output(sandbox, "ls -A") == "documents\nfile\noutput\n"
 
 
-async def test_a_put_that_is_cancelled_leaves_the_old_file_and_nothing_else(
+async def test_cancelled_put_leaves_only_the_old_file(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/file", b"old")
@@ -135,7 +135,7 @@ async def test_a_put_that_is_cancelled_leaves_the_old_file_and_nothing_else(
     assert await output(sandbox, "ls -A; cat file") == "documents\nfile\noutput\nold"
 
 
-async def test_a_put_that_takes_too_long_leaves_the_old_file_and_nothing_else(
+async def test_timed_out_put_leaves_only_the_old_file(
     sandbox: Sandbox,
 ) -> None:
     async def endless_source() -> AsyncIterator[bytes]:
@@ -160,7 +160,7 @@ async def test_timed_out_get_leaves_the_sandbox_usable(sandbox: Sandbox) -> None
     assert len(await read(sandbox, "/testbed/file")) == 1_000_000
 
 
-async def test_getting_what_is_missing_is_refused(sandbox: Sandbox) -> None:
+async def test_get_of_a_missing_file_is_refused(sandbox: Sandbox) -> None:
     for path in ("/testbed/missing", "/no/such/directory/file"):
         with pytest.raises(FileMissingError):
             await read(sandbox, path)
@@ -177,20 +177,18 @@ async def test_getting_what_is_missing_is_refused(sandbox: Sandbox) -> None:
         "ln -s /dev/zero it",
     ],
 )
-async def test_getting_anything_but_a_regular_file_is_refused_at_once(
-    sandbox: Sandbox, making: str
-) -> None:
+async def test_get_of_a_non_regular_file_is_refused_at_once(sandbox: Sandbox, making: str) -> None:
     await output(sandbox, making)
     with anyio.fail_after(20), pytest.raises(NotARegularFileError):
         await read(sandbox, "/testbed/it")
 
 
-async def test_a_device_is_no_regular_file(sandbox: Sandbox) -> None:
+async def test_get_of_a_device_is_refused(sandbox: Sandbox) -> None:
     with anyio.fail_after(20), pytest.raises(NotARegularFileError):
         await read(sandbox, "/dev/zero")
 
 
-async def test_a_file_larger_than_allowed_is_refused_and_one_just_as_large_is_not(
+async def test_get_refuses_files_larger_than_max_bytes_only(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/file", b"x" * 100_000)

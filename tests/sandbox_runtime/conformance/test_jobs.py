@@ -14,17 +14,17 @@ GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
 
 async def start_waiting_job(sandbox: Sandbox) -> str:
     """Start the command and return its job id once "before" was printed."""
-    heard = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
-    job_id, said = heard.job_id, heard.stdout
+    result = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    job_id, said = result.job_id, result.stdout
     with anyio.fail_after(PLENTY_S):
         while said != "before\n":
-            heard = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
-            said += heard.stdout
-    assert heard.running
+            result = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
+            said += result.stdout
+    assert result.running
     return job_id
 
 
-async def test_a_command_that_ends_in_time_is_no_job(sandbox: Sandbox) -> None:
+async def test_command_that_ends_in_time_does_not_become_a_job(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo done", timeout_s=PLENTY_S, wait_s=PLENTY_S)
     assert (result.stdout, result.running, result.job_id) == ("done\n", False, "")
 
@@ -86,7 +86,7 @@ async def test_a_job_keeps_its_deadline(sandbox: Sandbox) -> None:
     assert (job.running, end.running, end.timed_out) == (True, False, True)
 
 
-async def test_each_reading_of_a_job_has_the_cap_to_itself(sandbox: Sandbox) -> None:
+async def test_output_cap_applies_to_each_reading_of_a_job(sandbox: Sandbox) -> None:
     command = "mkfifo gate; seq 1000; read a < gate; seq 1000"
     cap = OutputCap(max_bytes=100)
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, cap=cap)
@@ -111,7 +111,7 @@ async def test_result_of_an_ended_job_is_returned_once(sandbox: Sandbox) -> None
         await sandbox.wait(job.job_id, wait_s=PLENTY_S)
 
 
-async def test_a_command_that_waits_to_be_typed_into_is_returned_and_answered(
+async def test_command_that_waits_for_input_returns_and_accepts_it(
     sandbox: Sandbox,
 ) -> None:
     command = "echo question; read answer; echo heard $answer"
@@ -131,12 +131,12 @@ async def test_end_of_input_reaches_a_terminal(
     assert (end.running, end.stdout) == (False, "text\nend\n")
 
 
-async def test_a_command_with_a_terminal_that_reads_nothing_just_ends(sandbox: Sandbox) -> None:
+async def test_command_that_ignores_its_terminal_ends_normally(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo done", timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     assert (result.running, result.stdout) == (False, "done\n")
 
 
-async def test_a_command_id_runs_once_and_tells_its_outcome_until_it_has_arrived(
+async def test_command_id_runs_once_and_its_result_is_repeated_until_received(
     sandbox: Sandbox,
 ) -> None:
     first = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, command_id="one")

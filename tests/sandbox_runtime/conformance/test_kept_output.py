@@ -1,4 +1,4 @@
-"""Output that is cut is kept whole inside, where that was asked for."""
+"""The full output of a truncated command is kept in the sandbox if requested."""
 
 import re
 from contextlib import suppress
@@ -17,7 +17,7 @@ CAP = OutputCap(max_bytes=1000, max_lines=100, keep_in=KEEP)
 WHOLE = "".join(f"{n}\n" for n in range(1, 3001)).encode()
 
 
-async def test_each_stream_is_found_whole_where_its_cut_says(sandbox: Sandbox) -> None:
+async def test_full_output_is_in_the_file_named_by_the_truncation_marker(sandbox: Sandbox) -> None:
     command = "seq 1 3000; seq 1 2000 >&2"
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP)
     assert result.stdout_file.startswith(f"{KEEP}/")
@@ -29,7 +29,7 @@ async def test_each_stream_is_found_whole_where_its_cut_says(sandbox: Sandbox) -
 
 
 @pytest.mark.parametrize("command", ["seq 1 100", "true", "printf '%0999d' 1"])
-async def test_output_that_is_shown_whole_leaves_no_file(sandbox: Sandbox, command: str) -> None:
+async def test_output_within_the_cap_leaves_no_file(sandbox: Sandbox, command: str) -> None:
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP)
     assert (result.truncated, result.stdout_file, result.stderr_file) == (False, "", "")
     with suppress(FileMissingError):  # it was not even made
@@ -42,14 +42,14 @@ async def test_output_is_not_kept_by_default(sandbox: Sandbox) -> None:
     assert re.search(r"lines left out \.\.\.\]", result.stdout)
 
 
-async def test_of_too_much_the_beginning_is_kept(sandbox: Sandbox) -> None:
+async def test_output_file_has_the_first_bytes_up_to_its_limit(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=1000, keep_in=KEEP, max_kept_bytes=5000)
     result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=cap)
     assert f"; the first 5000 bytes of it all are in {result.stdout_file} ...]" in result.stdout
     assert await read(sandbox, result.stdout_file) == WHOLE[:5000]
 
 
-async def test_each_command_has_a_file_of_its_own(sandbox: Sandbox) -> None:
+async def test_each_command_has_its_own_output_file(sandbox: Sandbox) -> None:
     first, second = [
         (await sandbox.exec(f"seq 1 {n}", timeout_s=PLENTY_S, cap=CAP)).stdout_file
         for n in (3000, 2000)
@@ -58,13 +58,13 @@ async def test_each_command_has_a_file_of_its_own(sandbox: Sandbox) -> None:
     assert await read(sandbox, first) == WHOLE
 
 
-async def test_where_no_file_can_be_made_the_output_is_cut_as_ever(sandbox: Sandbox) -> None:
+async def test_output_is_truncated_if_no_file_can_be_written(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=1000, keep_in="/dev/null/kept")
     result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=cap)
     assert (result.exit_code, result.truncated, result.stdout_file) == (0, True, "")
 
 
-async def test_each_reading_of_a_job_has_what_came_in_it(sandbox: Sandbox) -> None:
+async def test_output_file_of_a_reading_has_only_its_output(sandbox: Sandbox) -> None:
     command = "seq 1 3000; read line; seq 1 2000"
     first = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP, stdin=None, wait_s=3.0)
     assert first.running
@@ -74,7 +74,7 @@ async def test_each_reading_of_a_job_has_what_came_in_it(sandbox: Sandbox) -> No
     assert (await read(sandbox, second.stdout_file)).endswith(b"\n2000\n")
 
 
-async def test_all_readings_of_a_job_keep_no_more_than_one_command_may(sandbox: Sandbox) -> None:
+async def test_output_files_of_a_job_share_the_limit_of_one_command(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=1000, keep_in=KEEP, max_kept_bytes=15_000)
     command = "; read line; ".join(["seq 1 3000"] * 3)
     readings = [await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap, stdin=None, wait_s=3.0)]
@@ -99,7 +99,7 @@ async def test_output_files_of_one_sandbox_are_bounded_together(tmp_path: Path) 
     assert (sum(sizes), second.truncated, third.stdout_file) == (32 << 20, True, "")
 
 
-async def test_of_outputs_that_come_with_a_workspace_the_oldest_go(tmp_path: Path) -> None:
+async def test_oldest_output_files_of_a_restored_workspace_are_removed(tmp_path: Path) -> None:
     async with (
         open_backend("bubblewrap", tmp_path) as before,
         open_backend("bubblewrap", tmp_path) as after,

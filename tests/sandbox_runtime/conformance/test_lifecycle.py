@@ -8,16 +8,16 @@ from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output, pieces, read
 
 
-async def test_a_sandbox_has_a_name(sandbox: Sandbox) -> None:
+async def test_sandbox_has_an_id(sandbox: Sandbox) -> None:
     assert sandbox.id.strip()
 
 
-async def test_closing_twice_is_as_good_as_once(sandbox: Sandbox) -> None:
+async def test_sandbox_can_be_closed_twice(sandbox: Sandbox) -> None:
     await sandbox.close()
     await sandbox.close()
 
 
-async def test_a_closed_sandbox_is_lost_to_every_use(sandbox: Sandbox) -> None:
+async def test_operations_of_a_closed_sandbox_raise_sandbox_lost_error(sandbox: Sandbox) -> None:
     await output(sandbox, "touch file")
     await sandbox.close()
     with pytest.raises(SandboxLostError):
@@ -34,16 +34,16 @@ async def test_running_command_raises_when_its_sandbox_closes(
     sandbox: Sandbox,
 ) -> None:
     await output(sandbox, "mkfifo never")
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
 
     async def run() -> None:
         with pytest.raises(SandboxLostError):
-            await sandbox.exec("echo begun; cat never", timeout_s=PLENTY_S, on_output=heard)
+            await sandbox.exec("echo begun; cat never", timeout_s=PLENTY_S, on_output=recorder)
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await heard.something.wait()
+            await recorder.something.wait()
             await sandbox.close()
 
 

@@ -1,4 +1,4 @@
-"""A directory is listed as it is, and no link leads out of it."""
+"""Listings of directories, in which links are not followed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ async def _names(sandbox: Sandbox, path: str) -> list[str]:
     return [entry.path for entry in (await sandbox.list(path)).entries]
 
 
-async def test_everything_below_is_listed_by_relative_path_and_sorted(sandbox: Sandbox) -> None:
+async def test_listing_has_sorted_relative_paths(sandbox: Sandbox) -> None:
     await output(sandbox, "mkdir -p d/sub/deep d/sub-1; touch d/sub/b d/sub/deep/c d/z d/A d/.h")
     names = ["A", ".h", "sub", "sub-1", "sub/b", "sub/deep", "sub/deep/c", "z"]
     listing = await sandbox.list("/testbed/d")
@@ -19,7 +19,7 @@ async def test_everything_below_is_listed_by_relative_path_and_sorted(sandbox: S
     assert not listing.truncated
 
 
-async def test_files_have_their_size_and_directories_are_told_apart(sandbox: Sandbox) -> None:
+async def test_listing_has_file_sizes_and_entry_kinds(sandbox: Sandbox) -> None:
     await output(sandbox, "mkdir -p d/empty; printf 12345 > d/five; touch d/none")
     listing = await sandbox.list("/testbed/d")
     assert {entry.path: entry.kind for entry in listing.entries} == {
@@ -50,7 +50,7 @@ async def test_links_and_fifos_are_other_and_no_link_is_followed(sandbox: Sandbo
     ]
 
 
-async def test_a_listing_stops_at_its_number_of_entries_and_says_so(sandbox: Sandbox) -> None:
+async def test_listing_is_truncated_at_max_entries(sandbox: Sandbox) -> None:
     await output(sandbox, "mkdir d; cd d; for n in 1 2 3 4 5; do touch $n; done")
     cut = await sandbox.list("/testbed/d", max_entries=3)
     assert (len(cut.entries), cut.truncated) == (3, True)
@@ -59,7 +59,7 @@ async def test_a_listing_stops_at_its_number_of_entries_and_says_so(sandbox: San
     assert (len(whole.entries), whole.truncated) == (5, False)
 
 
-async def test_a_listing_goes_as_deep_as_asked(sandbox: Sandbox) -> None:
+async def test_listing_stops_at_max_depth(sandbox: Sandbox) -> None:
     await output(sandbox, "mkdir -p d/1/2/3; touch d/1/2/3/file")
     for depth, names in ((1, ["1"]), (2, ["1", "1/2"]), (3, ["1", "1/2", "1/2/3"])):
         listing = await sandbox.list("/testbed/d", max_depth=depth)
@@ -67,25 +67,25 @@ async def test_a_listing_goes_as_deep_as_asked(sandbox: Sandbox) -> None:
         assert not listing.truncated
 
 
-async def test_names_come_as_they_are(sandbox: Sandbox) -> None:
+async def test_special_characters_of_listed_names_are_unchanged(sandbox: Sandbox) -> None:
     names = ["new\nline", "quote ' \" \\", "Größe 数 🎉", " blank ", "-dash"]
     for name in names:
         await write(sandbox, f"/testbed/d/{name}", b"")
     assert await _names(sandbox, "/testbed/d") == sorted(names)
 
 
-async def test_a_name_that_is_not_utf_8_comes_with_its_bytes_escaped(sandbox: Sandbox) -> None:
+async def test_listed_name_that_is_not_utf_8_has_surrogate_escapes(sandbox: Sandbox) -> None:
     await output(sandbox, "mkdir d; touch \"d/$(printf 'caf\\351')\"")
     assert await _names(sandbox, "/testbed/d") == ["caf\udce9"]
 
 
-async def test_listing_what_is_missing_is_refused(sandbox: Sandbox) -> None:
+async def test_listing_of_a_missing_path_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(FileMissingError):
         await sandbox.list("/testbed/missing")
 
 
 @pytest.mark.parametrize("making", ["touch it", "ln -s output it", "mkfifo it"])
-async def test_listing_what_is_no_directory_is_refused(sandbox: Sandbox, making: str) -> None:
+async def test_listing_of_a_file_is_refused(sandbox: Sandbox, making: str) -> None:
     await output(sandbox, making)
     with pytest.raises(NotARegularFileError):
         await sandbox.list("/testbed/it")

@@ -9,7 +9,7 @@ from sandbox_runtime.sandbox import ExecResult, OutputCap, Sandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 
-async def test_output_of_just_the_cap_is_whole(sandbox: Sandbox) -> None:
+async def test_output_of_exactly_the_cap_is_not_truncated(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=1000, max_lines=100)
     result = await sandbox.exec(_letters(1000), timeout_s=PLENTY_S, cap=cap)
     assert (result.stdout, result.truncated) == ("x" * 1000, False)
@@ -17,7 +17,7 @@ async def test_output_of_just_the_cap_is_whole(sandbox: Sandbox) -> None:
     assert (result.stdout, result.truncated) == ("".join(f"{n}\n" for n in range(1, 101)), False)
 
 
-async def test_output_beyond_the_cap_is_its_head_and_tail_round_a_line_that_counts_the_rest(
+async def test_output_beyond_the_cap_is_head_marker_and_tail(
     sandbox: Sandbox,
 ) -> None:
     cap = OutputCap(max_bytes=1000)
@@ -34,7 +34,7 @@ async def test_output_beyond_the_cap_is_its_head_and_tail_round_a_line_that_coun
     assert omitted in (len(whole) - len(head) - len(tail), len(whole) - len(head) - len(tail) + 1)
 
 
-async def test_lines_beyond_the_cap_are_left_out_of_the_middle(sandbox: Sandbox) -> None:
+async def test_lines_beyond_the_cap_are_omitted_from_the_middle(sandbox: Sandbox) -> None:
     cap = OutputCap(max_lines=10)
     result = await sandbox.exec("seq 1 100000", timeout_s=PLENTY_S, cap=cap)
     lines = result.stdout.splitlines()
@@ -55,9 +55,7 @@ async def test_lines_beyond_the_cap_are_left_out_of_the_middle(sandbox: Sandbox)
         ("seq 999 | tr '\\n' ' '", 1),
     ],
 )
-async def test_lines_are_counted_whether_they_are_shown_or_not(
-    command: str, lines: int, sandbox: Sandbox
-) -> None:
+async def test_omitted_lines_are_counted(command: str, lines: int, sandbox: Sandbox) -> None:
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=OutputCap(max_bytes=1000))
     assert result.output_lines == lines
 
@@ -72,7 +70,9 @@ async def test_line_of_300_kb_is_cut_in_its_middle(sandbox: Sandbox) -> None:
     assert omitted == 298_008
 
 
-async def test_a_hundred_megabytes_are_counted_to_the_byte_and_cut(sandbox: Sandbox) -> None:
+async def test_output_of_a_hundred_megabytes_is_counted_exactly_and_truncated(
+    sandbox: Sandbox,
+) -> None:
     cap = OutputCap(max_bytes=1000)
     command = f"echo first; {_letters(100_000_000)}; echo; echo last"
     result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap)
@@ -83,7 +83,7 @@ async def test_a_hundred_megabytes_are_counted_to_the_byte_and_cut(sandbox: Sand
     assert result.stdout.endswith("xxx\nlast\n")
 
 
-async def test_each_stream_has_the_cap_to_itself(sandbox: Sandbox) -> None:
+async def test_output_cap_applies_to_each_stream(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=1000)
     loud = _letters(5000)
     result = await sandbox.exec(f"{loud}; echo quiet >&2", timeout_s=PLENTY_S, cap=cap)
@@ -94,7 +94,7 @@ async def test_each_stream_has_the_cap_to_itself(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1000, 1001, 1002, 1003])
-async def test_a_cut_never_leaves_half_a_character(sandbox: Sandbox, max_bytes: int) -> None:
+async def test_truncation_does_not_split_characters(sandbox: Sandbox, max_bytes: int) -> None:
     text = "é🎉数" * 1000
     cap = OutputCap(max_bytes=max_bytes)
     result = await sandbox.exec("cat", stdin=text.encode(), timeout_s=PLENTY_S, cap=cap)
@@ -103,57 +103,57 @@ async def test_a_cut_never_leaves_half_a_character(sandbox: Sandbox, max_bytes: 
 
 
 async def test_streamed_output_equals_the_reported_output(sandbox: Sandbox) -> None:
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     result = await sandbox.exec(
         "for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'é'",
         timeout_s=PLENTY_S,
-        on_output=heard,
+        on_output=recorder,
     )
-    assert heard.text("stdout") == result.stdout == "out 1\nout 2\nout 3\né"
-    assert heard.text("stderr") == result.stderr == "err 1\nerr 2\nerr 3\n"
+    assert recorder.text("stdout") == result.stdout == "out 1\nout 2\nout 3\né"
+    assert recorder.text("stderr") == result.stderr == "err 1\nerr 2\nerr 3\n"
 
 
 async def test_character_written_in_two_parts_is_streamed_whole(sandbox: Sandbox) -> None:
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     command = "printf 'caf\\303'; sleep 0.2; printf '\\251'"
-    await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
-    assert heard.text() == "café"
+    await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder)
+    assert recorder.text() == "café"
 
 
 async def test_output_is_streamed_while_its_command_runs(sandbox: Sandbox) -> None:
     await output(sandbox, "mkfifo gate")
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     results: list[ExecResult] = []
 
     async def run() -> None:
         command = "echo first; cat gate; echo last"
-        results.append(await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard))
+        results.append(await sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder))
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await heard.something.wait()
-            assert heard.pieces == [("stdout", "first\n")]
+            await recorder.something.wait()
+            assert recorder.pieces == [("stdout", "first\n")]
             await output(sandbox, "echo opened > gate")
-    assert heard.text() == results[0].stdout == "first\nopened\nlast\n"
+    assert recorder.text() == results[0].stdout == "first\nopened\nlast\n"
 
 
 async def test_silent_command_streams_nothing(sandbox: Sandbox) -> None:
-    heard = OutputRecorder()
-    await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=heard)
-    assert heard.pieces == []
+    recorder = OutputRecorder()
+    await sandbox.exec("x=1; true", timeout_s=PLENTY_S, on_output=recorder)
+    assert recorder.pieces == []
 
 
 async def test_only_the_head_of_the_cap_is_streamed(sandbox: Sandbox) -> None:
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     await sandbox.exec(
         f"echo start; {_letters(200_000)}; seq 1 1000 >&2",
         timeout_s=PLENTY_S,
         cap=OutputCap(max_bytes=1000, max_lines=20),
-        on_output=heard,
+        on_output=recorder,
     )
-    assert heard.text("stdout") == "start\n" + "x" * 494
-    assert heard.text("stderr") == "".join(f"{n}\n" for n in range(1, 11))
+    assert recorder.text("stdout") == "start\n" + "x" * 494
+    assert recorder.text("stderr") == "".join(f"{n}\n" for n in range(1, 11))
 
 
 def _letters(count: int) -> str:
@@ -161,7 +161,7 @@ def _letters(count: int) -> str:
 
 
 def _parts(text: str) -> tuple[str, int, str]:
-    """The head, how many bytes the line after it says are left out, and the tail."""
+    """Return the head, the number of omitted bytes in the marker line, and the tail."""
     found = re.search(r"^\[\.\.\. (\d+) bytes, \d+ lines left out \.\.\.\]\n", text, re.MULTILINE)
     assert found, text
     return text[: found.start()], int(found[1]), text[found.end() :]

@@ -22,7 +22,7 @@ async def test_a_plain_variable_persists_and_stays_unexported(sandbox: Sandbox) 
     assert await output(sandbox, """echo "$plain"; sh -c 'echo "[$plain]"'""") == "hello\n[]\n"
 
 
-async def test_a_variables_value_persists_to_the_letter(sandbox: Sandbox) -> None:
+async def test_value_of_a_variable_persists_exactly(sandbox: Sandbox) -> None:
     await output(sandbox, "value='a  \"b\" $c `d` \\e\n\tü '\"'\"' ;'")
     assert await output(sandbox, 'echo "$value"') == 'a  "b" $c `d` \\e\n\tü \' ;\n'
 
@@ -56,7 +56,7 @@ async def test_exit_ends_the_command_and_keeps_its_state(sandbox: Sandbox) -> No
     assert await output(sandbox, "echo $x; pwd") == "5\n/tmp\n"
 
 
-async def test_errexit_holds_for_its_own_command_only(sandbox: Sandbox) -> None:
+async def test_errexit_does_not_carry_over(sandbox: Sandbox) -> None:
     result = await sandbox.exec("set -e; x=1; false; echo not reached", timeout_s=PLENTY_S)
     assert (result.exit_code, result.stdout) == (1, "")
     assert await output(sandbox, "false; echo still here $x") == "still here 1\n"
@@ -74,29 +74,29 @@ async def test_a_killed_shell_leaves_the_state_of_the_command_before(sandbox: Sa
     assert await output(sandbox, "echo $x") == "1\n"
 
 
-async def test_a_subshell_leaves_nothing(sandbox: Sandbox) -> None:
+async def test_state_of_a_subshell_does_not_carry_over(sandbox: Sandbox) -> None:
     assert await output(sandbox, "x=1; (x=2; cd /tmp; echo $x); echo $x; pwd") == "2\n1\n/testbed\n"
 
 
-async def test_the_exit_code_of_the_command_before_is_not_kept(sandbox: Sandbox) -> None:
+async def test_exit_code_does_not_carry_over(sandbox: Sandbox) -> None:
     await sandbox.exec("false", timeout_s=PLENTY_S)
     assert await output(sandbox, "echo $? $# $1") == "0 0\n"
 
 
-async def test_a_directory_for_one_command_is_for_that_command(sandbox: Sandbox) -> None:
+async def test_cwd_applies_to_one_command(sandbox: Sandbox) -> None:
     result = await sandbox.exec("pwd; x=1", cwd="/tmp", timeout_s=PLENTY_S)
     assert result.stdout == "/tmp\n"
     assert await output(sandbox, 'pwd; echo "[$x]"') == "/testbed\n[]\n"
 
 
-async def test_a_directory_that_is_missing_fails_the_command_before_it_runs(
+async def test_missing_cwd_fails_the_command_before_it_runs(
     sandbox: Sandbox,
 ) -> None:
     result = await sandbox.exec("echo ran", cwd="/no/such/place", timeout_s=PLENTY_S)
     assert (result.exit_code != 0, result.stdout) == (True, "")
 
 
-async def test_variables_for_one_command_are_for_that_command(sandbox: Sandbox) -> None:
+async def test_env_applies_to_one_command(sandbox: Sandbox) -> None:
     await output(sandbox, "export NAME=mine")
     awkward = 'it\'s "$x"\nnew line'
     result = await sandbox.exec(
@@ -107,7 +107,7 @@ async def test_variables_for_one_command_are_for_that_command(sandbox: Sandbox) 
 
 
 @pytest.mark.parametrize("command", ["cd /tmp; y=2", "exit 4"])
-async def test_without_shell_state_nothing_is_read_and_nothing_kept(
+async def test_shell_state_none_neither_reads_nor_saves_the_state(
     sandbox: Sandbox, command: str
 ) -> None:
     await output(sandbox, "mkdir sub; cd sub; x=1; f() { echo f; }")

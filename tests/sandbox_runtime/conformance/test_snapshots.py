@@ -14,7 +14,7 @@ from tests.sandbox_runtime.transfer import PLENTY_S, copy_workspace, output, rea
 PLENTY = 1 << 30
 
 
-async def test_a_workspace_arrives_as_it_was(sandbox: Sandbox, another: Sandbox) -> None:
+async def test_restored_workspace_equals_the_original(sandbox: Sandbox, another: Sandbox) -> None:
     await output(sandbox, "mkdir -p a/b; echo text > 'a/b/with space'; ln -s a/b link; cd a")
     await write(sandbox, "/testbed/run.sh", b"#!/bin/sh\n")
     await output(sandbox, "chmod 755 /testbed/run.sh")
@@ -24,7 +24,7 @@ async def test_a_workspace_arrives_as_it_was(sandbox: Sandbox, another: Sandbox)
     assert await output(another, "test -x run.sh && echo executable") == "executable\n"
 
 
-async def test_a_copied_workspace_is_independent_of_the_first(
+async def test_restored_workspace_is_independent_of_the_original(
     sandbox: Sandbox, another: Sandbox
 ) -> None:
     await write(sandbox, "/testbed/file", b"before" * 100_000)
@@ -40,7 +40,7 @@ async def test_restore_in_a_closed_sandbox_is_refused(sandbox: Sandbox, another:
         await copy_workspace(sandbox, another)
 
 
-async def test_a_workspace_over_the_limit_is_refused_and_the_sandbox_works_on(
+async def test_snapshot_over_max_bytes_is_refused_and_leaves_the_sandbox_usable(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/large", bytes(100_000))
@@ -71,7 +71,7 @@ async def test_a_manifest_has_the_hash_of_every_file(sandbox: Sandbox) -> None:
 
 @pytest.fixture
 async def another(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """A second sandbox of the same kind."""
+    """Another sandbox of the same backend."""
     kind = request.node.callspec.params["sandbox"]
     async with open_backend(kind, tmp_path / "another") as opened:
         yield opened

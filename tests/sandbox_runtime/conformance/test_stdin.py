@@ -1,4 +1,4 @@
-"""A command reads what it is given, and nothing more."""
+"""Standard input of commands."""
 
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, output, read
@@ -9,21 +9,21 @@ async def test_text_on_stdin_reaches_the_command(sandbox: Sandbox) -> None:
     assert result.stdout == "two\nlines ü"
 
 
-async def test_every_byte_on_stdin_arrives_as_it_is(sandbox: Sandbox) -> None:
+async def test_all_byte_values_on_stdin_are_unchanged(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * 5
     await sandbox.exec("cat > copy", stdin=data, timeout_s=PLENTY_S)
     assert await read(sandbox, "/testbed/copy") == data
 
 
-async def test_a_mebibyte_on_stdin_arrives_whole(sandbox: Sandbox) -> None:
+async def test_stdin_of_one_mebibyte_is_complete(sandbox: Sandbox) -> None:
     result = await sandbox.exec("cat | wc -c", stdin=b"x" * (1 << 20), timeout_s=PLENTY_S)
     assert result.stdout == "1048576\n"
 
 
-async def test_a_command_that_reads_nothing_is_not_kept_by_a_large_stdin(sandbox: Sandbox) -> None:
+async def test_unread_large_stdin_does_not_delay_the_end_of_a_command(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo done", stdin=b"x" * (1 << 20), timeout_s=PLENTY_S)
     assert (result.exit_code, result.stdout) == (0, "done\n")
 
 
-async def test_a_command_that_reads_finds_the_end_at_once(sandbox: Sandbox) -> None:
+async def test_stdin_without_data_is_at_its_end(sandbox: Sandbox) -> None:
     assert await output(sandbox, "cat; head -c 5 | wc -c; sh -c cat; echo end") == "0\nend\n"

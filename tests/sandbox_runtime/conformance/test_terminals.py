@@ -28,7 +28,7 @@ open("release").read()
 
 @pytest.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """One whose terminals are all taken by a job."""
+    """A sandbox whose terminals are all used by a job."""
     async with open_backend(request.param, tmp_path) as opened:
         await output(opened, "mkfifo release")
         job = await opened.exec(TAKE_ALL, timeout_s=PLENTY_S, wait_s=WAIT_S, command_id=HOLDER)
@@ -39,7 +39,7 @@ async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         yield opened
 
 
-async def test_a_command_is_answered_through_a_pipe_and_says_so(sandbox: Sandbox) -> None:
+async def test_command_without_a_free_terminal_gets_a_pipe_and_a_message(sandbox: Sandbox) -> None:
     command = "test -t 0 || echo question; read answer; echo heard $answer"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     assert (job.running, job.stdout, job.stderr) == (True, "question\n", NOTICE)
@@ -47,7 +47,7 @@ async def test_a_command_is_answered_through_a_pipe_and_says_so(sandbox: Sandbox
     assert (end.running, end.stdout, end.stderr) == (False, "heard yes\n", "")
 
 
-async def test_a_pipe_ends_where_the_input_does(sandbox: Sandbox) -> None:
+async def test_end_of_input_closes_the_pipe(sandbox: Sandbox) -> None:
     job = await sandbox.exec("cat; echo end", timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
     text = b"text\n" * 20_000  # more than a pipe holds
     end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=text, end_of_input=True)
@@ -56,7 +56,7 @@ async def test_a_pipe_ends_where_the_input_does(sandbox: Sandbox) -> None:
     assert end.stdout.endswith("text\nend\n")
 
 
-async def test_input_that_is_never_read_does_no_harm(sandbox: Sandbox) -> None:
+async def test_unread_input_of_a_pipe_is_harmless(sandbox: Sandbox) -> None:
     command = "mkfifo gate; exec 0< /dev/null; echo closed; read line < gate; echo $line"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=WAIT_S, stdin=None)
     assert job.running
@@ -67,7 +67,7 @@ async def test_input_that_is_never_read_does_no_harm(sandbox: Sandbox) -> None:
     assert (end.running, end.stdout) == (False, "through\n")
 
 
-async def test_the_next_command_has_a_terminal_when_one_is_free_again(sandbox: Sandbox) -> None:
+async def test_command_gets_a_terminal_once_one_is_free_again(sandbox: Sandbox) -> None:
     await output(sandbox, "echo > release")
     assert not (await sandbox.wait(HOLDER, wait_s=PLENTY_S)).running
     command = "test -t 0 && echo on a terminal"

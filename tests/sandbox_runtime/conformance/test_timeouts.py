@@ -1,4 +1,4 @@
-"""A command that runs too long is stopped with all it started; nothing else is harmed."""
+"""A timed-out command and its children are stopped; other processes keep running."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.sandbox_runtime.transfer import PLENTY_S, output
 SOON_S = 0.5
 
 
-async def test_a_command_out_of_time_is_stopped_and_its_output_so_far_kept(
+async def test_timed_out_command_is_stopped_and_its_output_returned(
     sandbox: Sandbox,
 ) -> None:
     command = "echo before; echo warning >&2; sleep 600; echo after"
@@ -24,14 +24,14 @@ async def test_a_loop_that_ignores_signals_is_killed(sandbox: Sandbox) -> None:
     assert await _is_gone(sandbox, result.stdout)
 
 
-async def test_the_children_of_a_command_out_of_time_are_killed(sandbox: Sandbox) -> None:
+async def test_children_of_a_timed_out_command_are_killed(sandbox: Sandbox) -> None:
     command = "sh -c 'echo $$; sleep 600; echo; exit 1' | cat"
     result = await sandbox.exec(command, timeout_s=SOON_S)
     assert result.timed_out
     assert await _is_gone(sandbox, result.stdout)
 
 
-async def test_after_a_timeout_the_sandbox_works_and_has_its_state(sandbox: Sandbox) -> None:
+async def test_shell_state_survives_a_timeout(sandbox: Sandbox) -> None:
     await output(sandbox, "x=1; cd /tmp")
     result = await sandbox.exec("x=2; cd /; sleep 600", timeout_s=SOON_S)
     assert result.timed_out
@@ -56,7 +56,7 @@ async def test_a_command_that_ends_in_time_is_not_timed_out(
     assert (result.exit_code, result.stdout, result.timed_out) == (0, "done\n", False)
 
 
-async def test_a_background_process_lets_its_command_end_and_lives_on(sandbox: Sandbox) -> None:
+async def test_background_process_outlives_its_command(sandbox: Sandbox) -> None:
     started = "mkfifo go ack; (cat go > heard; echo alive > ack) & echo started"
     assert await output(sandbox, started) == "started\n"
     assert await output(sandbox, "echo hello > go; cat ack heard") == "alive\nhello\n"
@@ -69,7 +69,7 @@ async def test_a_background_process_may_print_after_its_command_has_ended(
     assert await output(sandbox, "echo hello > go; cat ack") == "alive\n"
 
 
-async def test_a_background_process_works_while_a_later_command_waits(sandbox: Sandbox) -> None:
+async def test_background_process_runs_during_a_later_command(sandbox: Sandbox) -> None:
     await output(sandbox, "(sleep 0.3; echo done > result) &")
     command = "until [ -s result ]; do sleep 0.1; done; cat result"
     assert await output(sandbox, command) == "done\n"
@@ -82,6 +82,6 @@ async def test_a_background_process_can_be_killed_by_a_later_command(sandbox: Sa
 
 
 async def _is_gone(sandbox: Sandbox, pid: str) -> bool:
-    """Whether a process ends, given a little time."""
+    """Return True if a process ends within a short time."""
     command = f"while kill -0 {int(pid)} 2> /dev/null; do sleep 0.05; done"
     return not (await sandbox.exec(command, timeout_s=10)).timed_out

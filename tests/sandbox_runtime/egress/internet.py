@@ -1,4 +1,4 @@
-"""A small internet of stand-ins: names, public addresses, and servers that really are here."""
+"""A fake internet: names and public addresses that lead to local servers."""
 
 import asyncio
 import ssl
@@ -9,7 +9,8 @@ from pathlib import Path
 from sandbox_runtime.egress.dialer import Server, open_connection
 
 CERTIFICATE = Path(__file__).parent / "origin.pem"
-"""Self-signed: allowed.example, everything below it, other.example, 198.51.100.7."""
+"""A self-signed certificate for allowed.example and its subdomains, other.example and
+198.51.100.7."""
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Behaviour = Callable[[Reader, Writer], Awaitable[None]]
 PUBLIC = "93.184.215.14"
@@ -72,7 +73,7 @@ class Internet:
 
 
 async def end(writers: Iterable[Writer]) -> None:
-    """Close connections at once, and wait until they are."""
+    """Abort connections and wait until they are closed."""
     for writer in writers:
         if not writer.is_closing():
             writer.transport.abort()

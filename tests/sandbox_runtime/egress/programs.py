@@ -80,7 +80,7 @@ class GatewayClient:
         return reader, writer
 
     async def exchange(self, *pieces: bytes) -> bytes:
-        """Send and return the whole answer, to its end."""
+        """Send data and return the complete response."""
         reader, writer = await self.open()
         for piece in pieces:
             writer.write(piece)

@@ -1,4 +1,4 @@
-"""Which addresses are dialed: looked up once, checked, and only those."""
+"""A name is resolved once, its addresses are checked, and only allowed addresses are dialed."""
 
 import asyncio
 import socket
@@ -85,14 +85,14 @@ async def test_non_public_address_is_denied_in_open_mode(literal: str) -> None:
     "literal",
     ["2130706433", "017700000001", "0x7f.1", "127.1", "127.0.0.01", "[fe80::1%25lo]", "[::1%lo]"],
 )
-async def test_an_address_in_another_spelling_is_refused(literal: str) -> None:
+async def test_alternative_spelling_of_an_address_is_refused(literal: str) -> None:
     internet = Internet()
     async with gateway_client(OPEN, internet) as sandbox:
         assert (await get(sandbox, literal)).startswith(b"HTTP/1.1 400 ")
     assert internet.lookups == internet.dialed == []
 
 
-async def test_a_public_address_needs_a_rule_unless_all_is_open() -> None:
+async def test_public_address_needs_a_rule_outside_open_mode() -> None:
     internet, origin = Internet(), Origin()
     async with internet.server(origin):
         async with gateway_client(allowlist("allowed.example"), internet) as sandbox:
@@ -103,7 +103,7 @@ async def test_a_public_address_needs_a_rule_unless_all_is_open() -> None:
     assert internet.lookups == []
 
 
-async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialed() -> None:
+async def test_name_is_resolved_once_and_only_checked_addresses_are_dialed() -> None:
     internet, origin = Internet({"rebinding.example": [PUBLIC]}), Origin()
 
     async def rebinding(host: str) -> Sequence[str]:
@@ -121,21 +121,21 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialed() -> None
     assert internet.dialed == [(PUBLIC, 80)]
 
 
-async def test_of_several_addresses_only_public_ones_are_dialed() -> None:
+async def test_non_public_addresses_of_a_name_are_skipped() -> None:
     internet, origin = Internet({"mixed.example": ["127.0.0.1", PUBLIC, "::1"]}), Origin()
     async with internet.server(origin), gateway_client(OPEN, internet) as sandbox:
         assert (await get(sandbox, "mixed.example")).startswith(b"HTTP/1.1 200 ")
     assert internet.dialed == [(PUBLIC, 80)]
 
 
-async def test_the_next_address_is_tried_where_one_refuses() -> None:
+async def test_next_address_is_tried_after_a_refused_connection() -> None:
     internet, origin = Internet({"two.example": [OTHER, PUBLIC, OTHER]}), Origin()
     async with internet.server(origin), gateway_client(OPEN, internet) as sandbox:
         assert (await get(sandbox, "two.example")).startswith(b"HTTP/1.1 200 ")
     assert internet.dialed == [(OTHER, 80), (PUBLIC, 80)]
 
 
-async def test_the_next_address_is_tried_where_one_is_silent() -> None:
+async def test_next_address_is_tried_after_a_timeout() -> None:
     internet, origin = Internet({"two.example": [OTHER, PUBLIC]}), Origin()
     dialed: list[str] = []
 
@@ -154,7 +154,7 @@ async def test_the_next_address_is_tried_where_one_is_silent() -> None:
     assert dialed == [OTHER, PUBLIC]
 
 
-async def test_silence_of_all_addresses_and_of_the_resolver_is_a_timeout() -> None:
+async def test_unresponsive_addresses_and_resolver_are_timeouts() -> None:
     internet, timeouts = Internet({"silent.example": [PUBLIC]}), Timeouts(connect_s=0.05)
 
     async def silence(*_: object) -> Any:
@@ -184,7 +184,7 @@ async def test_a_name_without_addresses_cannot_be_resolved() -> None:
     ],
     ids=["open", "named network", "allowlist"],
 )
-async def test_the_proxys_own_addresses_are_denied_whatever_the_rules(
+async def test_own_addresses_of_the_proxy_are_denied_by_all_rules(
     egress: Egress, host: str, forbidden: tuple[str, int | None]
 ) -> None:
     internet = Internet()
@@ -193,7 +193,7 @@ async def test_the_proxys_own_addresses_are_denied_whatever_the_rules(
     assert internet.dialed == []
 
 
-async def test_other_ports_of_the_proxys_own_address_stay_what_they_are() -> None:
+async def test_rules_decide_on_other_ports_of_a_forbidden_address() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -225,7 +225,7 @@ def test_invalid_own_address_is_an_error() -> None:
         Gateway(OPEN, resolve=Internet().resolve, forbidden=[("localhost", 80)])
 
 
-async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
+async def test_allowed_network_is_reached_over_real_sockets() -> None:
     resolver = SystemResolver()
     async with Internet().server(echo) as port:
         allow = (f"localhost:{port}", f"127.0.0.1:{port}")

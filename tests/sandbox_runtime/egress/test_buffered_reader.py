@@ -1,4 +1,4 @@
-"""The reader finds heads and lines in any pieces, and reads within its bounds."""
+"""BufferedReader finds heads and lines in arbitrary pieces, within maximum sizes."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_a_head_may_come_byte_by_byte() -> None:
     assert await reader.read(10) == b""
 
 
-async def test_bare_line_feeds_end_a_head_at_once_so_that_it_is_refused_at_once() -> None:
+async def test_bare_line_feeds_end_a_head() -> None:
     reader = BufferedReader(PieceConnection([b"GET / HTTP/1.1\n\nbody", b"\r\n\r\n"]))
     assert await reader.read_head(1000) == b"GET / HTTP/1.1\n\n"
 

@@ -25,7 +25,7 @@ async def pour(reader: Reader, writer: Writer) -> None:
         await writer.drain()
 
 
-async def test_connections_beyond_the_cap_are_refused_in_words() -> None:
+async def test_connections_beyond_the_cap_are_refused_with_a_reason() -> None:
     internet, origin = Internet(), Origin()
     egress = allowlist("allowed.example", HOST, max_connections=2)
     async with (
@@ -84,7 +84,7 @@ async def test_both_directions_count() -> None:
     assert decision.bytes_up + decision.bytes_down <= MIB
 
 
-def test_the_rate_lets_a_second_pass_at_once_and_the_rest_in_its_time() -> None:
+def test_traffic_of_one_second_passes_at_once_and_more_is_delayed() -> None:
     traffic = TrafficQuota(Egress(max_mib_per_s=1.0))
     assert traffic.reserve(MIB // 2, now=100.0) == 0
     assert traffic.reserve(MIB // 2, now=100.0) == 0
@@ -106,7 +106,7 @@ def test_refused_bytes_use_up_the_quota() -> None:
         traffic.check()
 
 
-def test_an_allowance_bounds_what_passes_from_then_on() -> None:
+def test_traffic_cap_limits_later_bytes() -> None:
     traffic = TrafficQuota()
     assert traffic.reserve(MIB, now=0.0) == 0
     traffic.cap(MIB)
@@ -131,7 +131,7 @@ async def test_traffic_above_the_rate_waits(rate: float) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", GET[:-2], GET.replace(b"GET", b"POST")[:-1]], ids=repr)
-async def test_a_request_that_does_not_come_ends_the_connection(sent: bytes) -> None:
+async def test_connection_without_a_request_times_out(sent: bytes) -> None:
     internet = Internet()
     timeouts = Timeouts(head_s=0.05)
     async with gateway_client(allowlist("allowed.example"), internet, timeouts=timeouts) as sandbox:
@@ -143,7 +143,7 @@ async def test_a_request_that_does_not_come_ends_the_connection(sent: bytes) -> 
     assert internet.dialed == []
 
 
-async def test_a_request_that_comes_byte_by_byte_has_no_more_time() -> None:
+async def test_slow_request_has_no_longer_timeout() -> None:
     timeouts = Timeouts(head_s=0.1)
     async with gateway_client(
         allowlist("allowed.example"), Internet(), timeouts=timeouts
@@ -162,7 +162,7 @@ async def test_a_request_that_comes_byte_by_byte_has_no_more_time() -> None:
                 group.cancel_scope.cancel()
 
 
-async def test_a_tunnel_in_which_nothing_passes_is_closed() -> None:
+async def test_idle_tunnel_is_closed() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
@@ -257,7 +257,7 @@ async def test_program_that_stays_after_its_answer_times_out() -> None:
 
 
 @pytest.mark.parametrize("direction", ["down", "up"])
-async def test_much_passes_in_little_memory(direction: str) -> None:
+async def test_relayed_traffic_uses_bounded_memory(direction: str) -> None:
     internet, total = Internet(), 64 * MIB
 
     async def count(reader: Reader, writer: Writer) -> None:

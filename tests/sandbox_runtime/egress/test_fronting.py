@@ -1,4 +1,4 @@
-"""A request goes where the rules looked, whatever else in it names another host."""
+"""A request that names two hosts never reaches a host that the rules have not allowed."""
 
 import pytest
 from anyio import fail_after
@@ -48,7 +48,7 @@ async def test_a_request_that_names_two_hosts_or_none_is_refused(url: str, host:
     assert internet.lookups == internet.dialed == []
 
 
-async def test_a_request_without_host_header_is_refused_but_in_http_1_0() -> None:
+async def test_missing_host_header_is_refused_except_in_http_1_0() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -72,7 +72,7 @@ async def test_a_request_without_host_header_is_refused_but_in_http_1_0() -> Non
         ("http://allowed.example:80?x", "\uff41llowed.example"),
     ],
 )
-async def test_spellings_of_one_host_are_one_host(url: str, host: str) -> None:
+async def test_spellings_of_one_host_are_equal(url: str, host: str) -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -85,7 +85,7 @@ async def test_spellings_of_one_host_are_one_host(url: str, host: str) -> None:
     ]
 
 
-async def test_a_name_outside_ascii_is_the_name_that_its_letters_stand_for() -> None:
+async def test_internationalised_name_equals_its_ascii_form() -> None:
     internet, origin = Internet({"xn--bcher-kva.example": ["93.184.215.14"]}), Origin()
     async with (
         internet.server(origin),

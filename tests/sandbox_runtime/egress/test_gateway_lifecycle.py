@@ -1,4 +1,4 @@
-"""However a connection or its sandbox ends, nothing is left of it."""
+"""The end of connections and gateways leaves no open connection."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ OPEN = f"CONNECT {HOST} HTTP/1.1\r\n\r\n".encode()
 
 
 class Host:
-    """A server that tells whether a connection to it is open."""
+    """A server that counts its open connections."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -44,7 +44,7 @@ class Host:
             self.open -= 1
 
 
-async def test_closing_ends_every_connection_at_whatever_step_it_is() -> None:
+async def test_closing_the_gateway_ends_connections_at_every_step() -> None:
     internet, host = Internet({"allowed.example": ["93.184.215.14"]}), Host()
     waiting: list[str] = []
 
@@ -86,7 +86,7 @@ async def test_closing_ends_every_connection_at_whatever_step_it_is() -> None:
     assert {decision.reason for decision in decisions} == {"the sandbox ended"}
 
 
-async def test_a_program_that_leaves_takes_its_connection_with_it() -> None:
+async def test_connection_to_the_host_ends_with_its_program() -> None:
     internet, host = Internet(), Host()
     async with internet.server(host, port=7), gateway_client(allowlist(HOST), internet) as sandbox:
         with fail_after(5):
@@ -99,7 +99,7 @@ async def test_a_program_that_leaves_takes_its_connection_with_it() -> None:
     assert (decision.verdict, decision.reason) == ("allowed", "")
 
 
-async def test_a_program_that_waits_for_its_answer_and_leaves_is_noticed() -> None:
+async def test_program_that_closes_before_its_response_ends_the_connection() -> None:
     internet, host = Internet(), Host()
 
     async def mute(reader: Reader, writer: Writer) -> None:
@@ -121,7 +121,7 @@ async def test_a_program_that_waits_for_its_answer_and_leaves_is_noticed() -> No
 
 
 def reset(writer: Writer) -> None:
-    """Close a connection as a crash does."""
+    """Reset a connection, as a crash does."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()
@@ -131,18 +131,18 @@ async def test_each_side_may_finish_before_the_other() -> None:
     internet = Internet()
 
     async def send_and_close(reader: Reader, writer: Writer) -> None:
-        heard = await reader.read()
-        writer.write(b"you said " + heard)
+        received = await reader.read()
+        writer.write(b"you said " + received)
 
-    async def first_words(reader: Reader, writer: Writer) -> None:
+    async def reply_once(reader: Reader, writer: Writer) -> None:
         writer.write(b"now you")
         writer.write_eof()
-        heard.append(await reader.read())
+        received.append(await reader.read())
 
-    heard: list[bytes] = []
+    received: list[bytes] = []
     async with (
         internet.server(send_and_close, port=7),
-        internet.server(first_words, port=9),
+        internet.server(reply_once, port=9),
         gateway_client(allowlist(HOST, "allowed.example:9"), internet) as sandbox,
     ):
         with fail_after(5):
@@ -154,7 +154,7 @@ async def test_each_side_may_finish_before_the_other() -> None:
             assert await reader.read() == b"now you"
             writer.write(b"hello")
             writer.write_eof()
-            await until(lambda: heard == [b"hello"])
+            await until(lambda: received == [b"hello"])
             await until(lambda: len(sandbox.decisions) == 2)
     assert {decision.reason for decision in sandbox.decisions} == {""}
 
@@ -206,7 +206,7 @@ async def test_on_decision_coroutine_is_awaited() -> None:
 
 
 class SilentConnection(PieceConnection):
-    """A Connection whose program says nothing."""
+    """A Connection whose program sends nothing."""
 
     aborted = False
 

@@ -1,4 +1,4 @@
-"""Plain HTTP through the gateway: one request each, rewritten, to the host that its URL names."""
+"""Plain HTTP through the gateway: one rewritten request per connection, to the host of its URL."""
 
 import pytest
 from anyio import fail_after
@@ -11,7 +11,7 @@ from tests.sandbox_runtime.egress.programs import allowlist, gateway_client
 GET = b"GET http://allowed.example/a?b HTTP/1.1\r\nHost: allowed.example\r\n"
 
 
-async def test_a_request_reaches_its_host_in_the_form_that_servers_read() -> None:
+async def test_proxy_request_is_sent_to_its_host_in_origin_form() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -130,7 +130,7 @@ async def test_a_request_to_another_port_needs_a_rule_for_it() -> None:
     assert b"\r\nHost: allowed.example:8080\r\n" in origin.heads[0]
 
 
-async def test_interim_answers_come_before_the_answer() -> None:
+async def test_interim_responses_are_relayed_before_the_response() -> None:
     internet = Internet()
 
     async def slow(reader: Reader, writer: Writer) -> None:
@@ -154,7 +154,7 @@ async def test_interim_answers_come_before_the_answer() -> None:
             writer.close()
 
 
-async def test_an_answer_that_comes_before_the_body_is_read_still_arrives() -> None:
+async def test_response_sent_before_the_body_was_read_is_relayed() -> None:
     internet = Internet()
 
     async def impatient(reader: Reader, writer: Writer) -> None:
@@ -186,7 +186,7 @@ async def test_an_answer_that_comes_before_the_body_is_read_still_arrives() -> N
     ],
     ids=lambda answer: answer[:40],
 )
-async def test_a_server_that_does_not_speak_http_is_a_bad_gateway(answer: bytes) -> None:
+async def test_non_http_response_is_a_bad_gateway(answer: bytes) -> None:
     internet = Internet()
 
     async def odd(reader: Reader, writer: Writer) -> None:

@@ -116,7 +116,7 @@ async def test_name_that_is_denied_for_one_family_does_not_wait_long_for_the_oth
             await resolver("both.example")
 
 
-async def test_a_cancelled_lookup_frees_all_it_had(tmp_path: Path) -> None:
+async def test_cancelled_lookup_closes_its_sockets(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, server):
         await resolver("a.example")
         before, threads = open_files(), threading.active_count()
@@ -131,7 +131,7 @@ async def test_a_cancelled_lookup_frees_all_it_had(tmp_path: Path) -> None:
         assert all(lookup.cancelled() for lookup in lookups)
 
 
-async def test_silent_names_of_some_sandboxes_do_not_hold_up_another(tmp_path: Path) -> None:
+async def test_unanswered_lookups_do_not_delay_other_sandboxes(tmp_path: Path) -> None:
     async def wish(sandbox: GatewayClient, host: str) -> None:
         _, writer = await sandbox.open()
         writer.write(f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode())

@@ -1,4 +1,4 @@
-"""Headers that are bound to a host: there for the host, never for the sandbox."""
+"""Injected headers reach their host and are never visible in the sandbox."""
 
 import pytest
 from anyio import fail_after
@@ -84,12 +84,12 @@ async def test_errors_do_not_contain_the_secret() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a\r\nEvil: 1", "a\x00", "\u2603"], ids=ascii)
-def test_a_value_that_no_header_can_carry_is_an_error_that_does_not_show_it(value: str) -> None:
+def test_error_for_an_invalid_header_value_does_not_contain_it(value: str) -> None:
     with pytest.raises(ValueError, match="API_KEY holds no value") as raised:
         Gateway(egress(), resolve=Internet().resolve, secrets={"API_KEY": value})
     assert value == "" or value not in str(raised.value)
 
 
-def test_a_value_that_is_missing_is_an_error() -> None:
+def test_missing_header_value_is_an_error() -> None:
     with pytest.raises(ValueError, match="API_KEY holds no value"):
         Gateway(egress(), resolve=Internet().resolve)

@@ -1,4 +1,4 @@
-"""Requests that two readers could take for different ones go nowhere."""
+"""Requests that two parsers could understand differently are refused."""
 
 import random
 
@@ -64,7 +64,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: allowed.example\r\n\r\n"
     ],
     ids=lambda sent: repr(sent[-60:]),
 )
-async def test_an_ambiguous_request_is_refused_before_anything_is_dialed(
+async def test_ambiguous_request_is_refused_before_dialing(
     request_bytes: bytes,
 ) -> None:
     internet = Internet()
@@ -97,7 +97,7 @@ async def test_an_ambiguous_request_is_refused_before_anything_is_dialed(
     ],
     ids=lambda sent: repr(sent[:20]),
 )
-async def test_a_malformed_body_never_ends_for_the_server(body: bytes) -> None:
+async def test_server_never_sees_the_end_of_a_malformed_body(body: bytes) -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -110,7 +110,7 @@ async def test_a_malformed_body_never_ends_for_the_server(body: bytes) -> None:
     assert origin.bodies == []
 
 
-async def test_a_body_that_breaks_off_never_ends_for_the_server() -> None:
+async def test_server_never_sees_the_end_of_an_incomplete_body() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -125,7 +125,7 @@ async def test_a_body_that_breaks_off_never_ends_for_the_server() -> None:
             writer.close()
 
 
-async def test_bytes_after_the_body_are_no_second_request() -> None:
+async def test_bytes_after_the_body_are_not_relayed() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -138,7 +138,7 @@ async def test_bytes_after_the_body_are_no_second_request() -> None:
     assert origin.bodies == [b"hello", b""]
 
 
-async def test_headers_that_servers_may_take_for_others_are_not_passed_on() -> None:
+async def test_headers_that_servers_may_confuse_are_not_relayed() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),

@@ -1,4 +1,4 @@
-"""SOCKS 5: the same rules, in bytes."""
+"""The gateway's rules apply to SOCKS 5 requests."""
 
 import random
 import ssl
@@ -45,9 +45,7 @@ def reply(code: int) -> bytes:
         ("[2606:4700::1111]:7", name("[2606:4700:0:0::1111]")),
     ],
 )
-async def test_a_tunnel_carries_what_is_not_tls_where_the_rule_names_the_port(
-    allow: str, host: bytes
-) -> None:
+async def test_tunnel_relays_other_protocols_to_a_port_with_a_rule(allow: str, host: bytes) -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
@@ -83,7 +81,7 @@ async def test_data_of_a_server_that_speaks_first_arrives() -> None:
             writer.close()
 
 
-async def test_tls_in_a_tunnel_is_held_to_its_host() -> None:
+async def test_tls_in_a_socks_tunnel_must_name_its_host() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=443, tls=True),
@@ -138,7 +136,7 @@ async def test_only_no_authentication_is_offered() -> None:
 @pytest.mark.parametrize(
     "sent", [b"\x05", b"\x05\x02\x00", HELLO, HELLO + b"\x05\x01\x00\x03\x09a"]
 )
-async def test_a_greeting_that_does_not_end_ends_the_connection(sent: bytes) -> None:
+async def test_incomplete_socks_greeting_times_out(sent: bytes) -> None:
     async with gateway_client(
         Egress(mode="open"), Internet(), timeouts=Timeouts(head_s=0.05)
     ) as sandbox:
@@ -148,7 +146,7 @@ async def test_a_greeting_that_does_not_end_ends_the_connection(sent: bytes) -> 
     assert (decision.verdict, decision.reason) == ("denied", "no complete request within 0.05 s")
 
 
-async def test_random_bytes_reach_nothing() -> None:
+async def test_random_bytes_are_denied_as_socks_requests() -> None:
     dice = random.Random(20260119)
     internet = Internet()
     async with gateway_client(allowlist("allowed.example"), internet) as sandbox:

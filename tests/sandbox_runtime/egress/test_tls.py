@@ -21,7 +21,7 @@ ACCESS_DENIED = bytes((0x15, 3, 3, 0, 2, 2, 49))
 
 
 def client_hello(name: str | None, alpn: int = 0) -> bytes:
-    """The records that Python's own TLS begins with."""
+    """Return the ClientHello records of Python's TLS."""
     context = ssl.create_default_context()
     context.check_hostname = name is not None
     context.set_alpn_protocols([f"protocol-{number:03}" for number in range(alpn)])
@@ -32,7 +32,7 @@ def client_hello(name: str | None, alpn: int = 0) -> bytes:
 
 
 def handshake(records: bytes) -> bytes:
-    """The message in a record, without its header."""
+    """Return the handshake message in the records, without record headers."""
     return records[5:]
 
 
@@ -61,7 +61,7 @@ def name_entry(name: bytes, kind: int = 0) -> bytes:
 
 
 def made(*extensions: bytes, tail: bytes = b"") -> bytes:
-    """A ClientHello's body with these extensions."""
+    """Return the body of a ClientHello with these extensions."""
     start = b"\x03\x03" + bytes(32) + b"\x00" + vector(2, b"\x13\x01") + b"\x01\x00"
     return start + vector(2, b"".join(extensions)) + tail
 
@@ -105,7 +105,7 @@ async def test_tls_for_another_host_is_refused(egress: Egress) -> None:
     assert decision.bytes_up == 0
 
 
-async def test_on_other_ports_too_tls_is_held_to_its_host() -> None:
+async def test_tls_on_other_ports_must_name_the_host_of_the_tunnel() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=8443, tls=True),
@@ -172,10 +172,10 @@ PLAIN = {
 @pytest.mark.parametrize("sent", [*HIDING.values(), *PLAIN.values()], ids=[*HIDING, *PLAIN])
 async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> None:
     internet = Internet()
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def listen(reader: Reader, _writer: Writer) -> None:
-        heard.append(await reader.read())
+        received.append(await reader.read())
 
     async with (
         internet.server(listen, port=443),
@@ -192,11 +192,11 @@ async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> N
     else:
         assert answer.startswith(b"HTTP/1.1 403 Forbidden: only TLS passes to port 443\r\n")
     assert decision.verdict == "denied"
-    assert b"".join(heard) == b""
+    assert b"".join(received) == b""
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", client_hello("allowed.example")[:-1]], ids=len)
-async def test_a_hello_that_does_not_come_ends_the_connection(sent: bytes) -> None:
+async def test_missing_client_hello_times_out(sent: bytes) -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=443),
@@ -225,7 +225,9 @@ CUTS: dict[str, Callable[[bytes], list[bytes]]] = {
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-async def test_a_hello_is_read_however_it_is_cut(cut: Callable[[bytes], list[bytes]]) -> None:
+async def test_client_hello_is_read_in_arbitrary_pieces(
+    cut: Callable[[bytes], list[bytes]],
+) -> None:
     pieces = cut(client_hello("allowed.example"))
     whole = b"".join(pieces)
     reader = BufferedReader(PieceConnection([*pieces, b"more"]))
@@ -245,7 +247,8 @@ async def test_a_hello_of_many_kilobytes_is_read() -> None:
 
 
 def name_that_openssl_sees(hello: bytes) -> str | None:
-    """The name that a server of OpenSSL's acts on. Raises ssl.SSLError where it acts on none."""
+    """Return the server name that OpenSSL reads. Raises ssl.SSLError if OpenSSL refuses the
+    hello."""
     seen: list[str | None] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
@@ -273,7 +276,7 @@ def test_openssl_agrees_with_every_accepted_server_name() -> None:
     assert compared > 300
 
 
-async def test_random_bytes_are_denied_and_nothing_worse() -> None:
+async def test_random_bytes_are_denied_as_client_hello() -> None:
     dice = random.Random(20260118)
     for _ in range(3000):
         body = dice.randbytes(dice.randint(0, 60))

@@ -26,7 +26,7 @@ os.set_inheritable(master, True)
 os.set_inheritable(terminal, True)
 os.execv("/usr/bin/python3", ["python3", *sys.argv[1:]])
 """
-"""Gives every Python a terminal that it did not ask for, and two open files."""
+"""A wrapper that starts Python with a controlling terminal and two inherited open files."""
 
 
 def main() -> None:
@@ -51,7 +51,8 @@ def main() -> None:
 
 
 def half_of_the_internet() -> int:
-    """An interface with a route to every address from 128.0.0.0 on, metadata's among them."""
+    """Make an interface that has a route to all addresses from 128.0.0.0, including the metadata
+    service."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(device, MAKE_INTERFACE, struct.pack("16sH22x", b"eth0", TUN | NO_HEADER))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
@@ -70,7 +71,7 @@ def listener(family: int, name: str | tuple[str, int]) -> socket.socket:
 
 
 def name_server() -> int:
-    """Sends every question back."""
+    """Run a name server that returns each question as its answer."""
     asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     asked.bind(("127.0.0.1", 53))
     child = os.fork()

@@ -77,13 +77,13 @@ OF_AN_ATTACK: Mapping[str, Control] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def engine(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Without one there are no places."""
+    """Skip the tests without a Docker engine."""
     docker_backend(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="module")
 async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
-    """The contexts by control; each is used for several attacks."""
+    """The EscapeContext of each control; each context is used for several attacks."""
     made: dict[int, EscapeContext] = {}
     yield made
     for context in made.values():

@@ -1,4 +1,4 @@
-"""The stand-in for the internet, as it ends."""
+"""The end of the fake internet."""
 
 import asyncio
 import socket

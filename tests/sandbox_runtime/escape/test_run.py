@@ -58,15 +58,15 @@ def finding(probe: str, verdict: Verdict) -> EscapeFinding:
     return EscapeFinding(probe, "settings", verdict, "as told")
 
 
-class Shut(MemorySandbox):
-    """With no way out."""
+class SandboxWithoutNetwork(MemorySandbox):
+    """A sandbox that accepts no connection handler."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         assert on_connection is None
 
 
-async def memory_sandbox(isolation: Isolation) -> Shut:
-    return Shut()
+async def memory_sandbox(isolation: Isolation) -> SandboxWithoutNetwork:
+    return SandboxWithoutNetwork()
 
 
 async def made(attack: Attack) -> EscapeFinding:
@@ -145,7 +145,7 @@ async def test_results_from_inside_are_validated_and_truncated() -> None:
         (["not tried", "not tried"], None),
     ],
 )
-def test_a_server_refuses_what_is_open_or_was_not_tried_beside_others(
+def test_server_refuses_open_and_partly_untried_findings(
     verdicts: Sequence[Verdict], said: str | None
 ) -> None:
     findings = [finding(name, verdict) for name, verdict in zip("ab", verdicts, strict=True)]
@@ -176,7 +176,7 @@ async def test_an_attack_that_could_not_be_made_counts_as_not_tried() -> None:
     )
 
 
-async def test_a_lost_neighbour_is_noticed_and_replaced_for_the_next_attack() -> None:
+async def test_lost_neighbour_is_reported_and_replaced_for_the_next_attack() -> None:
     context = EscapeContext(memory_sandbox, Isolation())
     neighbour = await context.neighbour()
     assert await context.disturbed() is None

@@ -1,4 +1,5 @@
-"""Attempts of which this machine can show no success, because what they try is not there at all."""
+"""Attempts that cannot succeed on this machine even without isolation, because their target is
+missing."""
 
 import errno
 import os
@@ -41,7 +42,7 @@ def no_alg() -> bool:
 
 
 def no_disk() -> bool:
-    """Whether even root may not read the disk that an engine keeps its files on."""
+    """Return True if even root cannot read the disk with the engine's files."""
     engine = Path("/var/lib/docker")
     device = (engine if engine.exists() else Path("/")).stat().st_dev
     with TemporaryDirectory() as folder:
@@ -81,4 +82,4 @@ ABSENT: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "realtime": ("the engine's control group gives nobody real time", no_real_time),
     "killed_last": ("root lacks SYS_RESOURCE", lambda: "SYS_RESOURCE" not in our_capabilities()),
 }
-"""With the reason, and whether it is so here."""
+"""By attempt: the reason, and a function that returns True if it applies to this machine."""

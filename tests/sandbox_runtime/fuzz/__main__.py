@@ -32,7 +32,7 @@ def main(seconds: int) -> int:
 
 
 def _fuzz(seconds: int, target: str) -> bool:
-    """Run a target; returns whether it has found something."""
+    """Run a target; return True if it has found a fault."""
     written = {"new": WORK / target, "found": WORK / "found"}
     for directory in written.values():
         directory.mkdir(exist_ok=True)

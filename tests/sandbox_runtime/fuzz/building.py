@@ -35,7 +35,7 @@ LINKED = tuple(f"-Wl,--wrap={name}" for name in WRAPPED)
 ENV = {
     "ASAN_OPTIONS": "detect_leaks=0:handle_abort=1:quarantine_size_mb=4:max_malloc_fill_size=0",
 }
-"""Leaks are counted by the targets themselves, after each input."""
+"""The targets detect leaks themselves after each input."""
 BUSY = ("sha256",)
 """Decides nothing by what it reads: to trace it would take most of the time."""
 _DISK_BYTES = 16 << 20
@@ -111,5 +111,5 @@ def missing(*, fuzzer: bool) -> str | None:
 
 
 def kept(target: str) -> Iterator[Path]:
-    """The inputs that are kept for a target."""
+    """Return the corpus inputs of a target."""
     yield from sorted((CORPUS / target).iterdir())

@@ -1,4 +1,4 @@
-"""The kept inputs of the fuzz targets, each replayed once: what was mended stays mended."""
+"""Replays each corpus input of the fuzz targets once, as regression tests."""
 
 import subprocess
 from pathlib import Path
@@ -26,7 +26,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_kept_inputs_do_no_harm(targets: Path, target: str) -> None:
+def test_corpus_inputs_cause_no_fault(targets: Path, target: str) -> None:
     inputs = [f"/fuzz/kept/{path.name}" for path in kept(target)]
     sandbox = sandboxed(targets, shown={"kept": CORPUS / target}, written={})
     ran = subprocess.run(

@@ -70,7 +70,7 @@ class AgentProcess:
         self.send(frame(0, ACK, id.encode()))
 
     def receive(self) -> Frame | None:
-        """The next frame; None when the agent has ended."""
+        """Return the next frame, or None when the agent has ended."""
         while not self._frames:
             data = self._socket.recv(1 << 16)
             if not data:
@@ -78,7 +78,7 @@ class AgentProcess:
             self._frames += self._decoder.feed(data)
         return self._frames.pop(0)
 
-    def heard(self, stream: int) -> tuple[str, str, dict[str, Any]]:
+    def read_to_end(self, stream: int) -> tuple[str, str, dict[str, Any]]:
         """Return the output, error output and report of an operation."""
         pieces: dict[int, bytes] = {DATA: b"", STDERR: b""}
         while (received := self.receive()) is not None:
@@ -98,7 +98,7 @@ class AgentProcess:
 
 @contextmanager
 def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
-    """An agent that is ready to serve, its working directory in `directory`."""
+    """Start an agent with its working directory in `directory` and wait until it is ready."""
     work = str(directory / "work")
     guest_config = GuestConfig(
         **{"working_dir": work, "directories": (work,), "egress_port": 0, **config},

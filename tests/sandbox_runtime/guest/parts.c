@@ -1,5 +1,5 @@
 /* Parts of the agent, each fed with cases from standard input: u32 length and bytes.
-   What they make of a case is one line, for a test to compare. */
+   For each case, a part prints one line, which a test compares. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "frames.h"
 #include "json.h"
 
-/* A case in a block of just its length, so that one byte more would be noticed. */
+/* Read a case into a block of its exact length, so that a read beyond it is detected. */
 static char *read_block(size_t *length)
 {
     char header[4];

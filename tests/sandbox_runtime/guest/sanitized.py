@@ -1,4 +1,4 @@
-"""The agent and its parts, built by gcc with sanitizers: they end at the first fault."""
+"""Builds the agent and its parts by gcc with sanitizers, which end a program at the first fault."""
 
 import shutil
 import subprocess

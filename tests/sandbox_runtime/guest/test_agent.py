@@ -51,15 +51,15 @@ def test_an_agent_answers_a_ping(agent: AgentProcess) -> None:
     assert agent.receive() == (0, PONG, b"")
 
 
-def test_pipes_where_the_agent_has_its_files_do_not_stop_it(agent: AgentProcess) -> None:
+def test_fifos_at_paths_of_the_agent_do_not_block_it(agent: AgentProcess) -> None:
     """The first command finds the place in its own arguments; the numbers are those of commands."""
     place = r"tr '\0 ' '\n\n' < /proc/$$/cmdline | grep -om1 '.*/\.shell-[0-9a-f]*'"
     agent.exec(1, "one", f"cd $({place}) && mkfifo 2 3.command", shell_state="snapshot")
-    assert agent.heard(1)[2]["exit_code"] == 0
+    assert agent.read_to_end(1)[2]["exit_code"] == 0
     agent.exec(3, "two", "echo two", shell_state="snapshot")
-    assert agent.heard(3)[0] == "two\n"
+    assert agent.read_to_end(3)[0] == "two\n"
     agent.exec(5, "three", f"echo three # {'x' * 200_000}")
-    assert agent.heard(5)[0] == "three\n"
+    assert agent.read_to_end(5)[0] == "three\n"
 
 
 # At most once, and told until it has arrived
@@ -67,55 +67,55 @@ def test_pipes_where_the_agent_has_its_files_do_not_stop_it(agent: AgentProcess)
 
 def test_report_is_repeated_until_it_is_acknowledged(agent: AgentProcess) -> None:
     agent.exec(1, "one", "echo ran; echo ran >> count")
-    first = agent.heard(1)
+    first = agent.read_to_end(1)
     agent.exec(3, "one", "echo ran; echo ran >> count")
-    assert agent.heard(3) == first
+    assert agent.read_to_end(3) == first
     agent.exec(5, "two", "cat count")
-    assert agent.heard(5)[0] == "ran\n"
+    assert agent.read_to_end(5)[0] == "ran\n"
     agent.acknowledge("one")
     agent.open(7, op="attach", id="one", reading=0, wait_s=1)
-    assert agent.heard(7)[2]["error"] == "unknown"
+    assert agent.read_to_end(7)[2]["error"] == "unknown"
 
 
 def test_reading_is_repeated_until_the_next_is_requested(agent: AgentProcess) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after", wait_s=0.3)
-    first = agent.heard(1)
+    first = agent.read_to_end(1)
     assert (first[0], first[2]["running"], first[2]["reading"]) == ("before\n", True, 0)
     agent.open(3, op="attach", id="job", reading=0, wait_s=1)
-    assert agent.heard(3) == first
+    assert agent.read_to_end(3) == first
     agent.exec(5, "go", "echo x > gate")
-    agent.heard(5)
+    agent.read_to_end(5)
     agent.open(7, op="attach", id="job", reading=1, wait_s=20)
-    output, _, report = agent.heard(7)
+    output, _, report = agent.read_to_end(7)
     assert (output, report["running"], report["reading"]) == ("after\n", False, 1)
     agent.open(9, op="attach", id="job", reading=0, wait_s=1)
-    assert agent.heard(9)[2]["error"] == "unknown"
+    assert agent.read_to_end(9)[2]["error"] == "unknown"
 
 
-def test_a_second_stream_takes_a_reading_over(agent: AgentProcess) -> None:
+def test_second_stream_takes_over_a_reading(agent: AgentProcess) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after")
     while (received := agent.receive()) and received[:2] != (1, DATA):
         pass
     agent.open(3, op="attach", id="job", reading=0, wait_s=20)
-    assert agent.heard(1)[2]["error"] == "detached"
+    assert agent.read_to_end(1)[2]["error"] == "detached"
     agent.exec(5, "go", "echo x > gate")
-    assert agent.heard(3)[0] == "before\nafter\n"
+    assert agent.read_to_end(3)[0] == "before\nafter\n"
 
 
-def test_old_outcomes_make_room_for_new_ones(agent: AgentProcess) -> None:
+def test_oldest_reports_are_removed_for_new_ones(agent: AgentProcess) -> None:
     for number in range(70):
         agent.exec(2 * number + 1, f"c{number}", "true")
-        agent.heard(2 * number + 1)
+        agent.read_to_end(2 * number + 1)
     agent.open(201, op="attach", id="c0", reading=0, wait_s=1)
-    assert agent.heard(201)[2]["error"] == "unknown"
+    assert agent.read_to_end(201)[2]["error"] == "unknown"
     agent.open(203, op="attach", id="c69", reading=0, wait_s=1)
-    assert agent.heard(203)[2]["exit_code"] == 0
+    assert agent.read_to_end(203)[2]["exit_code"] == 0
 
 
 # Its end
 
 
-def test_an_agent_ends_when_its_host_is_silent_for_too_long(tmp_path: Path) -> None:
+def test_agent_ends_after_a_silence_of_its_host(tmp_path: Path) -> None:
     with agent_process(tmp_path, watchdog_s=0.2) as agent:
         assert agent.receive() is None
 
@@ -124,7 +124,7 @@ def test_agent_keeps_running_while_its_host_sends_data(tmp_path: Path) -> None:
     with agent_process(tmp_path, watchdog_s=2.0) as agent:
         for stream in (1, 3, 5):
             agent.exec(stream, f"c{stream}", "sleep 1")
-            agent.heard(stream)
+            agent.read_to_end(stream)
         agent.send(frame(0, PING))
         assert agent.receive() == (0, PONG, b"")
 
@@ -137,7 +137,7 @@ def test_an_agent_ends_when_its_lifetime_is_over(tmp_path: Path) -> None:
 def test_an_interrupt_does_not_end_an_agent(agent: AgentProcess) -> None:
     os.kill(agent.process.pid, signal.SIGINT)
     agent.exec(1, "c", "echo well")
-    assert agent.heard(1)[0] == "well\n"
+    assert agent.read_to_end(1)[0] == "well\n"
 
 
 # Nothing is left open
@@ -147,17 +147,17 @@ def test_commands_of_every_kind_leave_no_file_open(agent: AgentProcess) -> None:
     def everything(first: int) -> None:
         agent.exec(first, f"a{first}", "cat", stdin="data")
         agent.send(frame(first, DATA, b"x" * 1000), frame(first, EOF))
-        agent.heard(first)
+        agent.read_to_end(first)
         agent.exec(first + 2, f"b{first}", "echo", stdin="data")
         agent.send(frame(first + 2, DATA, b"x" * 1000), frame(first + 2, RESET))
         agent.exec(first + 4, f"c{first}", "cat", stdin="terminal")
         agent.send(frame(first + 4, DATA, b"line\n"), frame(first + 4, EOF))
-        agent.heard(first + 4)
+        agent.read_to_end(first + 4)
         agent.exec(first + 6, f"d{first}", "true", env={"X\0": "1"})
-        agent.heard(first + 6)
+        agent.read_to_end(first + 6)
         agent.open(first + 8, op="pipe", argv=["tar", "-c", "-f", "-", "."])
         agent.send(frame(first + 8, EOF))
-        agent.heard(first + 8)
+        agent.read_to_end(first + 8)
         agent.open(first + 10, op="pipe", argv=["cat"])
         agent.send(frame(first + 10, RESET))
         agent.open(first + 12, op="put", path="file")
@@ -165,7 +165,7 @@ def test_commands_of_every_kind_leave_no_file_open(agent: AgentProcess) -> None:
         agent.exec(first + 14, f"e{first}", "sleep 60")
         agent.send(frame(first + 14, RESET))
         agent.exec(first + 16, f"f{first}", "true")
-        agent.heard(first + 16)
+        agent.read_to_end(first + 16)
 
     everything(1)
     before = agent.open_files()
@@ -174,13 +174,13 @@ def test_commands_of_every_kind_leave_no_file_open(agent: AgentProcess) -> None:
     assert agent.open_files() <= before + 3  # what was reset last may still be ending
 
 
-def test_a_terminal_that_cannot_be_had_leaves_no_file_open(agent: AgentProcess) -> None:
+def test_unavailable_terminal_leaves_no_file_open(agent: AgentProcess) -> None:
     before = agent.open_files()
     _, most = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (before + 2, most))
     for stream in range(1, 9, 2):
         agent.exec(stream, f"t{stream}", "true", stdin="terminal")
-        agent.heard(stream)
+        agent.read_to_end(stream)
     resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (most, most))
     assert agent.open_files() == before
 
@@ -202,18 +202,18 @@ def _sent(agent: AgentProcess, stream: int, most: int) -> int:
     return received
 
 
-def test_no_more_is_sent_than_there_is_credit_for(agent: AgentProcess) -> None:
+def test_output_is_limited_by_the_credit(agent: AgentProcess) -> None:
     agent.exec(1, "c", "head -c 1000000 /dev/zero", max_bytes=4_000_000)
     first = _sent(agent, 1, FIRST_WINDOW_BYTES)
     agent.send(frame(1, WINDOW, CREDIT.pack(WINDOW_BYTES)))
     second = _sent(agent, 1, WINDOW_BYTES)
     agent.send(frame(1, WINDOW, CREDIT.pack(second)))
-    rest, _, report = agent.heard(1)
+    rest, _, report = agent.read_to_end(1)
     assert (first, second) == (FIRST_WINDOW_BYTES, WINDOW_BYTES)
     assert (len(rest), report["stdout_bytes"]) == (1_000_000 - first - second, 1_000_000)
 
 
-def test_credit_that_comes_with_a_request_is_for_its_output(agent: AgentProcess) -> None:
+def test_credit_sent_with_a_request_applies_to_its_output(agent: AgentProcess) -> None:
     request = {**EXEC, "id": "c", "command": "head -c 1000000 /dev/zero", "max_bytes": 4_000_000}
     more = WINDOW_BYTES - FIRST_WINDOW_BYTES
     agent.send(json_frame(1, OPEN, request) + frame(1, WINDOW, CREDIT.pack(more)))
@@ -223,7 +223,7 @@ def test_credit_that_comes_with_a_request_is_for_its_output(agent: AgentProcess)
 # The way out
 
 
-def test_a_connection_becomes_a_stream_of_the_agents(tmp_path: Path) -> None:
+def test_connection_becomes_a_stream_opened_by_the_agent(tmp_path: Path) -> None:
     port = _free_port()
     with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))  # once it is answered, the port is there
@@ -241,7 +241,7 @@ def test_a_connection_becomes_a_stream_of_the_agents(tmp_path: Path) -> None:
             assert program.recv(100) + program.recv(100) == b"more"
 
 
-def test_a_connection_sends_no_more_than_there_is_credit_for(tmp_path: Path) -> None:
+def test_data_of_a_connection_is_limited_by_the_credit(tmp_path: Path) -> None:
     port = _free_port()
     with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))
@@ -289,7 +289,7 @@ VAST = 1 << 40
 
 @pytest.fixture
 def vast(agent: AgentProcess, tmp_path: Path) -> Path:
-    """A directory of files that take hours to read and no room."""
+    """Return a directory of sparse files, which take hours to read and no disk space."""
     directory = tmp_path / "work" / "vast"
     directory.mkdir()
     for name in ("a", "b", "c"):
@@ -303,7 +303,7 @@ def test_hashing_stops_in_the_middle_of_a_file_when_its_time_is_up(
 ) -> None:
     limits = {"max_entries": 100, "max_depth": None, "hash_bytes": VAST, "hash_s": 0.1}
     agent.open(1, op="list", path=str(vast), **limits)
-    lines, _, report = agent.heard(1)
+    lines, _, report = agent.read_to_end(1)
     listed = sorted(line.rstrip().removesuffix(', ""]').rstrip("]") for line in lines.splitlines())
     assert listed == [f'["{name}", "file", {VAST}' for name in ("a", "b", "c")]
     assert report == {"truncated": False}
@@ -324,7 +324,7 @@ def test_cancelled_listing_leaves_no_file_open(agent: AgentProcess, vast: Path) 
 
 @contextmanager
 def deep_directory(top: Path, path_bytes: int) -> Iterator[int]:
-    """A directory below `top` whose path has so many bytes, as a descriptor."""
+    """Make a directory below `top` whose path has `path_bytes` bytes; yield its descriptor."""
     fd = os.open(top, os.O_RDONLY)
     left = path_bytes - len(os.fsencode(top))
     try:
@@ -339,7 +339,7 @@ def deep_directory(top: Path, path_bytes: int) -> Iterator[int]:
         os.close(fd)
 
 
-async def test_listing_leaves_out_what_no_path_can_name(
+async def test_listing_omits_entries_beyond_the_maximum_path_length(
     agent: AgentProcess, tmp_path: Path
 ) -> None:
     with deep_directory(tmp_path, PATH_MAX - 10) as fd:
@@ -347,7 +347,7 @@ async def test_listing_leaves_out_what_no_path_can_name(
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=fd))
     limits = {"max_entries": 100, "max_depth": None, "hash_bytes": None, "hash_s": None}
     agent.open(1, op="list", path=str(tmp_path), **limits)
-    lines, _, report = agent.heard(1)
+    lines, _, report = agent.read_to_end(1)
     listing = ListingReader(max_entries=100)
     await listing.feed(lines.encode())
     longest = max((entry.path for entry in listing.finish()), key=len)

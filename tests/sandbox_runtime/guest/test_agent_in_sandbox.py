@@ -1,4 +1,4 @@
-"""The agent inside a real sandbox: what it survives, and what it leaves as it was."""
+"""The agent in a real sandbox survives disruptive commands and a full disk."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ async def test_a_deep_tree_and_a_wide_directory_are_listed(tmp_path: Path) -> No
         assert (len(listing.entries), listing.truncated) == (100, True)
 
 
-async def test_a_file_whose_directory_vanishes_while_it_is_written_is_refused(
+async def test_put_fails_if_its_directory_is_removed_meanwhile(
     tmp_path: Path,
 ) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
@@ -69,7 +69,7 @@ HARD_ON_THE_SHELL = {
 
 
 @pytest.mark.parametrize("case", HARD_ON_THE_SHELL.values(), ids=HARD_ON_THE_SHELL.keys())
-async def test_a_command_that_is_hard_on_the_shell_leaves_it_usable(
+async def test_shell_is_usable_after_disruptive_commands(
     case: tuple[str, str, str], tmp_path: Path
 ) -> None:
     first, then, expected = case
@@ -81,7 +81,7 @@ async def test_a_command_that_is_hard_on_the_shell_leaves_it_usable(
         assert (await output(sandbox, "echo $Z")).splitlines()[-1] == "2"
 
 
-async def test_a_full_disk_costs_the_last_commands_state_and_no_more(tmp_path: Path) -> None:
+async def test_full_disk_loses_only_the_state_of_the_last_command(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         await output(sandbox, "export KEPT=yes; cd /tmp; f() { echo f; }")
         await sandbox.exec("head -c 4G /dev/zero > /tmp/fill; LOST=1", timeout_s=PLENTY_S)
@@ -96,14 +96,14 @@ async def test_missing_working_directory_is_reported(tmp_path: Path) -> None:
         assert "was removed" in result.stderr
 
 
-async def test_carriage_returns_are_no_lines(tmp_path: Path) -> None:
+async def test_carriage_returns_do_not_count_as_lines(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         progress = "for i in $(seq 1000); do printf '%d\\r' $i; done; echo"
         cap = OutputCap(max_bytes=100_000, max_lines=100)
         assert not (await sandbox.exec(progress, timeout_s=PLENTY_S, cap=cap)).truncated
 
 
-async def test_no_command_can_stop_or_kill_the_agent(tmp_path: Path) -> None:
+async def test_commands_cannot_stop_or_kill_the_agent(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         await sandbox.exec("kill -STOP 1; kill -KILL 1; kill -INT 1; kill 1", timeout_s=PLENTY_S)
         assert await output(sandbox, "echo well") == "well\n"
@@ -121,7 +121,7 @@ async def test_agent_stopped_by_sigstop_is_lost(tmp_path: Path) -> None:
         await sandbox.list("/testbed")
 
 
-async def test_a_slow_listener_is_not_the_agents_fault(tmp_path: Path) -> None:
+async def test_slow_on_output_does_not_lose_the_sandbox(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         waited = False
 

@@ -1,4 +1,4 @@
-"""Parts of the agent held against Python's own, or against a model of a few lines."""
+"""Parts of the agent, compared with Python's implementations or with small models."""
 
 import codecs
 import json
@@ -68,7 +68,7 @@ def capture(parts: Path) -> Iterator[BuiltPart]:
 # JSON
 
 
-def test_json_means_what_it_means_to_python(parser: BuiltPart) -> None:
+def test_json_parser_agrees_with_python(parser: BuiltPart) -> None:
     understood = 0
     for case in _documents():
         line = parser.shown(case)
@@ -87,7 +87,7 @@ def test_deep_json_is_refused(parser: BuiltPart) -> None:
     assert [parser.shown(case) == "-" for case in cases] == [False, False, True, True]
 
 
-def test_a_text_is_given_to_the_kernel_as_python_would(native: BuiltPart) -> None:
+def test_texts_are_encoded_for_the_kernel_as_in_python(native: BuiltPart) -> None:
     chance = random.Random(SEED)
     letters = ["a", "é", "数", "🎉", "\udc80", "\udcff", "\0", "\ud800", "\udbff"]
     texts = ["".join(chance.choices(letters[: chance.choice([6, 9])], k=8)) for _ in range(CASES)]
@@ -102,7 +102,7 @@ def test_a_text_is_given_to_the_kernel_as_python_would(native: BuiltPart) -> Non
 
 @settings(max_examples=EXAMPLES)
 @given(frames=FRAMES, change=st.none() | st.tuples(st.integers(0), st.integers(0, 255)))
-def test_agent_finds_the_frames_that_the_host_finds(
+def test_agent_and_host_parse_the_same_frames(
     framing: BuiltPart, frames: list[bytes], change: tuple[int, int] | None
 ) -> None:
     data = bytearray(b"".join(frames))
@@ -113,9 +113,7 @@ def test_agent_finds_the_frames_that_the_host_finds(
 
 @settings(max_examples=EXAMPLES)
 @given(frames=FRAMES, cuts=st.lists(st.integers(0, 1000)))
-def test_host_finds_the_same_frames_wherever_the_bytes_are_cut(
-    frames: list[bytes], cuts: list[int]
-) -> None:
+def test_host_parses_frames_from_arbitrary_pieces(frames: list[bytes], cuts: list[int]) -> None:
     data = b"".join(frames)
     assert _frames(_pieces(data, cuts)) == _frames([data])
 
@@ -150,7 +148,9 @@ def test_output_of_any_bytes_is_shown_within_its_cap(
 
 @settings(max_examples=EXAMPLES)
 @given(max_bytes=st.integers(0, 40), text=st.text("aé数🎉", max_size=60))
-def test_no_cut_leaves_half_a_character(capture: BuiltPart, max_bytes: int, text: str) -> None:
+def test_shown_output_never_splits_a_character(
+    capture: BuiltPart, max_bytes: int, text: str
+) -> None:
     head, tail, *_ = _captured(capture, (max_bytes, 1000), [text.encode()])
     assert text.startswith(head.decode())
     assert text.endswith(tail.decode())
@@ -188,7 +188,7 @@ def _without_half_a_character(data: bytes) -> bytes:
 def _captured(
     capture: BuiltPart, cap: tuple[int, int], pieces: Sequence[bytes]
 ) -> tuple[bytes, bytes, int, int, int]:
-    """Head, tail, and how many bytes, lines and shown lines there were."""
+    """Return the head, the tail, and the numbers of bytes, lines and shown lines."""
     caps = b"".join(number.to_bytes(4, "big") for number in cap)
     head, tail, *counts = capture.shown(caps + b"".join(map(block, pieces))).split(" ")
     length, lines, shown_lines = map(int, counts)
@@ -196,7 +196,7 @@ def _captured(
 
 
 def _pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """Data cut in these places, as far as it has them."""
+    """Split data at those of these positions that it has."""
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     return [data[start:end] for start, end in pairwise(places)]
 
@@ -228,7 +228,7 @@ def _documents() -> Iterator[bytes]:
 
 
 def _show(text: str) -> str:
-    """As the program shows it: "-" for what is not JSON, or deeper than it goes."""
+    """Return the output of the program for a text: "-" if it is not JSON or is too deep."""
     try:
         value = json.loads(text, object_pairs_hook=_Pairs, parse_int=float, parse_constant=_refuse)
     except ValueError:
@@ -237,7 +237,7 @@ def _show(text: str) -> str:
 
 
 class _Pairs(list[tuple[str, object]]):
-    """An object with all its members, also those of the same name."""
+    """A JSON object with all members, including duplicate names."""
 
 
 def _refuse(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Files, listings and frames of any shape, compared with small models."""
+"""Random files, listings and frames, compared with small models."""
 
 import hashlib
 import json
@@ -64,11 +64,11 @@ def _put(agent: AgentProcess, path: str, pieces: Sequence[bytes]) -> None:
         agent.send(frame(stream, DATA, piece))
         assert agent.receive() == (stream, WINDOW, CREDIT.pack(len(piece)))
     agent.send(frame(stream, EOF))
-    assert agent.heard(stream)[2] == {"bytes": sum(map(len, pieces))}
+    assert agent.read_to_end(stream)[2] == {"bytes": sum(map(len, pieces))}
 
 
 @given(sizes=st.lists(st.integers(1, WINDOW_BYTES), max_size=6))
-def test_pieces_of_a_file_are_put_together(agent: AgentProcess, sizes: list[int]) -> None:
+def test_pieces_of_a_file_are_concatenated(agent: AgentProcess, sizes: list[int]) -> None:
     pieces = [_content(size) for size in sizes]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "new", "file")
@@ -77,7 +77,7 @@ def test_pieces_of_a_file_are_put_together(agent: AgentProcess, sizes: list[int]
 
 
 @given(size=SIZES, grants=st.lists(st.integers(1, WINDOW_BYTES), max_size=8))
-def test_a_file_is_sent_as_far_as_there_is_credit(
+def test_file_data_is_limited_by_the_credit(
     agent: AgentProcess, size: int, grants: list[int]
 ) -> None:
     """The model: so many bytes as there was credit for, and the end once there is more of it."""
@@ -96,11 +96,11 @@ def test_a_file_is_sent_as_far_as_there_is_credit(
             credit += grant
         received += _data(agent, stream, size - len(received))
         assert received == content
-        assert agent.heard(stream)[2] == {"bytes": size}
+        assert agent.read_to_end(stream)[2] == {"bytes": size}
 
 
 def _data(agent: AgentProcess, stream: int, size: int) -> bytes:
-    """The next so many bytes of a stream."""
+    """Return the next `size` bytes of a stream."""
     data = b""
     while len(data) < size:
         received = agent.receive()
@@ -112,13 +112,13 @@ def _data(agent: AgentProcess, stream: int, size: int) -> bytes:
 
 
 @given(size=st.integers(0, 1000), most=st.integers(0, 1000))
-def test_a_file_larger_than_asked_for_is_refused(agent: AgentProcess, size: int, most: int) -> None:
+def test_file_larger_than_requested_is_refused(agent: AgentProcess, size: int, most: int) -> None:
     stream = agent.new_stream()
     with tempfile.NamedTemporaryFile() as file:
         file.write(bytes(size))
         file.flush()
         agent.open(stream, op="get", path=file.name, max_bytes=most)
-        content, _, report = agent.heard(stream)
+        content, _, report = agent.read_to_end(stream)
     if size > most:
         assert (content, report["error"]) == ("", "too_large")
     else:
@@ -134,7 +134,7 @@ def test_a_file_larger_than_asked_for_is_refused(agent: AgentProcess, size: int,
     max_entries=st.integers(0, 20),
     hash_bytes=st.none() | st.integers(0, 20),
 )
-def test_listing_has_what_is_there_within_its_bounds(
+def test_listing_has_all_entries_within_its_limits(
     agent: AgentProcess,
     tree: Tree,
     max_depth: int | None,
@@ -147,7 +147,7 @@ def test_listing_has_what_is_there_within_its_bounds(
     with tempfile.TemporaryDirectory() as directory:
         _plant(Path(directory), tree)
         agent.open(stream, op="list", path=directory, **limits, **hashes)
-        lines, _, report = agent.heard(stream)
+        lines, _, report = agent.read_to_end(stream)
     listed = [tuple(json.loads(line)) for line in lines.splitlines()]
     there = set(_entries(tree, max_depth, hash_bytes))
     assert report == {"truncated": len(there) > max_entries}
@@ -203,14 +203,14 @@ def test_frames_may_be_cut_anywhere(agent: AgentProcess, cuts: list[int]) -> Non
         )
         for start, end in pairwise(sorted({0, len(sent), *(cut % len(sent) for cut in cuts)})):
             agent.send(sent[start:end])
-        heard = _until_ended(agent, {put, cat, get})
-    assert heard[0] == b""
-    assert (heard[cat], heard[get]) == (b"third", b"first second")
+        data = _until_ended(agent, {put, cat, get})
+    assert data[0] == b""
+    assert (data[cat], data[get]) == (b"third", b"first second")
 
 
 def _until_ended(agent: AgentProcess, streams: set[int]) -> Mapping[int, bytes]:
     """The data of each stream, all of which end without an error; stream 0 only answers pings."""
-    heard = dict.fromkeys({0, *streams}, b"")
+    data = dict.fromkeys({0, *streams}, b"")
     left = set(streams)
     while left:
         received = agent.receive()
@@ -221,5 +221,5 @@ def _until_ended(agent: AgentProcess, streams: set[int]) -> Mapping[int, bytes]:
             left.remove(stream)
         elif kind != WINDOW:
             assert kind == (DATA if stream else PONG)
-            heard[stream] += payload
-    return heard
+            data[stream] += payload
+    return data

@@ -1,4 +1,4 @@
-"""The agent, built with sanitizers, with frames that the host never or rarely sends."""
+"""The agent, built with sanitizers, gets frames that the host sends rarely or never."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ BROKEN = {
 
 
 class WatchedProcess(AgentProcess):
-    """An agent whose end can be looked at."""
+    """An agent whose exit code and error output can be read."""
 
     def __init__(self, stream: socket.socket, process: subprocess.Popen[bytes]) -> None:
         super().__init__(stream, process)
@@ -74,7 +74,7 @@ class WatchedProcess(AgentProcess):
 
 @contextmanager
 def started(binary: Path, config: bytes, *inherited: int) -> Iterator[WatchedProcess]:
-    """An agent that was sent its configuration."""
+    """Start an agent and send its configuration."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(PATIENCE_S)
@@ -131,7 +131,7 @@ def test_invalid_frame_ends_the_agent_with_an_error(
     assert (code, said.startswith("agent: the host broke the protocol: ")) == (1, True), said
 
 
-def test_frames_at_random_do_no_harm(binary: Path, tmp_path: Path) -> None:
+def test_random_frames_cause_no_fault(binary: Path, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     ends = set()
     for _ in range(FUZZED_RUNS):
@@ -153,7 +153,7 @@ def test_frames_at_random_do_no_harm(binary: Path, tmp_path: Path) -> None:
 
 
 def _random_frames(chance: random.Random, count: int) -> Iterator[bytes]:
-    """Frames that fit together by chance; in the end one that a host must not send."""
+    """Return random frames of plausible order; the last frame is one that a host must not send."""
     opened = 1
     for _ in range(count):
         if chance.random() < 0.3:
@@ -220,7 +220,7 @@ def test_frames_may_come_byte_by_byte(agent: WatchedProcess) -> None:
     request = {**EXEC, "id": "c", "command": "cat", "stdin": "data"}
     for byte in json_frame(1, OPEN, request) + frame(1, DATA, b"text") + frame(1, EOF):
         agent.send(bytes([byte]))
-    assert agent.heard(1)[0] == "text"
+    assert agent.read_to_end(1)[0] == "text"
 
 
 def test_terminal_input_is_credited_when_a_program_can_read_it(agent: WatchedProcess) -> None:
@@ -245,14 +245,14 @@ def test_terminal_input_is_credited_when_a_program_can_read_it(agent: WatchedPro
 # What commands get
 
 
-def test_a_command_has_no_descriptor_but_its_three(binary: Path, tmp_path: Path) -> None:
+def test_command_inherits_only_its_standard_descriptors(binary: Path, tmp_path: Path) -> None:
     with (
         (tmp_path / "left open").open("w") as file,
         started(binary, _config(tmp_path), file.fileno()) as agent,
     ):
         agent.receive()
         agent.exec(1, "c", "ls /proc/$$/fd")
-        assert agent.heard(1)[0].split() == ["0", "1", "2"]
+        assert agent.read_to_end(1)[0].split() == ["0", "1", "2"]
         assert agent.end() == (0, "")
 
 
@@ -261,7 +261,7 @@ def test_commands_have_the_configured_limits_and_variables(binary: Path, tmp_pat
     with started(binary, config) as agent:
         agent.receive()
         agent.exec(1, "c", "ulimit -n; echo $HOME $NEW; pwd")
-        assert agent.heard(1)[0] == f"123\n/h é\n{tmp_path}/work\n"
+        assert agent.read_to_end(1)[0] == f"123\n/h é\n{tmp_path}/work\n"
         assert agent.end() == (0, "")
 
 
@@ -269,15 +269,13 @@ def test_an_image_without_bash_runs_its_commands_in_sh(binary: Path, tmp_path: P
     with started(binary, _config(tmp_path, env={"PATH": "/nowhere"})) as agent:
         agent.receive()
         agent.exec(1, "short", "echo $((6 * 7)) ${BASH_VERSION-none}")
-        assert agent.heard(1)[0] == "42 none\n"
+        assert agent.read_to_end(1)[0] == "42 none\n"
         agent.exec(3, "long", f"echo $((6 * 7)) # {'x' * 200_000}", shell_state="snapshot")
-        assert agent.heard(3)[0] == "42\n"
+        assert agent.read_to_end(3)[0] == "42\n"
         assert agent.end() == (0, "")
 
 
-def test_limits_that_were_hit_are_counted_from_a_commands_start(
-    binary: Path, tmp_path: Path
-) -> None:
+def test_limit_events_are_counted_from_the_start_of_a_command(binary: Path, tmp_path: Path) -> None:
     oom, pids = tmp_path / "oom", tmp_path / "pids"
     oom.write_text("low 0\noom_kill 2\n")
     pids.write_text("max 7\n")
@@ -285,7 +283,7 @@ def test_limits_that_were_hit_are_counted_from_a_commands_start(
     with started(binary, _config(tmp_path, pressure=pressure)) as agent:
         agent.receive()
         agent.exec(1, "c", f"echo oom_kill 5 > {oom}; echo max 8 > {pids}")
-        report = agent.heard(1)[2]
+        report = agent.read_to_end(1)[2]
         assert (report["oom_kills"], report["pids_refused"]) == (3, 1)
         assert agent.end() == (0, "")
 
@@ -301,20 +299,18 @@ def test_a_listing_has_the_hashes_of_its_files(
     (tmp_path / "work" / "file").write_bytes(data)
     os.mkfifo(tmp_path / "work" / "fifo")
     agent.open(1, **LIST, path=".")
-    lines, _, report = agent.heard(1)
+    lines, _, report = agent.read_to_end(1)
     digest = hashlib.sha256(data).hexdigest()
     expected = [["fifo", "other", 0], ["file", "file", size, digest]]
     assert sorted(json.loads(line) for line in lines.splitlines()) == expected
     assert report == {"truncated": False}
 
 
-def test_a_path_that_is_not_utf_8_goes_in_and_comes_out(
-    agent: WatchedProcess, tmp_path: Path
-) -> None:
+def test_path_that_is_not_utf_8_is_put_and_listed(agent: WatchedProcess, tmp_path: Path) -> None:
     agent.open(1, op="put", path="caf\udce9/\udcff")
     agent.send(frame(1, DATA, b"x"), frame(1, EOF))
-    assert agent.heard(1)[2] == {"bytes": 1}
+    assert agent.read_to_end(1)[2] == {"bytes": 1}
     assert (tmp_path / "work" / os.fsdecode(b"caf\xe9/\xff")).read_bytes() == b"x"
     agent.open(3, **{**LIST, "hash_bytes": None}, path=".")
-    lines = agent.heard(3)[0].splitlines()
+    lines = agent.read_to_end(3)[0].splitlines()
     assert [json.loads(line)[0] for line in lines] == ["caf\udce9", "caf\udce9/\udcff"]

@@ -75,7 +75,7 @@ HELLOS = {
 
 
 class HostileVolumes(AgentVolumes):
-    """Volumes with a program in place of the agent's, whose names are added to `made`."""
+    """Volumes with another program in place of the agent's. Their names are added to `made`."""
 
     def __init__(self, backend: DockerBackend, program: Path, made: set[str]) -> None:
         super().__init__(backend._engine, backend._labels)
@@ -104,7 +104,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run_by(kind: str, tmp_path: Path, volumes: set[str]) -> Callable[[bytes], Backend]:
-    """Return what makes a backend that starts a program in place of the agent."""
+    """Return a function that makes a backend which starts a given program in place of the agent."""
 
     def make(program: bytes) -> Backend:
         backend = backend_of(kind, tmp_path / "hostile")
@@ -127,7 +127,7 @@ def hostile(run_by: Callable[[bytes], Backend]) -> Backend:
 
 @pytest.fixture
 async def neighbour(kind: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    """A sandbox with the real agent, in the same host process."""
+    """A sandbox of the real agent, served by the same host process."""
     backend = backend_of(kind, tmp_path / "neighbour")
     sandbox = await start_sandbox(backend, SMALL)
     yield sandbox
@@ -137,7 +137,7 @@ async def neighbour(kind: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
 
 @asynccontextmanager
 async def victim(backend: Backend) -> AsyncIterator[GuestSandbox]:
-    """A sandbox of the hostile agent, and the end of its backend."""
+    """Start a sandbox of the hostile agent; close it and its backend afterwards."""
     channel = Channel(await backend.start(SMALL), silence_timeout_s=PATIENCE_S)
     try:
         await channel.connect(ENOUGH_S)
@@ -154,7 +154,8 @@ async def hold(connection: ProgramConnection) -> None:
 
 @asynccontextmanager
 async def attacked(backend: Backend, neighbour: Sandbox) -> AsyncIterator[GuestSandbox]:
-    """A victim, while the neighbour's commands go on and the host's memory does not grow."""
+    """Yield a victim. Meanwhile the neighbour's commands must work and the host's memory must not
+    grow."""
     RESET_PEAK.write_text("5", encoding="ascii")
     before = peak_memory()
     done = anyio.Event()
@@ -178,7 +179,7 @@ async def commands_go_on(neighbour: Sandbox, done: anyio.Event) -> None:
 
 
 def peak_memory() -> int:
-    """The most that this process had resident since RESET_PEAK was written to, in bytes."""
+    """Return the peak resident memory of this process since the write to RESET_PEAK, in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line) << 10
 

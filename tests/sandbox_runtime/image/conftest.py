@@ -28,6 +28,6 @@ def client() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def slim(client: Any) -> str:
-    """The image's name. It is there at once where `make test-image` has been."""
+    """The name of the small image, which is built first. After `make test-image` that is quick."""
     assert build_image("slim", SLIM, "--quiet") == 0
     return SLIM

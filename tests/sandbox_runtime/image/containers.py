@@ -1,4 +1,4 @@
-"""Sandboxes of a given image."""
+"""Sandboxes of a chosen image."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from tests.sandbox_runtime.conformance.backends import docker_backend
 
 @asynccontextmanager
 async def container(image: str, state_dir: Path) -> AsyncIterator[Sandbox]:
-    """A new container of the image, as the proxy makes them."""
+    """Start a sandbox of the image, as the proxy does."""
     backend = docker_backend(state_dir, image)
     try:
         sandbox = await start_sandbox(backend, Isolation())

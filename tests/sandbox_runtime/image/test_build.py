@@ -1,4 +1,4 @@
-"""Building gives an image that sandboxes can be made of, and nothing of the build stays in it."""
+"""Builds of the image, which must contain no leftovers of the build."""
 
 import subprocess
 from pathlib import Path
@@ -16,7 +16,7 @@ PROJECT = "from setuptools import setup\nsetup(name='found', py_modules=['found'
 
 
 @pytest.mark.docker
-def test_an_image_is_root_at_the_workspace_and_knows_no_proxy(client: Any, slim: str) -> None:
+def test_image_has_root_user_workspace_and_no_proxy_settings(client: Any, slim: str) -> None:
     config = client.inspect_image(slim)["Config"]
     assert (config["User"], config["WorkingDir"]) == ("", "/testbed")
     assert {entry.partition("=")[0] for entry in config["Env"]} == {
@@ -28,7 +28,7 @@ def test_an_image_is_root_at_the_workspace_and_knows_no_proxy(client: Any, slim:
 
 
 @pytest.mark.docker
-async def test_no_package_and_no_list_of_packages_is_left(slim: str, tmp_path: Path) -> None:
+async def test_build_leaves_no_package_files_or_lists(slim: str, tmp_path: Path) -> None:
     find = "find /var/lib/apt/lists /var/cache/apt /usr/local/share/ca-certificates -type f"
     async with container(slim, tmp_path) as sandbox:
         assert await output(sandbox, f"{find} ! -name lock") == ""

@@ -38,7 +38,7 @@ async def test_full_image_passes_every_check(sandbox: Sandbox) -> None:
     assert [check for check in await image_checks(sandbox) if not check.ok] == []
 
 
-async def test_apt_finds_no_package_that_is_broken_or_unmet(sandbox: Sandbox) -> None:
+async def test_apt_finds_no_broken_packages(sandbox: Sandbox) -> None:
     assert await output(sandbox, "apt-get check --quiet=2 2>&1 && dpkg --audit") == ""
 
 
@@ -56,7 +56,7 @@ print(pandas.read_excel("/tmp/table.xlsx")["a"].sum())
     assert await python(sandbox, program) == ("1.0 1.414214\nx**3/3 1.6449340668482264365\n3\n")
 
 
-async def test_figures_show_many_scripts_with_the_default_font(
+async def test_default_font_of_figures_covers_many_scripts(
     sandbox: Sandbox,
 ) -> None:
     # A character that no font has is a warning, and a warning is an error here.
@@ -152,14 +152,14 @@ async def test_full_image_has_the_shell_tools(sandbox: Sandbox) -> None:
     assert (await output(sandbox, "wget --version; curl --version")).startswith("GNU Wget")
 
 
-async def test_python_goes_by_both_names_and_is_talked_to_by_ipython(sandbox: Sandbox) -> None:
+async def test_python_python3_and_ipython_run(sandbox: Sandbox) -> None:
     assert await output(sandbox, "python --version") == await output(sandbox, "python3 --version")
     assert await output(sandbox, "ipython -c 'print(6 * 7)'") == "42\n"
     guess = "import chardet; print(chardet.detect('größer als'.encode())['encoding'])"
     assert await output(sandbox, f'python -c "{guess}"') == "utf-8\n"
 
 
-async def test_uv_makes_environments_and_gives_up_soon_without_a_network(sandbox: Sandbox) -> None:
+async def test_uv_makes_environments_and_fails_fast_without_network(sandbox: Sandbox) -> None:
     make = "uv venv --quiet /tmp/venv && /tmp/venv/bin/python -c 'print(6 * 7)'"
     assert await output(sandbox, make) == "42\n"
     refused = await sandbox.exec("uv pip install --system six", timeout_s=PLENTY_S)

@@ -1,4 +1,4 @@
-"""The manual's commands for a root file system for bubblewrap make one that computes."""
+"""The manual's commands build a root file system on which Python computes."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def commands(part: str) -> str:
 
 @asynccontextmanager
 async def made(script: str, directory: Path) -> AsyncIterator[Sandbox]:
-    """A sandbox as the manual configures it, after the script was run in a directory."""
+    """Run the script in a directory and start a sandbox as the manual configures it."""
     (block,) = re.findall(r"```yaml\n([^`]*rootfs:[^`]*)```", PAGE)
     here = script.replace(".venv/bin/sandbox-proxy", f"{sys.executable} -m proxy")
     rootfs = parse(yaml.safe_load(block), "install.md").sandbox.bubblewrap.rootfs

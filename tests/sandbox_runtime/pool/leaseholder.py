@@ -1,4 +1,4 @@
-"""Many concurrent leases, each in a task of its own."""
+"""Concurrent leases, each in its own task."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ class Leaseholder:
         self._tasks[name].cancel()
 
     async def until_served(self, *names: str) -> None:
-        """Return once exactly these have been served, in this order."""
+        """Wait until exactly these leases have a sandbox, in this order."""
         await until(lambda: len(self.served) >= len(names))
         assert self.served == list(names)
 

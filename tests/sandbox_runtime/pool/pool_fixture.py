@@ -22,7 +22,7 @@ SMALL = Isolation(memory_mib=100)
 
 
 class RecordingGateways(EgressGateways):
-    """Makes gateways, and records what each was made for and how many are open."""
+    """Makes gateways, and records their arguments and the number of open gateways."""
 
     def __init__(self, *, error: Exception | None = None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PoolFixture:
         await until(stands)
 
     async def run_monitor(self, times: int = 1) -> None:
-        """Let the monitor ping the sandboxes that many times."""
+        """Let the monitor ping the sandboxes `times` times."""
         for _ in range(times):
             await until(lambda: PING_INTERVAL_S in self.clock.alarms)
             self.clock.advance(PING_INTERVAL_S)
@@ -94,7 +94,8 @@ class PoolFixture:
 async def fake_pool(
     settings: PoolSettings, backend: FakeSandboxBackend | None = None, **parts: Any
 ) -> AsyncIterator[PoolFixture]:
-    """A started pool. Fails if any guest lives when the pool has ended, or after 20 s."""
+    """Yield a started pool. Fails if a guest still runs after the end of the pool, or after 20
+    s."""
     backend, clock = backend or FakeSandboxBackend(), ManualClock()
     pool = Pool(backend, settings, [SMALL], clock=clock, cores=2, **parts)
     with anyio.fail_after(20):

@@ -43,7 +43,7 @@ async def test_unresponsive_sandbox_does_not_delay_other_pings() -> None:
 
 
 @pytest.mark.parametrize("end", ["it died", "it hangs"])
-async def test_a_warm_sandbox_found_dead_is_replaced(end: str) -> None:
+async def test_dead_idle_sandbox_is_replaced(end: str) -> None:
     async with fake_pool(WARM, idle_ping_timeout_s=0.01) as fixture:
         await fixture.until(idle=2)
         bad = fixture.backend.guests[0]
@@ -78,7 +78,7 @@ async def test_dead_leased_sandbox_is_left_to_its_lease() -> None:
         assert (fixture.stats.leased, fixture.stats.replaced) == (1, 0)
 
 
-async def test_warm_sandboxes_that_are_too_old_are_replaced_one_after_the_other() -> None:
+async def test_too_old_idle_sandboxes_are_replaced_one_at_a_time() -> None:
     async with fake_pool(PoolSettings(min_ready=2, ttl_s=30)) as fixture:
         await fixture.until(idle=2)
         first = list(fixture.backend.guests)
@@ -94,7 +94,7 @@ async def test_warm_sandboxes_that_are_too_old_are_replaced_one_after_the_other(
         assert not fixture.backend.alive.intersection(first)
 
 
-async def test_a_new_image_drops_the_warm_sandboxes_of_the_old_one() -> None:
+async def test_idle_sandboxes_of_an_old_image_are_replaced() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         old = list(fixture.backend.guests)
@@ -104,7 +104,7 @@ async def test_a_new_image_drops_the_warm_sandboxes_of_the_old_one() -> None:
         assert not fixture.backend.alive.intersection(old)
 
 
-async def test_a_sandbox_of_the_old_image_that_starts_while_a_new_one_comes_is_not_kept() -> None:
+async def test_sandbox_that_starts_from_an_outdated_image_is_not_kept() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         fixture.backend.may_start.clear()
         await fixture.until(starting=1)
@@ -155,7 +155,7 @@ async def test_successful_start_ends_the_backoff() -> None:
         assert fixture.stats.failed == 1
 
 
-async def test_refilling_leaves_half_the_time_to_commands() -> None:
+async def test_refilling_backs_off_for_as_long_as_a_start_takes() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         fixture.backend.may_start.clear()
@@ -208,8 +208,8 @@ async def test_closing_pool_fails_its_waiters() -> None:
         await closing
 
 
-class Littered(FakeSandboxBackend):
-    """Finds leftovers, or the way blocked."""
+class BackendWithLeftovers(FakeSandboxBackend):
+    """A fake backend whose sweeps find leftovers or fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,8 +222,8 @@ class Littered(FakeSandboxBackend):
         return 1
 
 
-async def test_leftovers_are_swept_at_start_and_every_minute_whatever_happens() -> None:
-    backend, clock = Littered(), ManualClock()
+async def test_leftovers_are_swept_at_start_and_every_minute_despite_errors() -> None:
+    backend, clock = BackendWithLeftovers(), ManualClock()
     sweeping = asyncio.create_task(sweep_forever(backend, clock))
     with anyio.fail_after(10):
         for _ in range(3):

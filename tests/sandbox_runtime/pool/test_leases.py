@@ -82,7 +82,7 @@ async def test_replacement_starts_after_the_lease_has_its_sandbox() -> None:
             await fixture.until(idle=1)
 
 
-async def test_a_lease_is_the_same_sandbox_at_every_call() -> None:
+async def test_lease_returns_the_same_sandbox_at_every_call() -> None:
     async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
         assert await lease.sandbox() is await lease.sandbox()
 
@@ -209,7 +209,7 @@ async def test_sandbox_with_other_limits_is_closed_when_its_lease_was_cancelled(
         assert [guest.made for guest in backend.alive] == [SMALL]
 
 
-async def test_another_kind_of_sandbox_is_made_for_its_lease_and_not_kept() -> None:
+async def test_sandbox_of_another_isolation_is_started_on_demand_and_not_kept() -> None:
     async with fake_pool(WARM) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(STRICT) as lease:
@@ -221,7 +221,7 @@ async def test_another_kind_of_sandbox_is_made_for_its_lease_and_not_kept() -> N
         assert len(fixture.backend.guests) == 3
 
 
-async def test_a_lease_whose_sandbox_is_lost_gets_another() -> None:
+async def test_lease_whose_sandbox_is_lost_gets_a_replacement() -> None:
     async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             first = await lease.sandbox()
@@ -249,7 +249,7 @@ async def test_concurrent_callers_of_a_lost_lease_get_the_same_replacement() -> 
         assert len(fixture.backend.guests) == 2
 
 
-async def test_a_lease_that_is_cancelled_while_its_sandbox_starts_leaves_nothing() -> None:
+async def test_lease_cancelled_during_the_start_leaves_no_sandbox() -> None:
     async with fake_pool(COLD) as fixture:
         fixture.backend.may_start.clear()
 

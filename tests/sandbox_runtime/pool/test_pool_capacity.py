@@ -14,7 +14,7 @@ STRICT = replace(SMALL, level="strict")
 TWO = PoolSettings(min_ready=0, max_sandboxes=2)
 
 
-async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
+async def test_number_of_concurrent_sandboxes_is_limited() -> None:
     async with fake_pool(TWO) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcde":
@@ -67,7 +67,7 @@ async def test_concurrent_starts_for_waiters_are_limited_by_the_processors() -> 
         await holder.end_all()
 
 
-async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
+async def test_total_memory_of_sandboxes_stays_within_the_budget() -> None:
     settings = PoolSettings(min_ready=0, memory_budget_mib=500)
     async with fake_pool(settings) as fixture:
         holder = Leaseholder(fixture)
@@ -81,7 +81,7 @@ async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
         await holder.end_all()
 
 
-async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> None:
+async def test_idle_sandbox_gets_more_memory_only_within_the_budget() -> None:
     settings = PoolSettings(min_ready=1, memory_budget_mib=500)
     async with fake_pool(settings) as fixture:
         await fixture.until(idle=1)
@@ -106,7 +106,7 @@ async def test_unused_memory_of_a_leased_sandbox_is_available_to_others() -> Non
                 await other.sandbox()
 
 
-async def test_a_sandbox_that_never_fits_is_not_waited_for() -> None:
+async def test_sandbox_larger_than_the_budget_is_refused_at_once() -> None:
     async with fake_pool(PoolSettings(min_ready=0, memory_budget_mib=500)) as fixture:
         with pytest.raises(SandboxStartError, match="600 MiB is beyond the budget of 500 MiB"):
             async with fixture.pool.lease(replace(SMALL, memory_mib=600)):
@@ -152,7 +152,7 @@ async def test_pool_is_not_refilled_while_a_waiter_needs_capacity() -> None:
         await holder.end_all()
 
 
-async def test_a_warm_sandbox_given_back_at_once_counts_for_what_it_was_made_for() -> None:
+async def test_unused_returned_sandbox_counts_with_its_original_memory() -> None:
     async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=450)):

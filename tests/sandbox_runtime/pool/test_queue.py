@@ -89,7 +89,7 @@ async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
         assert fixture.backend.asked == 1
 
 
-async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> None:
+async def test_miss_starts_a_sandbox_beside_running_starts() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -190,7 +190,7 @@ async def test_failing_backend_fails_every_waiter() -> None:
         assert set(holder.refused.values()) == {"the engine is down"}
 
 
-async def test_a_fault_of_the_backend_reaches_the_lease_and_not_the_pool() -> None:
+async def test_unexpected_backend_error_fails_the_lease_and_not_the_pool() -> None:
     backend = FakeSandboxBackend()
     async with fake_pool(PoolSettings(min_ready=0), backend) as fixture:
 

@@ -53,7 +53,7 @@ async def test_a_pool_can_be_closed_at_every_moment_of_a_start(moment: int) -> N
 
 
 class Storm:
-    """Leases and faults at random, the same for the same seed."""
+    """Random leases and faults, which a seed determines."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -100,7 +100,7 @@ class Storm:
             return
 
     def disturb(self) -> None:
-        """Something goes wrong, or time passes."""
+        """Cause a random fault, or advance the clock."""
         backend = self.backend
         what = self.random.randrange(8)
         if what == 0 and backend.alive:
@@ -132,7 +132,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(200))
-async def test_a_storm_of_leases_failures_and_cancellations_leaves_nothing(seed: int) -> None:
+async def test_random_leases_failures_and_cancellations_leave_no_sandbox(seed: int) -> None:
     before = asyncio.all_tasks()
     storm = Storm(seed)
     with anyio.fail_after(20):

@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 async def real_pool(
     kind: Kind, state_dir: Path, settings: PoolSettings, clock: ManualClock | None = None
 ) -> AsyncIterator[Pool]:
-    """A started pool. Fails if it leaves any sandbox behind."""
+    """Yield a started pool. Fails if a sandbox is left after its end."""
     files, at_work = open_files(), tasks()
     with anyio.fail_after(120):
         backend = open_backend(kind, state_dir)
@@ -61,7 +61,7 @@ def _living(kind: Kind, state_dir: Path) -> bool:
         return bool(engine.containers(state_dir))
 
 
-async def test_twenty_leases_use_twenty_sandboxes_and_leave_nothing(
+async def test_twenty_leases_use_twenty_sandboxes_and_leave_none(
     kind: Kind, tmp_path: Path
 ) -> None:
     async with real_pool(kind, tmp_path, PoolSettings(min_ready=2)) as pool:
@@ -75,7 +75,9 @@ async def test_twenty_leases_use_twenty_sandboxes_and_leave_nothing(
         assert pool.stats().failed == 0
 
 
-async def test_leases_cancelled_at_random_moments_leave_nothing(kind: Kind, tmp_path: Path) -> None:
+async def test_leases_cancelled_at_random_moments_leave_no_sandbox(
+    kind: Kind, tmp_path: Path
+) -> None:
     chance = random.Random(kind)
     async with real_pool(kind, tmp_path, PoolSettings(min_ready=1, max_sandboxes=4)) as pool:
 
@@ -92,10 +94,8 @@ async def test_leases_cancelled_at_random_moments_leave_nothing(kind: Kind, tmp_
         await use()
 
 
-async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
-    kind: Kind, tmp_path: Path
-) -> None:
-    clock, heard = ManualClock(), OutputRecorder()
+async def test_pings_of_the_pool_do_not_disturb_a_command(kind: Kind, tmp_path: Path) -> None:
+    clock, recorder = ManualClock(), OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0), clock) as pool,
         pool.lease(SMALL) as lease,
@@ -103,8 +103,8 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
         sandbox = await lease.sandbox()
         await output(sandbox, "mkfifo go")
         command = "seq 50000; cat go; seq 50000"
-        running = asyncio.create_task(sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard))
-        await heard.something.wait()
+        running = asyncio.create_task(sandbox.exec(command, timeout_s=PLENTY_S, on_output=recorder))
+        await recorder.something.wait()
         for _ in range(20):
             clock.advance(PING_INTERVAL_S)
             await until(lambda: PING_INTERVAL_S in clock.alarms)
@@ -114,16 +114,16 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
 
 
 async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path) -> None:
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     async with (
         real_pool(kind, tmp_path, PoolSettings(min_ready=0)) as pool,
         pool.lease(SMALL) as lease,
     ):
         first = await lease.sandbox()
         running = asyncio.create_task(
-            first.exec("echo begun; sleep 60", timeout_s=PLENTY_S, on_output=heard)
+            first.exec("echo begun; sleep 60", timeout_s=PLENTY_S, on_output=recorder)
         )
-        await heard.something.wait()
+        await recorder.something.wait()
         await asyncio.to_thread(_kill, kind, first.id)
         with pytest.raises(SandboxLostError):
             await running
@@ -133,7 +133,7 @@ async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path
 
 
 def _kill(kind: Kind, id: str) -> None:
-    """End the only sandbox there is behind the pool's back."""
+    """Kill the only sandbox without the pool."""
     if kind == "bubblewrap":
         for pid in list(descendants(os.getpid())):
             with suppress(ProcessLookupError):

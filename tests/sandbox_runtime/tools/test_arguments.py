@@ -1,4 +1,4 @@
-"""A tool call's arguments are taken where they can only mean one thing, else explained."""
+"""The arguments of a tool call are accepted if their meaning is unambiguous, else explained."""
 
 import pytest
 
@@ -28,12 +28,12 @@ SHAPE = (
 )
 
 
-def test_right_arguments_pass_as_they_are() -> None:
+def test_valid_arguments_are_unchanged() -> None:
     given = {"mode": "read", "count": 3, "range": [1, -1], "note": " as\nit is "}
     assert parse_arguments(SCHEMA, given) == given
 
 
-def test_a_null_is_as_good_as_absent() -> None:
+def test_null_argument_counts_as_absent() -> None:
     assert parse_arguments(SCHEMA, {"mode": "read", "count": None, "range": None}) == {
         "mode": "read"
     }
@@ -73,7 +73,7 @@ def test_unambiguous_arguments_are_accepted(
         ({"speed": 1}, "'speed' is unknown"),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_was_expected(
+def test_error_names_the_wrong_argument_and_the_expected_shape(
     given: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(ToolInputError) as caught:
@@ -96,13 +96,13 @@ def test_all_wrong_arguments_are_reported_together() -> None:
     ("arguments", "kind"),
     [("ls", "a string"), (["ls"], "an array"), (3, "a number"), (True, "a boolean")],
 )
-def test_arguments_that_are_no_object_are_refused(arguments: object, kind: str) -> None:
+def test_arguments_other_than_an_object_are_refused(arguments: object, kind: str) -> None:
     with pytest.raises(ToolInputError, match=f"they are {kind}, not an object") as caught:
         parse_arguments(BASH, arguments)
     assert '{"command": <string>, "timeout_s"' in str(caught.value)
 
 
-def test_no_arguments_are_an_empty_object() -> None:
+def test_missing_arguments_count_as_an_empty_object() -> None:
     with pytest.raises(ToolInputError, match="'mode' is missing"):
         parse_arguments(SCHEMA, None)
 

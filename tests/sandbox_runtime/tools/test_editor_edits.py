@@ -1,4 +1,4 @@
-"""The editor changes the bytes it is asked to change, no others, and says what it did."""
+"""The editor changes only the requested bytes, and reports the edit."""
 
 import anyio
 import pytest
@@ -34,7 +34,7 @@ class EditorSession:
 @pytest.mark.parametrize(
     "text", ["", "42", "42\n", "all:\n\tcc x.c\n", "a\r\nb\r\n", "ü 数 🎉\n\n", "'$x' `y` \\n"]
 )
-async def test_create_writes_the_text_to_the_byte(text: str) -> None:
+async def test_create_writes_the_exact_bytes(text: str) -> None:
     session = EditorSession()
     observation = await session.run("create", file_text=text)
     assert observation.text.startswith(f"Created /testbed/file ({len(text.encode())} bytes, ")
@@ -52,7 +52,7 @@ async def test_create_writes_the_text_to_the_byte(text: str) -> None:
         "/testbed/-n",
     ],
 )
-async def test_any_path_is_taken_literally(path: str) -> None:
+async def test_special_characters_of_a_path_are_literal(path: str) -> None:
     session = EditorSession()
     await session.do("create", path, file_text="a\n")
     await session.do("str_replace", path, old_str="a", new_str="b")
@@ -86,7 +86,7 @@ async def test_create_does_not_overwrite(making: str) -> None:
     await output(session.sandbox, "[ ! -f file ] || [ ! -s file ] || [ old = $(cat file) ]")
 
 
-async def test_create_below_a_file_is_refused_in_words() -> None:
+async def test_create_below_a_file_is_refused_with_a_reason() -> None:
     session = EditorSession({FILE: b"x"})
     assert "Refused by the sandbox" in await session.do("create", f"{FILE}/y", file_text="z")
 
@@ -101,13 +101,13 @@ async def test_create_below_a_file_is_refused_in_words() -> None:
         b"caf\xe9 \xff old \x00 \x80\n",
     ],
 )
-async def test_str_replace_changes_the_one_place_and_nothing_else(before: bytes) -> None:
+async def test_str_replace_changes_only_the_single_occurrence(before: bytes) -> None:
     session = EditorSession({FILE: before})
     await session.do("str_replace", old_str="old", new_str="nëw\t")
     assert await session.content() == before.replace(b"old", "nëw\t".encode())
 
 
-async def test_str_replace_shows_the_place_with_its_lines_around() -> None:
+async def test_str_replace_shows_the_edited_lines_with_context() -> None:
     session = EditorSession({FILE: b"".join(b"line %d\n" % n for n in range(1, 21))})
     text = await session.do("str_replace", old_str="line 10\n", new_str="ten\nand a half\n")
     lines = text.splitlines()
@@ -149,7 +149,7 @@ async def test_str_replace_counts_overlapping_occurrences() -> None:
         (b"nothing like it", "something else", "copy the text exactly"),
     ],
 )
-async def test_str_replace_that_finds_nothing_says_why_where_it_can(
+async def test_str_replace_without_a_match_hints_at_the_reason(
     before: bytes, old: str, hint: str
 ) -> None:
     session = EditorSession({FILE: before})
@@ -160,7 +160,7 @@ async def test_str_replace_that_finds_nothing_says_why_where_it_can(
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "x"), ("same", "same")])
-async def test_str_replace_that_cannot_be_meant_is_explained(old: str, new: str) -> None:
+async def test_str_replace_with_useless_arguments_is_explained(old: str, new: str) -> None:
     session = EditorSession({FILE: b"same"})
     text = await session.do("str_replace", old_str=old, new_str=new)
     assert text.startswith("Nothing was changed: old_str ")
@@ -187,7 +187,7 @@ async def test_str_replace_that_cannot_be_meant_is_explained(old: str, new: str)
         (b"caf\xe9\nb\n", 1, "\n", b"caf\xe9\n\nb\n"),
     ],
 )
-async def test_insert_puts_lines_of_their_own_in_and_adds_no_newline_but_between_lines(
+async def test_insert_adds_newlines_only_between_lines(
     before: bytes, line: int, text: str, after: bytes
 ) -> None:
     session = EditorSession({FILE: before})
@@ -195,7 +195,7 @@ async def test_insert_puts_lines_of_their_own_in_and_adds_no_newline_but_between
     assert await session.content() == after
 
 
-async def test_insert_shows_the_place_with_its_lines_around() -> None:
+async def test_insert_shows_the_new_lines_with_context() -> None:
     session = EditorSession({FILE: b"a\nb\nc\n"})
     text = await session.do("insert", insert_line="2", new_str="x\ny\n")
     assert text == (
@@ -243,7 +243,7 @@ async def test_an_edit_keeps_the_files_mode() -> None:
     assert await output(session.sandbox, "./file") == "new\n"
 
 
-async def test_undo_takes_back_edit_after_edit_to_the_byte() -> None:
+async def test_undo_restores_the_exact_bytes_before_each_edit() -> None:
     session = EditorSession({FILE: b"caf\xe9\r\n"})
     await session.do("insert", insert_line=1, new_str="two")
     await session.do("str_replace", old_str="two", new_str="three\n")
@@ -299,7 +299,7 @@ async def test_undo_never_skips_an_edit_that_was_too_large_to_remember() -> None
     assert "is undone" in await session.do("undo_edit", "/testbed/other")
 
 
-async def test_old_versions_are_forgotten_oldest_first_beyond_eight_mebibytes() -> None:
+async def test_history_forgets_the_oldest_versions_beyond_eight_mebibytes() -> None:
     paths = [f"/testbed/{number}" for number in range(3)]
     session = EditorSession(dict.fromkeys(paths, b"old" + b"x" * (3 << 20)))
     for path in paths:
@@ -348,7 +348,7 @@ async def test_sandbox_timeout_is_reported_to_the_model() -> None:
     assert observation.text == "Stopped: it took more than 0.01 s."
 
 
-async def test_looking_for_what_was_meant_takes_no_longer_than_looking() -> None:
+async def test_hint_for_a_failed_match_takes_bounded_time() -> None:
     session = EditorSession({FILE: b"a " * 400_000})
     with anyio.fail_after(PLENTY_S):
         text = await session.do("str_replace", old_str="a\n" * 2_000 + "b", new_str="c")

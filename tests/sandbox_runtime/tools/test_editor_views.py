@@ -1,4 +1,4 @@
-"""The editor shows any file and any directory, as much of it as fits."""
+"""The editor shows files and directories, within its limits."""
 
 import pytest
 
@@ -26,7 +26,7 @@ async def _view(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "data.json", "Makefile", "no_ending", "a.py"])
-async def test_a_file_of_any_kind_is_shown_with_line_numbers(name: str) -> None:
+async def test_text_files_of_all_kinds_are_shown_with_line_numbers(name: str) -> None:
     sandbox = MemorySandbox({f"/testbed/{name}": b"first\n\n\tindented\nlast"})
     shown = "     1\tfirst\n     2\t\n     3\t\tindented\n     4\tlast"
     assert await _view(sandbox, f"/testbed/{name}") == shown
@@ -63,7 +63,7 @@ async def test_a_range_of_lines_is_shown(view_range: object, shown: str) -> None
         ([1, 2, 3], "must be two integers"),
     ],
 )
-async def test_a_range_that_is_wrong_is_explained(view_range: object, problem: str) -> None:
+async def test_invalid_view_range_is_explained(view_range: object, problem: str) -> None:
     assert problem in await _view(MemorySandbox({FILE: b"a\nb\nc\nd\n"}), FILE, view_range)
 
 
@@ -71,7 +71,7 @@ async def test_an_empty_file_is_called_empty() -> None:
     assert await _view(MemorySandbox({FILE: b""})) == "/testbed/file is empty."
 
 
-async def test_a_long_file_is_shown_in_parts_with_the_way_to_the_rest() -> None:
+async def test_long_file_is_shown_in_part_with_the_range_of_the_rest() -> None:
     sandbox = MemorySandbox({FILE: b"x\n" * 5000})
     text = await _view(sandbox)
     assert "  2000\tx\n[lines 1-2000 of 5000 shown; go on with view_range" in text
@@ -112,7 +112,7 @@ async def test_a_file_beyond_ten_mebibytes_is_left_to_bash() -> None:
     assert "is larger than this tool's 10485760 bytes. Use bash" in text
 
 
-async def test_a_missing_path_is_answered_with_names_that_are_near() -> None:
+async def test_missing_path_is_reported_with_similar_names() -> None:
     sandbox = MemorySandbox({"/testbed/report.txt": b"", "/testbed/zzz": b""})
     assert await _view(sandbox, "/testbed/reprot.txt") == (
         "/testbed/reprot.txt does not exist. There is /testbed/report.txt."
@@ -164,20 +164,20 @@ async def test_an_empty_directory_is_shown_as_such() -> None:
     assert text.endswith("left out:\n(nothing)")
 
 
-async def test_a_large_directory_is_cut_and_says_so() -> None:
+async def test_large_directory_is_truncated_with_a_note() -> None:
     sandbox = MemorySandbox({f"/testbed/d/{n:04}": b"" for n in range(600)})
     lines = (await _view(sandbox, "/testbed/d")).splitlines()
     assert (len(lines), lines[500]) == (502, "0499 (0 bytes)")
     assert lines[501] == "[there is more; view a subdirectory or use find]"
 
 
-async def test_a_name_that_is_not_utf_8_is_shown_in_a_way_that_can_be_sent() -> None:
+async def test_name_that_is_not_utf_8_is_shown_as_valid_text() -> None:
     sandbox = MemorySandbox({"/testbed/d/caf\udce9": b""})
     text = await _view(sandbox, "/testbed/d")
     assert text.encode().decode().endswith("caf\ufffd (0 bytes)")
 
 
-async def test_a_lost_sandbox_is_no_observation() -> None:
+async def test_lost_sandbox_is_raised_instead_of_an_observation() -> None:
     sandbox = MemorySandbox()
     await sandbox.close()
     with pytest.raises(SandboxLostError):

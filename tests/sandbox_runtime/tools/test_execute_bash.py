@@ -1,4 +1,4 @@
-"""The model's commands run, and it learns what came of them."""
+"""The model's commands run, and the observation reports their results."""
 
 import re
 
@@ -20,7 +20,7 @@ async def _run(sandbox: MemorySandbox, command: object, timeout_s: float = PLENT
     return await BASH.run(MemoryLease(sandbox), {"command": command}, timeout_s=timeout_s)
 
 
-def test_the_tools_come_in_the_papers_order_and_new_for_each_run() -> None:
+def test_tools_are_in_the_order_of_the_paper_and_new_for_each_run() -> None:
     tools = make_tools()
     names = ["str_replace_editor", "execute_bash", "submit"]
     assert [tool.name for tool in tools] == names
@@ -44,7 +44,7 @@ async def test_a_commands_output_and_exit_code_are_observed() -> None:
         ("true", 0),
     ],
 )
-async def test_lines_are_counted_that_were_left_out_for_the_model(command: str, lines: int) -> None:
+async def test_omitted_lines_count_in_the_observation(command: str, lines: int) -> None:
     assert (await _run(MemorySandbox(), command)).output_lines == lines
 
 
@@ -54,7 +54,7 @@ async def test_state_carries_over_from_call_to_call() -> None:
     assert (await _run(sandbox, "echo $X; pwd")).text == "Exit code: 0\n[stdout]\n1\n/tmp"
 
 
-async def test_a_timeout_keeps_what_was_printed() -> None:
+async def test_observation_of_a_timeout_has_the_output() -> None:
     observation = await _run(MemorySandbox(), "echo half; sleep 1000", timeout_s=120)
     assert observation.text.startswith("Exit code: 137 (timed out)\n[stdout]\nhalf\n[timed out")
     assert observation.exit_code == 137
@@ -83,14 +83,14 @@ async def test_many_lines_are_cut_in_their_middle() -> None:
 
 
 async def test_output_is_streamed_while_the_command_runs() -> None:
-    heard = OutputRecorder()
+    recorder = OutputRecorder()
     arguments = {"command": "echo one; echo two >&2"}
-    await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=heard)
-    assert heard.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
+    await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=recorder)
+    assert recorder.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
 
 
 @pytest.mark.parametrize("arguments", ["ls", ["ls"], {"command": ["ls"]}, {}, None, {"cmd": "ls"}])
-async def test_wrong_arguments_run_nothing_and_explain_the_schema(arguments: object) -> None:
+async def test_wrong_arguments_run_no_command_and_explain_the_schema(arguments: object) -> None:
     observation = await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S)
     assert observation.exit_code is None
     assert observation.text.startswith("Nothing was done")
@@ -98,13 +98,13 @@ async def test_wrong_arguments_run_nothing_and_explain_the_schema(arguments: obj
 
 
 @pytest.mark.parametrize("command", ["", " \n ", "printf 'a\0b'"])
-async def test_a_command_that_cannot_be_meant_is_explained(command: str) -> None:
+async def test_invalid_command_is_explained(command: str) -> None:
     observation = await _run(MemorySandbox(), command)
     assert observation.exit_code is None
     assert observation.text.startswith("Nothing was run")
 
 
-async def test_a_lost_sandbox_is_no_observation() -> None:
+async def test_lost_sandbox_is_raised_instead_of_an_observation() -> None:
     sandbox = MemorySandbox()
     await sandbox.close()
     with pytest.raises(SandboxLostError):
@@ -138,7 +138,7 @@ async def test_a_command_that_waits_for_input_can_be_answered() -> None:
     assert answered.text == "Exit code: 0\n[stdout]\nheard yes"
 
 
-async def test_the_model_may_ask_for_more_time_but_not_for_none() -> None:
+async def test_timeout_argument_may_be_long_but_not_zero() -> None:
     sandbox = MemorySandbox()
     arguments: dict[str, object] = {"command": "sleep 300; echo done", "timeout_s": 600}
     slept = await BASH.run(MemoryLease(sandbox), arguments, timeout_s=120)
@@ -147,7 +147,7 @@ async def test_the_model_may_ask_for_more_time_but_not_for_none() -> None:
     assert refused.text.startswith("Nothing was run: timeout_s")
 
 
-async def test_output_that_is_cut_is_named_and_found_whole() -> None:
+async def test_truncated_observation_names_the_file_with_the_full_output() -> None:
     sandbox = MemorySandbox()
     observation = await _run(sandbox, "seq 1 20000")
     (path,) = re.findall(r"left out; all of it is in (\S+) \.\.\.\]", observation.text)

@@ -14,7 +14,7 @@ from tests.sandbox_runtime.conformance.backends import open_backend
 EDITED = "Execution output of \\[str_replace_editor]:\n"
 
 
-class Computer:
+class ToolSession:
     """One sandbox and its tools."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -39,12 +39,12 @@ class Computer:
 
 
 @pytest.fixture(params=["bubblewrap", "bubblewrap-python"])
-async def computer(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Computer]:
+async def computer(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ToolSession]:
     async with open_backend(request.param, tmp_path) as sandbox:
-        yield Computer(sandbox)
+        yield ToolSession(sandbox)
 
 
-async def test_nothing_but_files_carries_over_between_commands(computer: Computer) -> None:
+async def test_only_files_carry_over_between_commands(computer: ToolSession) -> None:
     assert await computer.bash("cd /tmp; export X=1; f() { :; }; touch /testbed/kept; pwd") == (
         "/tmp\n"
     )
@@ -53,7 +53,7 @@ async def test_nothing_but_files_carries_over_between_commands(computer: Compute
     )
 
 
-async def test_commands_are_run_as_bash_runs_an_argument(computer: Computer) -> None:
+async def test_commands_run_like_bash_dash_c(computer: ToolSession) -> None:
     assert await computer.bash("echo \"$0 $# $-\"; echo 'it'\"'\"'s'") == "bash 0 hBc\nit's\n"
     assert (await computer.bash("echo 'open")).endswith(
         "\\[STDERR]\nbash: -c: line 1: unexpected EOF while looking for matching `''\n"
@@ -63,17 +63,17 @@ async def test_commands_are_run_as_bash_runs_an_argument(computer: Computer) -> 
     )
 
 
-async def test_a_command_too_long_for_an_argument_is_run(computer: Computer) -> None:
+async def test_a_command_too_long_for_an_argument_is_run(computer: ToolSession) -> None:
     assert await computer.bash(f"echo {'x' * 200_000} | wc -c") == "200001\n"
 
 
-async def test_a_command_that_takes_too_long_is_stopped(computer: Computer) -> None:
+async def test_a_command_that_takes_too_long_is_stopped(computer: ToolSession) -> None:
     assert await computer.bash("echo begun; sleep 60", timeout_s=0.5) == (
         "The command took too long to execute (>0.5s)"
     )
 
 
-async def test_pip_is_quiet_and_nothing_sends_it_to_a_mirror(computer: Computer) -> None:
+async def test_pip_is_quiet_and_uses_no_mirror(computer: ToolSession) -> None:
     assert await computer.bash(
         "env | grep ^PIP_ | grep -v BREAK | sort; ls ~/.pip 2>/dev/null"
     ) == (
@@ -81,7 +81,7 @@ async def test_pip_is_quiet_and_nothing_sends_it_to_a_mirror(computer: Computer)
     )
 
 
-async def test_a_path_is_a_name_and_never_shell(computer: Computer) -> None:
+async def test_path_is_never_evaluated_by_the_shell(computer: ToolSession) -> None:
     for path in ("/testbed/my file.py", "/testbed/x.py; touch pwned", "/testbed/$(touch pwned).py"):
         assert (await computer.edit(command="create", path=path, file_text="1")).startswith(
             f"File created at {path}. Here's the result"
@@ -95,8 +95,8 @@ async def test_a_path_is_a_name_and_never_shell(computer: Computer) -> None:
     )
 
 
-async def test_a_view_names_directories_and_python_files_and_shows_no_others(
-    computer: Computer,
+async def test_view_lists_directories_and_python_files_only(
+    computer: ToolSession,
 ) -> None:
     await computer.bash("mkdir -p d/e/f .h; touch d/a.py d/b.txt d/e/c.rst d/e/f/g.py .h/i.py")
     assert await computer.edit(command="view", path="/testbed/d/b.txt") == (
@@ -114,13 +114,13 @@ async def test_a_view_names_directories_and_python_files_and_shows_no_others(
     ]
 
 
-async def test_create_makes_directories_and_overwrites(computer: Computer) -> None:
+async def test_create_makes_directories_and_overwrites(computer: ToolSession) -> None:
     for text in ("one\n", "two\n"):
         await computer.edit(command="create", path="/testbed/new/dir/a.py", file_text=text)
     assert await computer.bash("cat -A new/dir/a.py") == "two$\n$\n"
 
 
-async def test_create_says_why_it_cannot(computer: Computer) -> None:
+async def test_failed_create_reports_the_reason(computer: ToolSession) -> None:
     assert await computer.edit(command="create", path="/testbed/output", file_text="x") == (
         "Error creating file: bash: line 1: /testbed/output: Is a directory\n"
     )
@@ -129,7 +129,7 @@ async def test_create_says_why_it_cannot(computer: Computer) -> None:
     assert seen.startswith("Error creating file: mkdir: cannot create directory")
 
 
-async def test_a_link_is_edited_where_it_leads(computer: Computer) -> None:
+async def test_edit_of_a_link_changes_its_target(computer: ToolSession) -> None:
     await computer.bash("printf 'a\\tb\\r\\n' > real.py; ln -s real.py link.py")
     seen = await computer.edit(
         command="str_replace", path="/testbed/link.py", old_str="b", new_str="c"
@@ -138,14 +138,14 @@ async def test_a_link_is_edited_where_it_leads(computer: Computer) -> None:
     assert await computer.bash("cat -A real.py; readlink link.py") == "a       c$\n$\nreal.py\n"
 
 
-async def test_an_edit_keeps_bytes_that_are_not_utf_8(computer: Computer) -> None:
+async def test_an_edit_keeps_bytes_that_are_not_utf_8(computer: ToolSession) -> None:
     await computer.bash("printf '\\377 a' > a.py")
     seen = await computer.edit(command="insert", path="/testbed/a.py", insert_line=1, new_str="b")
     assert "     1\t\N{REPLACEMENT CHARACTER} a\n     2\tb\n" in seen
     assert await computer.bash("od -An -c a.py") == " 377       a  \\n   b  \\n\n"
 
 
-async def test_a_missing_file_is_not_made_from_an_error_message(computer: Computer) -> None:
+async def test_edit_of_a_missing_file_creates_no_file(computer: ToolSession) -> None:
     insertion = {"command": "insert", "path": "/testbed/no.py", "insert_line": 0, "new_str": "x"}
     assert await computer.edit(**insertion) == "Error: Could not read file /testbed/no.py"
     replacement = {"command": "str_replace", "path": "/testbed/no.py", "old_str": "a"}
@@ -155,13 +155,13 @@ async def test_a_missing_file_is_not_made_from_an_error_message(computer: Comput
     assert await computer.bash("ls") == "documents\noutput\n"
 
 
-async def test_a_large_file_is_written(computer: Computer) -> None:
+async def test_a_large_file_is_written(computer: ToolSession) -> None:
     await computer.edit(command="create", path="/testbed/a.py", file_text="x" * 300_000)
     assert await computer.bash("wc -c < a.py") == "300001\n"
 
 
-async def test_arguments_that_are_no_object_do_nothing_and_say_so_as_the_reference_does(
-    computer: Computer,
+async def test_non_object_arguments_give_the_error_of_the_reference(
+    computer: ToolSession,
 ) -> None:
     editor, bash, submit = await computer.run_all("ls")
     assert editor.text == EDITED
@@ -170,7 +170,9 @@ async def test_arguments_that_are_no_object_do_nothing_and_say_so_as_the_referen
     assert (editor.exit_code, bash.exit_code) == (None, None)
 
 
-async def test_missing_and_wrong_arguments_are_the_models_to_mend(computer: Computer) -> None:
+async def test_missing_and_wrong_arguments_are_explained_to_the_model(
+    computer: ToolSession,
+) -> None:
     editor, bash, _ = await computer.run_all({})
     assert editor.text == f"{EDITED}Error: command and path are required."
     assert bash.text == "Error: No command provided."
@@ -182,8 +184,8 @@ async def test_missing_and_wrong_arguments_are_the_models_to_mend(computer: Comp
     assert "surrogate" in await computer.edit(command="create", path="/x", file_text="\ud800")
 
 
-async def test_an_answer_given_to_submit_is_taken_though_none_is_asked_for(
-    computer: Computer,
+async def test_submit_accepts_an_answer_outside_its_schema(
+    computer: ToolSession,
 ) -> None:
     *_, submit = await computer.run_all({"answer": "42"})
     assert (submit.text, submit.answer) == ("<<< Finished >>>", "42")

@@ -17,7 +17,7 @@ def _finished(answer: str | None) -> Observation:
     return Observation("Submitted.", finished=True, answer=answer)
 
 
-async def test_a_given_answer_ends_the_run() -> None:
+async def test_answer_ends_the_run() -> None:
     assert await _submit({"answer": " 42\n"}) == _finished(" 42\n")
 
 
@@ -41,7 +41,7 @@ async def test_object_as_answer_is_refused(given: object) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, None, {"answer": None}, {"answer": " "}])
-async def test_an_answer_may_be_left_out(arguments: object) -> None:
+async def test_answer_is_optional(arguments: object) -> None:
     assert await _submit(arguments) == _finished(None)
 
 
@@ -56,6 +56,6 @@ async def test_wrong_arguments_do_not_end_the_run(arguments: object) -> None:
     assert '{"answer": <string, optional>}' in observation.text
 
 
-async def test_submitting_waits_for_no_sandbox() -> None:
+async def test_submit_does_not_wait_for_a_sandbox() -> None:
     lease = MemoryLease(SandboxStartError("there is none"))
     assert await Submit().run(lease, {}, timeout_s=PLENTY_S) == _finished(None)

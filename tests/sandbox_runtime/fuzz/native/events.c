@@ -67,7 +67,7 @@ static void send_frame(void)
     host_send(stream, type, payload, length);
 }
 
-/* More data than an input has bytes. */
+/* Send more data than an input can contain. */
 static void send_much(void)
 {
     static char data[UINT8_MAX * 256];
@@ -106,7 +106,7 @@ static void call(void)
     caller_sends(number, data, length);
 }
 
-/* A file whose name the input has: of any kind, which a command could have made. */
+/* Make a file of any kind, as a command could. The input has its name. */
 static void make_file(void)
 {
     const uint8_t *bytes;

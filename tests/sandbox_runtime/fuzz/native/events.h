@@ -1,11 +1,11 @@
-/* The events of an input: a byte that says which, and what belongs to it; see seeds.py. */
+/* The events of a fuzz input: each is a byte for its kind, and its arguments; see seeds.py. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
 void events_begin(const uint8_t *data, size_t length);
-/* How many bytes of them are left. */
+/* Return the number of input bytes that are left. */
 size_t events_left(void);
-/* Let the next one happen. */
+/* Perform the next event. */
 void event_play(void);

@@ -119,7 +119,7 @@ int __wrap_posix_openpt(int flags)
     return world_fails() ? -1 : __real_posix_openpt(flags);
 }
 
-/* The agent's link stays as it is: it leads to the fuzzer. */
+/* Leave the agent's standard streams unchanged: they are the fuzzer's. */
 int __wrap_fcntl(int fd, int command, ...)
 {
     va_list more;
@@ -129,7 +129,7 @@ int __wrap_fcntl(int fd, int command, ...)
     return world_is_running() && fd <= STDERR_FILENO ? 0 : __real_fcntl(fd, command, argument);
 }
 
-/* The same each time. */
+/* Return a counter instead of random bytes, so that each run of an input is the same. */
 ssize_t __wrap_getrandom(void *data, size_t length, unsigned flags)
 {
     if (!world_is_running())

@@ -1,5 +1,5 @@
-/* The file system of a fuzz target: a small one of its own, the same for each input. */
+/* The file system of a fuzz target, which is the same at the start of each input. */
 #pragma once
 
-/* Make it what it is when an input begins. Ends the process where it is not in its sandbox. */
+/* Reset the file system for the next input. Ends the process if it does not run in its sandbox. */
 void files_tidy(void);

@@ -14,7 +14,7 @@ enum stream_state { NEVER_OPENED, IS_OPEN, GIVEN_UP, IS_OVER };
 
 static struct {
     enum stream_state state;
-    size_t allowed; /* that the agent may still send */
+    size_t allowed; /* bytes that the agent may still send */
     size_t received, sent;
     bool agent_has_finished, host_has_finished;
 } streams[STREAMS];
@@ -47,7 +47,7 @@ static void open_stream(uint32_t number)
 static void leave_if_over(uint32_t number)
 {
     if (streams[number].agent_has_finished && streams[number].host_has_finished)
-        streams[number].state = GIVEN_UP; /* credit may still come, which crosses with the end */
+        streams[number].state = GIVEN_UP; /* credit sent before the end may still arrive */
 }
 
 void host_send(uint32_t stream, uint8_t type, const void *payload, size_t length)
@@ -55,7 +55,7 @@ void host_send(uint32_t stream, uint8_t type, const void *payload, size_t length
     static char sent[FRAME_HEADER_BYTES + (1 << 16)];
     bool is_theirs = stream && stream % 2 == 0;
     if (is_theirs && streams[stream].state == NEVER_OPENED)
-        return; /* it has not heard of it */
+        return; /* the agent has not opened the stream */
     const struct frame frame = {stream, type, (uint32_t)length, NULL};
     frame_header(sent, &frame);
     if (length)
@@ -64,7 +64,7 @@ void host_send(uint32_t stream, uint8_t type, const void *payload, size_t length
         return;
     pings += type == FRAME_PING;
     if (type == FRAME_OPEN && streams[stream].state != NEVER_OPENED)
-        is_exact = false; /* no host of ours uses a number twice */
+        is_exact = false; /* the real host uses no number twice */
     if (type == FRAME_OPEN && stream % 2)
         open_stream(stream);
     if (streams[stream].state != IS_OPEN)

@@ -1,4 +1,4 @@
-/* The host's end of the link: it checks each frame that the agent sends as a host of ours does. */
+/* The host's end of the link, which checks each frame of the agent as the real host does. */
 #pragma once
 
 #include <stdbool.h>
@@ -6,15 +6,16 @@
 #include <stdint.h>
 
 void host_begin(void);
-/* Send a frame and take account of it. */
+/* Send a frame and update the state of its stream. */
 void host_send(uint32_t stream, uint8_t type, const void *payload, size_t length);
-/* Send bytes that need not be frames; from now on only the agent's syntax is checked. */
+/* Send bytes that need not be frames. After that, only the syntax of the agent's frames is
+   checked. */
 void host_send_raw(const void *data, size_t length);
-/* Give credit for all that came on a stream. */
+/* Give credit for all data received on a stream. */
 void host_grant(uint8_t stream);
-/* The agent has written. */
+/* Process bytes that the agent has written. */
 void host_take(const char *data, size_t length);
-/* Reset every stream that is open. */
+/* Reset all open streams. */
 void host_give_up(void);
-/* Whether everything that was sent was a frame. */
+/* Return true if the host has sent only valid frames. */
 bool host_is_exact(void);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SLOTS (1u << 16) /* twice what an input can make the agent allocate */
+#define SLOTS (1u << 16) /* twice the number of blocks that an input can make the agent allocate */
 #define MAX_DESCRIPTORS 1024
 #define MAX_DIRECTORIES 64
 
@@ -58,7 +58,7 @@ static void *record(void *block)
     return block;
 }
 
-/* Whatever was displaced by a block that goes moves up. */
+/* Move displaced blocks towards their slots after a block was removed. */
 static void close_gap(size_t gap)
 {
     for (size_t slot = (gap + 1) % SLOTS; blocks[slot]; slot = (slot + 1) % SLOTS) {

@@ -1,15 +1,15 @@
-/* The memory and the descriptors that the agent holds while a target runs it. */
+/* A record of the memory blocks and descriptors of the agent while a target runs it. */
 #pragma once
 
 #include <stddef.h>
 
-/* Start to record: allocations, and descriptors that are opened from now on. */
+/* Start recording new allocations and descriptors. */
 void ledger_begin(void);
-/* How many allocations and descriptors the agent holds. */
+/* Return the number of allocations and of descriptors that the agent has not released. */
 size_t ledger_blocks(void);
 size_t ledger_descriptors(void);
-/* Stop to record; free and close all that the agent still holds. */
+/* Stop recording; free and close everything that the agent has not released. */
 void ledger_end(void);
 
-/* Say what is wrong and abort: the fuzzer keeps the input. */
+/* Print the fault and abort, so that the fuzzer keeps the input. */
 _Noreturn void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,4 +1,4 @@
-/* System calls that change the process itself: the agent's do nothing in a fuzz target. */
+/* System calls that change the process itself. In a fuzz target, the agent's have no effect. */
 #include <signal.h>
 #include <stdbool.h>
 #include <sys/resource.h>
@@ -9,7 +9,7 @@ void (*__real_signal(int number, void (*handler)(int)))(int);
 int __real_sigprocmask(int how, const sigset_t *set, sigset_t *before);
 int __real_setrlimit(int resource, const struct rlimit *limit);
 
-/* What runs before the first and after the last input is the fuzzer's. */
+/* Calls before and after an input are made by the fuzzer and take effect. */
 
 void (*__wrap_signal(int number, void (*handler)(int)))(int)
 {
@@ -26,7 +26,7 @@ int __wrap_setrlimit(int resource, const struct rlimit *limit)
     return world_is_running() ? 0 : __real_setrlimit(resource, limit);
 }
 
-/* For these the fuzzer has no use: close_range(), and PR_SET_DUMPABLE. */
+/* Only the agent makes these calls: close_range(), and prctl() with PR_SET_DUMPABLE. */
 
 long __wrap_syscall(void)
 {

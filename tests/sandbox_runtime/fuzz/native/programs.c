@@ -16,7 +16,7 @@
 #define MAX_PROGRAMS 64
 #define MAX_CALLERS 300
 #define STDIO 4
-#define FIRST_PID 1000000 /* of nobody here */
+#define FIRST_PID 1000000 /* no process of this machine has it */
 #define NO_FD -1
 
 int __real_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags);
@@ -50,7 +50,7 @@ void programs_begin(void)
         next_stdio[n] = NO_FD;
 }
 
-/* What the agent has started */
+/* Programs that the agent has started */
 
 int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *before)
 {
@@ -100,7 +100,7 @@ static int stdio_of(uint8_t number, int stdio)
     return number < program_count ? programs[number].stdio[stdio % STDIO] : NO_FD;
 }
 
-/* Without waiting: the agent is the same process. */
+/* The agent runs in the same process, so a blocking call would never end. */
 static void set_nonblocking(int fd)
 {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
@@ -113,7 +113,7 @@ void program_writes(uint8_t number, int stdio, const void *data, size_t length)
         return;
     set_nonblocking(fd);
     if (write(fd, data, length) < 0)
-        return; /* what it writes is full, or not for writing */
+        return; /* the pipe is full, or the descriptor is not open for writing */
 }
 
 void program_reads(uint8_t number)
@@ -136,7 +136,7 @@ bool programs_have_ended(void)
     return have;
 }
 
-/* The agent has a signal for it, which ends its wait. */
+/* Call the agent's handler of SIGCHLD, which ends its wait. */
 static void tell_agent(void)
 {
     has_news = true;
@@ -157,7 +157,7 @@ static void end(size_t number, int status)
     tell_agent();
 }
 
-/* It dies of a signal, or leaves its output to another program, or ends. */
+/* End a program: by a signal, by exit, or (UINT8_MAX) with its output kept open by another. */
 void program_ends(uint8_t number, uint8_t status)
 {
     if (number >= program_count || programs[number].has_ended)
@@ -194,12 +194,12 @@ int __wrap_kill(pid_t pid, int signal)
     pid_t number = (pid < 0 ? -pid : pid) - FIRST_PID;
     if (number < 0 || (size_t)number >= program_count)
         fault("signal %d goes to %d", signal, pid);
-    if (number % 2 && !programs[number].has_ended) /* each second one minds */
+    if (number % 2 && !programs[number].has_ended) /* every second program ends by signals */
         end((size_t)number, signal);
     return 0;
 }
 
-/* The agent finds a session's processes in /proc, which has none of these. */
+/* Replaced, because the agent looks for the processes of a session in /proc. */
 void __wrap_session_kill(pid_t leader)
 {
     end((size_t)(leader - FIRST_PID), SIGKILL);
@@ -209,11 +209,11 @@ int __wrap_session_visit(pid_t leader, int (*visit)(pid_t pid, const void *conte
                          const void *context)
 {
     size_t number = (size_t)(leader - FIRST_PID);
-    visit(getpid(), context); /* for what it reads of a process */
+    visit(getpid(), context); /* runs the code that reads the files of a process */
     return number % 2 == 0 && !programs[number].has_ended;
 }
 
-/* Who connects to the agent's port */
+/* Callers of the agent's port */
 
 int __wrap_socket(int domain, int type, int protocol)
 {

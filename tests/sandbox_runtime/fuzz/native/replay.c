@@ -1,4 +1,4 @@
-/* Stands in for the fuzzer where there is none: gives the target each file that it is told. */
+/* Replaces libFuzzer: runs the target on each file of the command line. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ int main(int count, char **names)
         size_t size = fread(data, 1, sizeof data, file);
         fclose(file);
         fprintf(stderr, "%s\n", names[n]);
-        uint8_t *input = malloc(size ? size : 1); /* just as long, so that one byte more is seen */
+        uint8_t *input = malloc(size ? size : 1); /* exact, so that a read beyond it is detected */
         for (size_t at = 0; at < size; at++)
             input[at] = data[at];
         LLVMFuzzerTestOneInput(input, size);

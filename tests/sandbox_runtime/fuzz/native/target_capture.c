@@ -1,4 +1,4 @@
-/* A command's output: never more than the cap is shown, and pieces make no difference but one. */
+/* Captures of command output: at most the cap is shown, however the output is split. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The configuration: the agent starts with it, or ends with a word. */
+/* The configuration: the agent starts with it, or ends with an error message. */
 #include "world.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,4 +1,4 @@
-/* Frames: however the bytes are cut into pieces, the same frames come out. */
+/* Frames: the same frames are parsed from bytes in arbitrary pieces. */
 #include <stdint.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* JSON from the host: whatever it is, it is parsed or refused; what it has can be looked up. */
+/* JSON from the host: all bytes are parsed or refused, and members of parsed values are found. */
 #include <stdint.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Reports of what programs say and how files are called: always JSON, and a path comes back. */
+/* Reports with any output and file names are valid JSON, and a path can be parsed back. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The whole agent: a host that sends anything, programs that do anything, calls that fail. */
+/* The whole agent, with arbitrary frames, arbitrary programs and failing system calls. */
 #include "world.h"
 
 static const char config[] =

@@ -19,9 +19,9 @@
 #include "ledger.h"
 #include "programs.h"
 
-#define MAX_UNREAD (1u << 20) /* of the host's bytes, by the agent */
+#define MAX_UNREAD (1u << 20) /* bytes of the host that the agent has not read */
 #define MAX_COMMANDS 128
-#define MAX_ID_CHARS 64 /* of what can be acknowledged */
+#define MAX_ID_CHARS 64 /* commands with longer ids are not acknowledged */
 #define LAST_ROUNDS 12
 #define LAST_WAIT_S 2.0
 #define MOMENT_S 1e-6
@@ -41,13 +41,13 @@ static bool is_running;
 static jmp_buf out;
 static char sent[MAX_UNREAD]; /* by the host */
 static size_t sent_start, sent_end;
-static size_t room;           /* how much the host still reads */
+static size_t room;           /* bytes that the host still reads */
 static unsigned calls_until_failure; /* 0: none fails */
 static double clock_s;
 static size_t blocks_at_rest, descriptors_at_rest;
 static char ids[MAX_COMMANDS][MAX_ID_CHARS + 1];
 static size_t id_count;
-static bool has_odd_ids; /* some that cannot be acknowledged */
+static bool has_odd_ids; /* some commands cannot be acknowledged */
 static bool has_begun;   /* the agent has waited for the first time */
 static int rounds_left;
 static unsigned rounds;
@@ -90,7 +90,7 @@ void world_let_fail(unsigned calls)
     calls_until_failure = calls;
 }
 
-/* The end: the host gives up all that goes on, programs end, time passes. */
+/* The end: the host resets all streams, programs end, and the clock advances. */
 
 static void check_nothing_is_left(void)
 {
@@ -114,7 +114,7 @@ static void play_last_round(void)
     clock_s += LAST_WAIT_S;
     host_give_up();
     if (rounds_left < LAST_ROUNDS - 1)
-        programs_end(); /* when it has heard that nobody listens */
+        programs_end(); /* after the agent has processed the resets */
     for (size_t n = 0; n < id_count; n++)
         if (commands_find(ids[n]))
             host_send(0, FRAME_ACK, ids[n], strlen(ids[n]));
@@ -262,7 +262,8 @@ _Noreturn void __wrap_die(const char *format, ...)
 
 /* One input */
 
-/* In words: where the compiler puts guards between variables, a copy of bytes would hit them. */
+/* Copies words without instrumentation: memcpy() would touch the sanitizer's guards between
+   variables. */
 __attribute__((no_sanitize("address"))) static void restore(char *start, const char *end,
                                                             const char *saved)
 {
