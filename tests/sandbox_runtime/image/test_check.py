@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.images import FILES, MODULES, PROGRAMS, REQUIRED, WORKING, image_checks
+from sandbox_runtime.images import FILES, MODULES, PROGRAMS, REQUIRED, TESTED_PROGRAMS, image_checks
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.image.containers import container
 from tests.sandbox_runtime.transfer import PLENTY_S, output
 
-EVERYTHING = {*PROGRAMS, *MODULES, *FILES, *WORKING}
+EVERYTHING = {*PROGRAMS, *MODULES, *FILES, *TESTED_PROGRAMS}
 NO_BASH = "llm-sandbox-proxy/test-no-bash:latest"
 IN_SLIM = {
     *("bash", "certificates", "curl", "git", "ls", "pip", "ps", "python", "python3", "stat"),
