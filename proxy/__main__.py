@@ -206,12 +206,7 @@ def _require_network(config: "Config", mode: str) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run the server until it is interrupted."""
     import asyncio
-    import gc
     import logging
-
-    # Collections while modules are imported find almost nothing and take a tenth of the start's
-    # processor time. `_serve` enables them again.
-    gc.disable()
 
     from proxy.bootstrap import build_backend, build_model, require_keys
 
@@ -267,7 +262,6 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     # the processor time of plain requests.
     gc.collect()
     gc.freeze()
-    gc.enable()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     max_connections = connection_limit(config.server.max_connections, files)
     # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
