@@ -67,7 +67,7 @@ class BackendCheck:
         self._result = ""
 
     async def result(self) -> str:
-        """Return one line about the backend: its models, or why it does not answer."""
+        """Return one line about the backend: the number of its models, or that it lists none."""
         async with self._lock:
             if time.monotonic() >= self._expires:
                 self._result = await self._check()
@@ -83,7 +83,7 @@ class BackendCheck:
         except BackendError as error:
             if error.status in (401, 403):
                 return "answers; it requires the client's own key"
-            return "no answer; see the log, or run `sandbox-proxy doctor`"
+            return "does not list its models; `sandbox-proxy doctor` tells the reason"
         return f"answers; models: {len(served)}"
 
 
