@@ -93,8 +93,8 @@ class RunRequest:
     is_background: bool = False
     """True if the run continues without its client."""
     start_recording: StartRecording | None = None
-    translate_error: Callable[[ProxyError], ProxyError] | None = None
-    """Replace the field names of `body` in an error by those of the client's API."""
+    translate_error: Callable[[ProxyError], None] | None = None
+    """Replace, in the error itself, the field names of `body` by those of the client's API."""
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:

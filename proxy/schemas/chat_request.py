@@ -322,8 +322,9 @@ class ChatTranslation:
     starts_with_tool: bool = False
     """True if the run must begin with a tool call. A call of a sandbox tool counts too."""
 
-    def restore_param(self, error: ProxyError) -> ProxyError:
-        """Replace the path in `chat` that an error names by the path in the client's request."""
+    def restore_param(self, error: ProxyError) -> None:
+        """Replace the path in `chat` that an error names by the path in the client's request. The
+        error itself is changed."""
         param = error.param or ""
         for chat_path, path in self.param_paths.items():
             if param == chat_path or param.startswith((f"{chat_path}.", f"{chat_path}[")):
@@ -333,5 +334,4 @@ class ChatTranslation:
                 else:
                     error.message = error.message.replace(param, path)
                     error.param = path
-                return error
-        return error
+                return

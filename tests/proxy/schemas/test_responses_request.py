@@ -344,9 +344,8 @@ def test_errors_name_the_paths_of_the_request() -> None:
         ("messages[1].content[0].file_data", "input[0].content[0].file_data"),
         ("max_completion_tokens", "max_output_tokens"),
     ]:
-        error = translation.restore_param(
-            BadRequestError(f"Invalid '{chat_path}'.", param=chat_path)
-        )
+        error = BadRequestError(f"Invalid '{chat_path}'.", param=chat_path)
+        translation.restore_param(error)
         assert (error.param, error.message) == (path, f"Invalid '{path}'.")
 
 
