@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -50,12 +51,15 @@ ROUTERS = (
 )
 HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """The routes that call a model."""
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI looks for an OpenTelemetry provider at every request, which costs as much as the routing
+of a relayed request (`bench/relay.py`). `/metrics` has the server's metrics."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
     """Return the application with the outermost middleware."""
-    return RequestMiddleware(build_app(services, lifespan))
+    return RequestMiddleware(build_app(services, lifespan), services)
 
 
 def build_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
@@ -63,8 +67,14 @@ def build_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     fast path to the routes that call a model."""
     # Not include_router, which builds each route again at its first request.
     routes: list[BaseRoute] = list(_routes())
-    app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.services = services
+    app = FastAPI(
+        routes=routes,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        telemetry=NO_TELEMETRY,
+    )
     app.state.endpoints = _endpoints()
     app.state.backend_check = system.BackendCheck(services.model)
     app.router.default = passthrough.forward_unmatched

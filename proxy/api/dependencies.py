@@ -136,13 +136,17 @@ class ClientRequest:
     http: Request
     services: Services
     key: Key
-    owner: str
     credentials: Credentials | None
     """The client's backend credentials, or None if the server uses its own."""
 
     @property
     def headers(self) -> Headers:
         return self.http.headers
+
+    @property
+    def owner(self) -> str:
+        """The owner of the client's files, runs and conversations."""
+        return get_owner(self.http)
 
     @property
     def model(self) -> Model:
@@ -161,12 +165,13 @@ class ModelRequest(ClientRequest):
 
 def get_services(request: Request) -> Services:
     """Return the services of the application."""
-    # Cached in the scope: `app.state` takes longer to look up, and a request needs several.
-    found: Services | None = request.scope.get(_SERVICES)
-    if found is None:
-        found = request.scope[_SERVICES] = request.app.state.services
-        assert isinstance(found, Services)
-    return found
+    services: Services = request.scope[_SERVICES]
+    return services
+
+
+def set_services(scope: Scope, services: Services) -> None:
+    """Store the services of the application in a request's scope."""
+    scope[_SERVICES] = services
 
 
 class JSONResponse(responses.JSONResponse):
@@ -354,7 +359,6 @@ def authenticate(request: Request) -> ClientRequest:
         http=request,
         services=get_services(request),
         key=key,
-        owner=get_owner(request),
         credentials=request.scope.get(_CREDENTIALS),
     )
 
@@ -371,7 +375,6 @@ async def read_model_request(request: Request) -> ModelRequest:
         http=request,
         services=services,
         key=key,
-        owner=get_owner(request),
         credentials=request.scope.get(_CREDENTIALS),
         raw=raw,
         body=body,

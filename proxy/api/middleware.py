@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from policies.headers import RequestHeader
 from proxy.agent.model import Credentials
 from proxy.api.dependencies import (
+    Services,
     error_response,
     is_operator,
     owner_of,
     release_body_memory,
     sent_key,
     set_client_credentials,
+    set_services,
     with_request_id,
 )
 from proxy.errors import ForbiddenError, ProxyError
@@ -39,13 +41,15 @@ _OPEN_PATHS = frozenset({"/health"})
 
 
 class RequestMiddleware:
-    """Adds `x-request-id` to every response, even if another middleware fails, and releases the
-    request's reservation in the body memory."""
+    """Gives every request the services, adds `x-request-id` to every response, even if another
+    middleware fails, and releases the request's reservation in the body memory."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        set_services(scope, self._services)
         if scope["type"] == "http":
             send = with_request_id(scope, send)
         try:
