@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from socket import socket
 
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from proxy.agent.model import Model
     from proxy.api.dependencies import Services
@@ -277,14 +277,14 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
 def _lifespan(
     services: "Services", pool: "Pool", backend: "Backend"
-) -> "Callable[[FastAPI], AbstractAsyncContextManager[None]]":
+) -> "Callable[[Starlette], AbstractAsyncContextManager[None]]":
     import asyncio
 
     from sandbox_runtime.backends.base import sweep_forever
     from sandbox_runtime.clock import SystemClock
 
     @asynccontextmanager
-    async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
+    async def lifespan(app: "Starlette") -> AsyncIterator[None]:
         sweeping = [
             asyncio.create_task(work)
             for work in (sweep_forever(backend, SystemClock()), services.store.sweep_forever())

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.telemetry import TelemetryConfig
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -51,10 +51,7 @@ ROUTERS = (
 )
 HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """The routes that call a model."""
-NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""FastAPI looks for an OpenTelemetry provider at every request, which costs as much as the routing
-of a relayed request (`bench/relay.py`). `/metrics` has the server's metrics."""
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
@@ -62,24 +59,19 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
     return RequestMiddleware(build_app(services, lifespan), services)
 
 
-def build_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
-    """Return the FastAPI application. All routes have the same middleware; the innermost is the
-    fast path to the routes that call a model."""
-    # Not include_router, which builds each route again at its first request.
+def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette:
+    """Return the application with FastAPI's routes. All routes have the same middleware; the
+    innermost is the fast path to the routes that call a model."""
+    # Not class FastAPI: its telemetry and its limit of a body's size cost a tenth of the time of a
+    # relayed request (`bench/relay.py`). Its routes need only AsyncExitStackMiddleware.
     routes: list[BaseRoute] = list(_routes())
-    app = FastAPI(
-        routes=routes,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        lifespan=lifespan,
-        telemetry=NO_TELEMETRY,
-    )
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.state.endpoints = _endpoints()
     app.state.backend_check = system.BackendCheck(services.model)
     app.router.default = passthrough.forward_unmatched
     hot = {route.path: route.app for route in _routes() if route.path in HOT_PATHS}
-    app.router.middleware_stack = FastPathMiddleware(app.router.middleware_stack, hot)
+    router = AsyncExitStackMiddleware(app.router.middleware_stack)
+    app.router.middleware_stack = FastPathMiddleware(router, hot)
     app.add_exception_handler(ProxyError, _on_proxy_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

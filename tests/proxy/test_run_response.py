@@ -15,6 +15,7 @@ from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
 from proxy.api.dependencies import authenticate
+from proxy.api.middleware import RequestMiddleware
 from proxy.api.run_response import StreamEncoder, stream_response
 from proxy.app import build_app
 from proxy.errors import ProxyError, internal_error
@@ -65,9 +66,10 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
         run.cancel("the client disconnected")
 
     run = Run(RunMetadata("r1", "m", "cntr_1", 0), RequestIdentity("me", "work"), work, end)
-    app = build_app(make_services(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    services = make_services(ScriptedModel([]), MemorySandboxes(), tmp_path)
+    app = build_app(services)
     app.router.add_route("/stream", endpoint)
-    transport = httpx.ASGITransport(app)
+    transport = httpx.ASGITransport(RequestMiddleware(app, services))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         with anyio.fail_after(20):
             answer = await client.get("/stream")
