@@ -18,10 +18,9 @@ from policies.sessions import ResumePoint, Session, session_container_id
 from proxy.api.dependencies import JSONResponse, authorize, get_owner, get_services, set_run_id
 from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
-from proxy.api.response_recorder import ResponseRecorder
+from proxy.api.response_recorder import FrameLog, ResponseRecorder
 from proxy.api.run_response import replay_response, run_headers
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
-from proxy.runs.frame_log import FrameLog
 from proxy.runs.run import Run, Subscriber
 from proxy.schemas.resources import (
     Deleted,

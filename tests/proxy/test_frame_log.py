@@ -2,7 +2,7 @@
 
 import anyio
 
-from proxy.runs.frame_log import FrameLog
+from proxy.api.response_recorder import FrameLog
 
 
 async def test_reader_gets_past_frames_and_then_new_ones() -> None:
