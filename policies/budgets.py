@@ -129,8 +129,13 @@ def limits_by_kind(budget: DailyBudget) -> dict[str, float | None]:
     mib = budget.egress_mib
     egress = None if mib is None else mib_to_bytes(mib)
     amounts = (
-        *(budget.runs, budget.tokens, budget.cost_usd, budget.commands),
-        *(budget.cpu_s, egress, budget.tool_output_chars),
+        budget.runs,
+        budget.tokens,
+        budget.cost_usd,
+        budget.commands,
+        budget.cpu_s,
+        egress,
+        budget.tool_output_chars,
     )
     return dict(zip(EXPENSE_KINDS, amounts, strict=True))
 

@@ -14,11 +14,11 @@ from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
     AnswerDelta,
-    CallAccepted,
-    CallFailed,
     ChoiceEvent,
     Emit,
     Event,
+    ModelCallAccepted,
+    ModelCallFailed,
     ModelDelta,
     ReasoningDelta,
     Refused,
@@ -209,9 +209,9 @@ class _SingleCallHandler:
             case TextDelta(text, logprobs):
                 self._has_shown = True
                 await self._emit(AnswerDelta(text, logprobs))
-            case CallFailed() if self._has_shown:
+            case ModelCallFailed() if self._has_shown:
                 raise StopRetryingError
-            case CallAccepted() | CallFailed():
+            case ModelCallAccepted() | ModelCallFailed():
                 await self._first_call.on_progress(delta)
 
 

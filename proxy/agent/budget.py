@@ -36,7 +36,7 @@ from policies.prices import (
     parse_usage,
 )
 from proxy.agent.events import (
-    CallFailed,
+    ModelCallFailed,
     ModelDelta,
     OnDelta,
     ReasoningDelta,
@@ -421,7 +421,7 @@ class CompletionRecorder:
                 self._add(text)
             case TokenCount():
                 self._count, self._counted_pieces = delta, self._pieces
-            case CallFailed():  # its tokens still count
+            case ModelCallFailed():  # its tokens still count
                 self._text.clear()
                 self._reasoning.clear()
 

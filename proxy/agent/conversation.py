@@ -15,7 +15,7 @@ from policies.steps import UsageScope
 from proxy.agent.budget import MeteredModel
 from proxy.agent.context import ContextFitter, ObservationFiles, TokenCounter
 from proxy.agent.context_windows import ContextWindow
-from proxy.agent.events import CallFailed, ModelDelta, OnDelta
+from proxy.agent.events import ModelCallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
 from proxy.agent.model import Completion, Message, StopRetryingError
 from proxy.agent.result import Compaction, Stopwatch, add_usage, usage_count
@@ -84,7 +84,11 @@ class Conversation:
         """True once a tool has run. Before that, the history is never compacted."""
         self._counter = TokenCounter(self._tools)
         self._context = ContextFitter(
-            *(window, self.history, self._counter, files, self._complete_out_of_band),
+            window,
+            self.history,
+            self._counter,
+            files,
+            self._complete_out_of_band,
             compacts=task.profile.limits.compact,
         )
 
@@ -208,7 +212,7 @@ class Conversation:
         if on_delta is None or self._model.partial_completion is None:
             return
         try:
-            await on_delta(CallFailed(error.status, 0.0))
+            await on_delta(ModelCallFailed(error.status, 0.0))
         except StopRetryingError:
             raise error from None
 

@@ -23,13 +23,13 @@ class TurnStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class CallAccepted:
+class ModelCallAccepted:
     """The backend has accepted a model call; the reply follows. Emitted for the run's first call
     only."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallFailed:
+class ModelCallFailed:
     """An attempt at a model call has failed, and a retry follows. Emitted for the run's first call
     only."""
 
@@ -208,13 +208,13 @@ class ChoiceEvent:
     event: "Event"
 
 
-CallProgress = CallAccepted | CallFailed
+CallProgress = ModelCallAccepted | ModelCallFailed
 ModelDelta = ReasoningDelta | TextDelta | ToolCallDelta | TokenCount | CallProgress
 Event = (
     RunStarted
     | TurnStarted
-    | CallAccepted
-    | CallFailed
+    | ModelCallAccepted
+    | ModelCallFailed
     | ReasoningDelta
     | Narration
     | TextDelta

@@ -91,7 +91,11 @@ class AgentLoop:
         self._guard = Guard(profile, emit)
         self._client_tool_names = [tool_name(tool) for tool in task.request.client_tools]
         self._executor = ToolExecutor(
-            *(tools, lease, emit, self._guard, agent_input.files),
+            tools,
+            lease,
+            emit,
+            self._guard,
+            agent_input.files,
             prepare=self._prepare_sandbox,
             keep_warm=model.keep_warm,
             client_tool_names=self._client_tool_names,
@@ -130,7 +134,11 @@ class AgentLoop:
         self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
         self._new_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._calls = CallRunner(
-            *(self._executor, self._conversation, self.budget, self._outcome, self._capabilities),
+            self._executor,
+            self._conversation,
+            self.budget,
+            self._outcome,
+            self._capabilities,
             limits=self._limits,
             client_tool_names=self._client_tool_names,
         )
@@ -207,7 +215,11 @@ class AgentLoop:
         streams = task.request.stream and self._style.accepts_prose
         calls = (task, self._emit, self._executor, self._client_tool_names, self._new_ids)
         return StreamHandler(
-            *(self._emit, self._first_call, self._writer, self._executor, prose),
+            self._emit,
+            self._first_call,
+            self._writer,
+            self._executor,
+            prose,
             streams=task.request.stream,
             visibility=visibility if streams else "never",
             shows_submit=streams and not task.params.final,

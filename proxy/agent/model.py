@@ -50,7 +50,7 @@ class Completion:
 
 
 class StopRetryingError(Exception):
-    """Raised by an `on_delta` callback on `CallFailed`, so that the model raises the attempt's
+    """Raised by an `on_delta` callback on `ModelCallFailed`, so that the model raises the attempt's
     error instead of retrying."""
 
 
@@ -109,7 +109,7 @@ class ChatModel(Protocol):
         """Request one assistant message.
 
         `body` is a chat-completions request without `stream`; all its fields are sent. With
-        `on_delta`, the backend streams, and `on_delta` is called with `CallAccepted` and then with
+        `on_delta`, the backend streams, and `on_delta` is called with `ModelCallAccepted` and then with
         each delta. Raises BackendError, ContextOverflowError.
         """
 

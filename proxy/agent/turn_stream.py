@@ -11,13 +11,13 @@ from policies.redaction import SecretFinder
 from policies.reply_checks import RepetitionCheck
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.events import (
-    CallAccepted,
-    CallFailed,
     CallProgress,
     ClientCallDelta,
     ClientCallFinished,
     ClientCallStarted,
     Emit,
+    ModelCallAccepted,
+    ModelCallFailed,
     ModelDelta,
     Narration,
     ReasoningDelta,
@@ -51,7 +51,7 @@ class FirstCallProgress:
         if self._is_accepted:
             return
         await self._emit(progress)
-        if isinstance(progress, CallAccepted):
+        if isinstance(progress, ModelCallAccepted):
             self._is_accepted = True
         elif self._hold and not self._hold.has_time_for_attempt(progress.retry_in_s):
             raise StopRetryingError
@@ -130,14 +130,14 @@ class StreamHandler:
                     await self._on_text(delta)
                 case ToolCallDelta(name=name) if self._tools is None or name in self._tools:
                     await self._on_tool_call(delta)
-                case CallAccepted() | CallFailed():
+                case ModelCallAccepted() | ModelCallFailed():
                     await self._on_progress(delta)
 
     async def _on_progress(self, progress: CallProgress) -> None:
         """Handle an accepted or failed attempt. Raises StopRetryingError if the client has already
         seen a part of the failed attempt's reply."""
         await self._first_call.on_progress(progress)
-        if isinstance(progress, CallFailed):
+        if isinstance(progress, ModelCallFailed):
             if (
                 self._has_emitted_reasoning
                 or self.prose.is_shown

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from policies.headers import ResponseHeader
-from proxy.agent.events import CallFailed, ChoiceEvent, Event, RunStarted, TurnStarted
+from proxy.agent.events import ChoiceEvent, Event, ModelCallFailed, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
 from proxy.api.dependencies import (
@@ -144,7 +144,7 @@ async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: flo
             received += events
             if any(map(_is_accepted, events)):
                 return received
-            if any(isinstance(_inner_event(event), CallFailed) for event in events):
+            if any(isinstance(_inner_event(event), ModelCallFailed) for event in events):
                 waiting.deadline = hold.until
         subscriber.run.result()
     return received
@@ -152,7 +152,7 @@ async def _wait_for_status(subscriber: Subscriber, hold: StatusHold, wait_s: flo
 
 def _is_accepted(event: Event) -> bool:
     """Return True if the event follows an accepted model call."""
-    return not isinstance(_inner_event(event), RunStarted | TurnStarted | CallFailed)
+    return not isinstance(_inner_event(event), RunStarted | TurnStarted | ModelCallFailed)
 
 
 def _inner_event(event: Event) -> Event:

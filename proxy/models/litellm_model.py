@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.backend_errors import (
@@ -104,7 +104,7 @@ class LiteLLMModel:
                 async for chunk in chunks:
                     if not is_accepted:  # litellm may call the provider only for the first chunk
                         is_accepted = True
-                        await on_delta(CallAccepted())
+                        await on_delta(ModelCallAccepted())
                     for delta in builder.add(chunk):
                         await on_delta(delta)
         if builder.finish_reason is None:

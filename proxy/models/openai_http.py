@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json
-from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.backend_errors import (
@@ -116,7 +116,7 @@ class OpenAIHTTPModel:
             await response.raise_for_error(self._api_key)
             completion = self._parse(await response.json())
         if on_delta is not None:
-            await on_delta(CallAccepted())
+            await on_delta(ModelCallAccepted())
             await _emit_deltas(completion, on_delta)
         return completion
 
@@ -124,7 +124,7 @@ class OpenAIHTTPModel:
         response = await self._post_completion(self._streaming.request_body(body))
         async with aclosing(response):
             await response.raise_for_error(self._api_key)
-            await on_delta(CallAccepted())
+            await on_delta(ModelCallAccepted())
             if response.is_json:
                 completion = self._parse(await response.json())
                 await _emit_deltas(completion, on_delta)

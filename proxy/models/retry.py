@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from policies.headers import ResponseHeader
-from proxy.agent.events import CallFailed, OnDelta
+from proxy.agent.events import ModelCallFailed, OnDelta
 from proxy.agent.model import Completion, Model, ModelWrapper, StopRetryingError
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
@@ -20,7 +20,7 @@ class RetryingModel(ModelWrapper):
     """Makes up to `attempts` calls, with exponential backoff and full jitter.
 
     The delay is at least the backend's `Retry-After`. If `Retry-After` exceeds `max_delay_s`, the
-    error is raised without a retry. Before each retry, `on_delta` gets a `CallFailed`. It can raise
+    error is raised without a retry. Before each retry, `on_delta` gets a `ModelCallFailed`. It can raise
     `StopRetryingError` to prevent the retry, for example because the client has already received a
     part of the completion. Relayed calls are not retried: the client sees every failure and can
     retry.
@@ -61,7 +61,7 @@ class RetryingModel(ModelWrapper):
                 )
                 if on_delta is not None:
                     try:
-                        await on_delta(CallFailed(error.status, delay_s))
+                        await on_delta(ModelCallFailed(error.status, delay_s))
                     except StopRetryingError:
                         raise error from None
             await self._sleep(delay_s)

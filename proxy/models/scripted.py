@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.history import REASONING_FIELDS
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
@@ -124,7 +124,7 @@ class ScriptedModel:
         payload, streams = self._next(body)
         if on_delta is None:
             return parse_completion(payload)
-        await on_delta(CallAccepted())
+        await on_delta(ModelCallAccepted())
         if not streams:
             completion = parse_completion(payload)
             for delta in completion_deltas(completion):

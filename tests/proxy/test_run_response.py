@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.steps import StepsMode
-from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
+from proxy.agent.events import AnswerDelta, Emit, Event, ModelCallAccepted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
 from proxy.api.dependencies import authenticate
@@ -52,7 +52,7 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
     """Return the encoder's response to a run that sends one word and does not end, and the run."""
 
     async def work(run: Run, emit: Emit) -> Result:
-        await emit(CallAccepted())
+        await emit(ModelCallAccepted())
         await emit(AnswerDelta("42"))
         await asyncio.Event().wait()
         raise AssertionError

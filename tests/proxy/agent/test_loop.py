@@ -10,8 +10,8 @@ from policies.limits import StopReason
 from policies.prompts import NUDGE, system_prompt
 from proxy.agent.events import (
     AnswerDelta,
-    CallAccepted,
     FileProduced,
+    ModelCallAccepted,
     Narration,
     ReasoningDelta,
     RunFinished,
@@ -51,7 +51,7 @@ async def test_events_of_a_run_are_in_order() -> None:
     assert run.events == [
         RunStarted("r1", prompt_hash(model)),
         TurnStarted(1),
-        CallAccepted(),
+        ModelCallAccepted(),
         ReasoningDelta("Hm."),
         Narration("Counting."),
         ToolCallStarted(
@@ -179,7 +179,7 @@ async def test_final_prose_is_the_answer() -> None:
     assert run.events == [
         RunStarted("r1", prompt_hash(model)),
         TurnStarted(1),
-        CallAccepted(),
+        ModelCallAccepted(),
         AnswerDelta("There are 42."),
         RunFinished(StopReason.ANSWERED, {}),
     ]

@@ -10,8 +10,8 @@ import pytest
 from policies.limits import Limits, StopReason
 from proxy.agent.events import (
     AnswerDelta,
-    CallAccepted,
     Event,
+    ModelCallAccepted,
     ModelDelta,
     OnDelta,
     ReasoningDelta,
@@ -214,7 +214,7 @@ async def test_streamed_run_emits_the_same_events_in_pieces() -> None:
     ]
     unstreamed, streamed = Run(ScriptedModel(script)), Run(ScriptedModel(script))
     first, second = await unstreamed.go(), await streamed.go(stream=True, narration="reasoning")
-    pieces = (AnswerDelta, CallAccepted, ReasoningDelta)
+    pieces = (AnswerDelta, ModelCallAccepted, ReasoningDelta)
     assert [event for event in streamed.events if not isinstance(event, pieces)] == [
         event for event in unstreamed.events if not isinstance(event, pieces)
     ]

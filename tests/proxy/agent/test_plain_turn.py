@@ -9,7 +9,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.prompts import NUDGE, final_request, system_prompt
 from proxy.agent.events import (
-    CallFailed,
+    ModelCallFailed,
     ModelDelta,
     OnDelta,
     ReasoningDelta,
@@ -121,7 +121,7 @@ class FailingOnceModel(SequentialModel):
         for piece in pieces:
             await on_delta(piece)
         if pieces:
-            await on_delta(CallFailed(502, 0.0))
+            await on_delta(ModelCallFailed(502, 0.0))
         return await super().complete(body, on_delta)
 
 

@@ -1,9 +1,9 @@
 """A listener that records the deltas of a completion."""
 
 from proxy.agent.events import (
-    CallAccepted,
-    CallFailed,
     CallProgress,
+    ModelCallAccepted,
+    ModelCallFailed,
     ModelDelta,
     ReasoningDelta,
     TextDelta,
@@ -19,7 +19,7 @@ class DeltaRecorder(list[ModelDelta]):
         """The progress events of the calls."""
 
     async def __call__(self, delta: ModelDelta) -> None:
-        if isinstance(delta, CallAccepted | CallFailed):
+        if isinstance(delta, ModelCallAccepted | ModelCallFailed):
             self.progress.append(delta)
         else:
             self.append(delta)

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from proxy.agent.events import CallAccepted, ModelDelta, ToolCallDelta
+from proxy.agent.events import ModelCallAccepted, ModelDelta, ToolCallDelta
 from proxy.agent.model import CompletionStopped, Model
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.litellm_model import LiteLLMModel
@@ -161,7 +161,7 @@ async def test_streamed_call_reports_that_it_was_accepted(open_model: OpenModel)
         with pytest.raises(BackendError):
             await opened.model.complete(body, refused)
         await opened.model.complete(body, accepted)
-    assert (refused.progress, accepted.progress) == ([], [CallAccepted()])
+    assert (refused.progress, accepted.progress) == ([], [ModelCallAccepted()])
 
 
 async def test_tools_are_sent_and_tool_calls_are_returned(open_model: OpenModel) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.agent.events import CallAccepted, CallFailed, ModelDelta
+from proxy.agent.events import ModelCallAccepted, ModelCallFailed, ModelDelta
 from proxy.agent.model import Completion, StopRetryingError, UpstreamResponse
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.retry import RetryingModel
@@ -109,7 +109,7 @@ class TruncatedModel(ScriptedModel):
 
 async def test_listener_that_has_sent_a_piece_prevents_a_retry() -> None:
     async def show(delta: ModelDelta) -> None:
-        if isinstance(delta, CallFailed):
+        if isinstance(delta, ModelCallFailed):
             raise StopRetryingError
 
     model, delays = TruncatedModel([text_reply("42")]), Delays()
@@ -138,7 +138,7 @@ class FailingOnceModel(ScriptedModel):
     async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Completion:
         if not self.requests:
             self.requests.append(dict(body))
-            await on_delta(CallAccepted())
+            await on_delta(ModelCallAccepted())
             raise BackendError("lost", status=502)
         return await super().complete(body, on_delta)
 
@@ -153,8 +153,8 @@ async def test_listener_gets_each_failure_before_the_delay() -> None:
     errors = [{"status": 503, "message": "busy"}, {"status": 429, "message": "slow down"}]
     deltas, delays = DeltaRecorder(), Delays()
     await RetryingModel(failing_model(*errors), sleep=delays).complete(BODY, deltas)
-    failed = [CallFailed(503, delays[0]), CallFailed(429, delays[1])]
-    assert deltas.progress == [*failed, CallAccepted()]
+    failed = [ModelCallFailed(503, delays[0]), ModelCallFailed(429, delays[1])]
+    assert deltas.progress == [*failed, ModelCallAccepted()]
 
 
 async def test_listener_can_prevent_a_retry() -> None:
