@@ -109,8 +109,8 @@ class ChatModel(Protocol):
         """Request one assistant message.
 
         `body` is a chat-completions request without `stream`; all its fields are sent. With
-        `on_delta`, the backend streams, and `on_delta` is called with `ModelCallAccepted` and then with
-        each delta. Raises BackendError, ContextOverflowError.
+        `on_delta`, the backend streams, and `on_delta` is called with `ModelCallAccepted` and then
+        with each delta. Raises BackendError, ContextOverflowError.
         """
 
 

@@ -20,10 +20,10 @@ class RetryingModel(ModelWrapper):
     """Makes up to `attempts` calls, with exponential backoff and full jitter.
 
     The delay is at least the backend's `Retry-After`. If `Retry-After` exceeds `max_delay_s`, the
-    error is raised without a retry. Before each retry, `on_delta` gets a `ModelCallFailed`. It can raise
-    `StopRetryingError` to prevent the retry, for example because the client has already received a
-    part of the completion. Relayed calls are not retried: the client sees every failure and can
-    retry.
+    error is raised without a retry. Before each retry, `on_delta` gets a `ModelCallFailed`. It can
+    raise `StopRetryingError` to prevent the retry, for example because the client has already
+    received a part of the completion. Relayed calls are not retried: the client sees every failure
+    and can retry.
     """
 
     def __init__(
