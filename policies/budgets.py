@@ -225,25 +225,25 @@ def _hint(kind: str, limit: float | None, used: float, last: float) -> LowBudget
 def _remaining_text(kind: str, left: float) -> str:
     match kind:
         case "turns":
-            return _count(left, "step")
+            return _count_text(left, "step")
         case "wall_time_s":
-            return _time(left)
+            return _time_text(left)
         case "cpu_s":
-            return f"{_time(left)} of processor time"
+            return f"{_time_text(left)} of processor time"
         case "cost_usd":
             return f"{left:.2g} USD for model calls"
         case "commands":
-            return _count(left, "tool call")
+            return _count_text(left, "tool call")
         case "egress_bytes":
             return f"{left / _MIB:.3g} MiB of network traffic"
         case "tool_output_chars":
-            return f"{_count(left, 'character')} of tool output"
-    return _count(left, "token")
+            return f"{_count_text(left, 'character')} of tool output"
+    return _count_text(left, "token")
 
 
-def _count(left: float, noun: str) -> str:
+def _count_text(left: float, noun: str) -> str:
     return f"{left:,.0f} {noun}{'' if left == 1 else 's'}"
 
 
-def _time(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 2 * 60 else f"{seconds:.0f} s"

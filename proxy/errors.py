@@ -210,7 +210,7 @@ class BackendError(ProxyError):
 
     def renumber(self, index_of: Callable[[int], int | None]) -> None:
         """Replace the index of each message in the error with its index in the client's request.
-        `index_of` returns None for a message that the client did not send: its index is removed.
+        `index_of` returns None for a message without an index there: its index is removed.
         """
 
         def named(found: re.Match[str]) -> str:

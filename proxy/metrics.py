@@ -332,6 +332,10 @@ def _pool_metrics(stats: PoolStats) -> Iterator[Metric]:
         yield CounterMetricFamily(f"{NAMESPACE}_pool_{name}", words, getattr(stats, name))
 
 
+_OLD_VALUES = {("state", "in_use"): "lent", ("action", "log"): "flag"}
+"""Values of labels in the last release, by label and present value."""
+
+
 def _under_old_name(family: Metric) -> Metric:
     """Return a metric as the last release named it."""
     new = f"{family.name}_total" if family.type == "counter" else family.name
@@ -339,8 +343,8 @@ def _under_old_name(family: Metric) -> Metric:
         family.name.removeprefix(NEW_PREFIX), f"Deprecated: use {new}.", family.type, family.unit
     )
     for sample in family.samples:
-        labels = sample.labels
-        if labels.get("state") == "in_use":
-            labels = {"state": "lent"}
+        labels = {
+            name: _OLD_VALUES.get((name, value), value) for name, value in sample.labels.items()
+        }
         old.add_sample(sample.name.removeprefix(NEW_PREFIX), labels, sample.value)
     return old

@@ -124,7 +124,8 @@ class _FlowControl:
             self._pieces.append((kind, payload))
 
     def _add(self, kind: int, payload: bytes) -> None:
-        """Queue data behind the waiting pieces; append it to the last piece if that is small."""
+        """Queue data behind the waiting pieces. Append it to the last piece if that has the same
+        kind and room; if the queue is full, to the last piece of its kind."""
         place = len(self._pieces) - 1
         last_kind, last = self._pieces[place]
         if last_kind != kind or len(last) + len(payload) > MAX_DATA_BYTES:
@@ -239,7 +240,7 @@ class ProgramConnection(_FlowControl):
                 except BaseException:  # EOF was not sent
                     self._finished = False
                     raise
-                self._close_if_over()
+                self._count_out_if_both_ended()
 
     def abort(self) -> None:
         """Close both directions at once. Safe to call twice."""
@@ -256,7 +257,7 @@ class ProgramConnection(_FlowControl):
             self._take_credit(payload)
         elif kind == EOF and not self._ended and not payload:
             self._ended = True
-            self._close_if_over()
+            self._count_out_if_both_ended()
         elif kind == RESET and not payload:
             self._over = True
         else:
@@ -264,7 +265,7 @@ class ProgramConnection(_FlowControl):
         self.wake()
         return kind == RESET
 
-    def _close_if_over(self) -> None:
+    def _count_out_if_both_ended(self) -> None:
         if self._ended and self._finished:
             self._channel.connection_ended(self.number)
 
@@ -310,7 +311,8 @@ class ResetStreams:
         return len(self._streams) >= RESETS_BEFORE_PING and not self._pings
 
     def accept(self, number: int, kind: int, payload: bytes) -> None:
-        """Check and discard a frame that was in flight. Raises ProtocolError."""
+        """Check and discard a frame that the agent sent on a reset stream. Forget the stream if it
+        is its last frame. Raises ProtocolError for a frame that breaks the protocol."""
         if self._streams[number][1].accept(kind, payload):
             del self._streams[number]
 

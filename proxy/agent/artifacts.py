@@ -185,7 +185,9 @@ async def remove_answer_files(sandbox: Sandbox) -> None:
 
 
 async def read_manifest(sandbox: Sandbox) -> dict[str, str]:
-    """Return the input files of earlier runs: identities by path."""
+    """Return the identity (see InputFile) of each input file that earlier runs uploaded into the
+    workspace, by path. Return an empty dict if the manifest is missing or the model has damaged
+    it."""
     pieces: list[bytes] = []
 
     async def keep(piece: bytes) -> None:
@@ -201,7 +203,7 @@ async def read_manifest(sandbox: Sandbox) -> dict[str, str]:
 
 
 async def write_manifest(sandbox: Sandbox, identities: Mapping[str, str]) -> None:
-    """Write the input files, as identities by path, into the workspace for later runs."""
+    """Write the identities of the input files, by path, into the workspace for later runs."""
 
     async def written() -> AsyncIterator[bytes]:
         yield json.dumps(identities).encode()

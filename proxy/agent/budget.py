@@ -299,8 +299,8 @@ class DailyBudgetUse:
         return self._stop
 
     async def pop_call_reservation(self, expected: Expense) -> Reservation:
-        """Remove and return the reservation that was made for the next call. If there is none,
-        overdraw the account."""
+        """Remove and return the reservation of the next call. If none was made, reserve `expected`
+        even if the daily budget is used up, and return that reservation."""
         if self._calls:
             return self._calls.pop()
         reservation = await self._account.overdraw(expected)

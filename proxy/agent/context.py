@@ -212,7 +212,7 @@ class _Compactor:
         self.compactions: list[Compaction] = []
 
     async def make_room(self, overflow: _Overflow) -> bool:
-        """Compact the history. Return True if the prompt became smaller."""
+        """Compact the history. Return True if it was summarized or its stubs made it smaller."""
         after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
         lasts = after <= overflow.limit * (1 + COMPACTED_SHARE) / 2 or any(

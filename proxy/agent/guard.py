@@ -45,7 +45,8 @@ class Guard:
         return await self._refusal("egress", str(target))
 
     async def withheld_files(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
-        """Return a warning for each file that a rule withholds, by path."""
+        """Return a warning for each file that a rule withholds, by path. Answer files are never
+        withheld."""
         warnings = {}
         for file in files:
             if file.path in ANSWER_FILES:

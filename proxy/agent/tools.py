@@ -34,7 +34,7 @@ from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
 Prepare = Callable[[Sandbox], Awaitable[Mapping[str, str]]]
-"""Prepares a sandbox for a run. Returns the input files that it contains: identities by path."""
+"""Prepares a sandbox for a run. Returns the identities of the input files in it, by path."""
 KeepWarm = Callable[[], AbstractAsyncContextManager[None]]
 """Keeps a connection to the model open during a block."""
 MAX_LOSSES = 3
@@ -312,7 +312,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _unique_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, prefixed with `sandbox_` if it is in `taken`."""
+    """Return the name, prefixed with `sandbox_` until it is not in `taken`."""
     while name in taken:
         name = f"sandbox_{name}"
     return name

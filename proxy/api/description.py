@@ -131,9 +131,10 @@ def _operations(paths: Tree) -> Iterator[tuple[str, Tree]]:
 
 
 def _add_common_errors(method: str, operation: Tree) -> None:
-    """Add the errors that many routes have in common: of all routes; of routes with a key, which
-    the backend may verify; of unsafe methods, which a server without keys refuses to pages of other
-    sites."""
+    """Remove FastAPI's 422, and add the errors that many routes share unless the route describes
+    them itself: 500 and 503 to every route; 401, 429 and 5XX to routes that need a key, because the
+    backend may have to verify the key; 403 to unsafe methods, because a server without keys refuses
+    them if a web page of another site sends them."""
     responses = operation["responses"]
     responses.pop("422", None)
     statuses: list[int | str] = [500, 503]

@@ -163,7 +163,8 @@ class ToolProbe:
 
 
 def _greeting() -> list[dict[str, Any]]:
-    """Return messages that no prefix cache contains."""
+    """Return a prompt of one message with random text. Servers may report too few tokens for a
+    prompt in their prefix cache."""
     return [{"role": "user", "content": f"Hi {secrets.token_hex(3)}"}]
 
 

@@ -142,8 +142,8 @@ class RunManager:
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run from the store, if the run has ended. The
-        idempotency key of the run can then be used again."""
+        """Remove the stored outcome of the owner's run, if there is one; its summary stays. The
+        idempotency key of the run can then be used again, unless a client still reads the run."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
         await self._archive.delete_ended(owner, run_id)

@@ -146,7 +146,8 @@ class MessageItem:
         ]
 
     def _in_part(self, kind: str) -> list[Json]:
-        """Open a part of a type unless the last part has that type."""
+        """Return the events that open a part of a type: none if the last part has that type. Begin
+        the message or end the last part first."""
         events: list[Json] = []
         if self._item is None:
             item = {"type": "message", "role": "assistant", "content": [], "status": "in_progress"}

@@ -121,7 +121,8 @@ class RunRepository:
 
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
         """Store the summaries that `runs` returns, each in place of an earlier summary of the same
-        run. `runs` is called in the store's thread."""
+        run. Delete each owner's oldest summaries beyond `MAX_SUMMARIES`. `runs` is called in the
+        store's thread."""
 
         def transaction(connection: Connection) -> None:
             rows = [self._summary(run) for run in runs()]

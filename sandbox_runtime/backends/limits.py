@@ -1,5 +1,5 @@
-"""Limits that every backend sets for a sandbox besides its cgroup: users, rlimits, pseudo-terminals
-and the size of its disk."""
+"""Bounds of a sandbox in addition to its cgroup: users, rlimits, pseudo-terminals and the size of
+its disk. The backends share them; not every backend needs each of them."""
 
 import secrets
 from collections.abc import Mapping

@@ -125,7 +125,7 @@ class Gateway:
             limit = self._egress.max_connections
             refusal = f"this sandbox has {limit} connections open, which is its limit"
         handler = _ConnectionHandler(
-            self._confirm, self._dialer, self.traffic, self._headers_for, self._timeouts
+            self._refusal_of, self._dialer, self.traffic, self._headers_for, self._timeouts
         )
         scope = anyio.CancelScope()
         self._scopes.add(scope)
@@ -150,7 +150,7 @@ class Gateway:
             scope.cancel()
         await self._none_open.wait()
 
-    async def _confirm(self, target: Target) -> str | None:
+    async def _refusal_of(self, target: Target) -> str | None:
         """Return why the target is denied, or None."""
         if reason := self._rules.refusal(target):
             return reason

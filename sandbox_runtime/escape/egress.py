@@ -86,8 +86,8 @@ async def _with_gateway(
     forbidden: Sequence[Endpoint] = (),
     max_mib: int | None = None,
 ) -> AsyncIterator[EscapeSandbox]:
-    """Attach a gateway with these rules to the neighbour sandbox and return the sandbox. `max_mib`
-    limits the traffic."""
+    """Attach a gateway with these rules to the neighbour sandbox during the block, and yield the
+    sandbox. `max_mib` limits the traffic."""
     sandbox = await context.neighbour()
     gateway = context.make_gateway(
         egress,

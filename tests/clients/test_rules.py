@@ -75,6 +75,7 @@ async def test_flagged_command_is_run_recorded_and_counted(tmp_path: Path) -> No
     assert [event["rule"] for event in rules_in(response)] == ["shouting", "all"]
     assert found['llm_sandbox_rules_met_total{action="log",rule="shouting"}'] == 1
     assert found['llm_sandbox_rules_met_total{action="deny",rule="all"}'] == 1
+    assert found['sandbox_rules_met_total{action="flag",rule="shouting"}'] == 1
 
 
 async def test_input_to_a_job_is_checked_as_a_command(tmp_path: Path) -> None:

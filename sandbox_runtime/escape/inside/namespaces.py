@@ -134,7 +134,7 @@ def mount_setattr() -> str | None:
 
 
 def other_roots() -> str | None:
-    """Looks for processes whose root directory is another than its own."""
+    """Looks in /proc for processes that have another root directory than this one."""
     own = Path("/").stat()
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -229,7 +229,7 @@ def test_text_kept_of_repetitive_calls_is_bounded(piece: str) -> None:
         ('<create_user>{"name": "Bob", "arguments": {}}', None),
     ],
 )
-def test_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
+def test_name_in_the_tag_of_a_tool_is_an_argument_unless_arguments_follow(
     text: str, arguments: dict[str, Any] | None
 ) -> None:
     turn = parse_turn({"role": "assistant", "content": text}, ["create_user"], iter(["c1"]))
