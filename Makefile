@@ -138,4 +138,4 @@ locks: install
 	  --no-audit --no-fund || exit; done
 
 clean:
-	rm -rf build .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output openwebui-pictures
+	rm -rf build .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output paper-output openwebui-pictures

@@ -1,4 +1,7 @@
-"""The examples: each program runs against a proxy, and each configuration is valid."""
+"""The examples: each program runs against a proxy, and each configuration is valid.
+
+`tests/test_paper_examples.py` tests those of `examples/paper`.
+"""
 
 import json
 import re
@@ -223,20 +226,26 @@ def test_example_configuration_is_valid(path: Path, monkeypatch: pytest.MonkeyPa
     assert build_profiles(config).default.name == config.profile
 
 
+def example_files() -> list[Path]:
+    """Return the files of all examples, without what Python has compiled."""
+    files = [path for path in EXAMPLES.rglob("*") if path.is_file()]
+    return [path for path in files if path.suffix != ".pyc"]
+
+
 def test_every_example_is_run_or_validated() -> None:
-    programs = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "configs"}
+    programs = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "configs", "paper"}
     assert programs == {example.program for example in [*PROGRAMS, CURL]}
     assert {path.suffix for path in CONFIGS.iterdir()} == {".yaml"}
 
 
 def test_table_lists_every_example() -> None:
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    files = [path for path in EXAMPLES.rglob("*") if path.is_file()]
+    files = example_files()
     names = [str(path.relative_to(EXAMPLES)) for path in files if path.name != "README.md"]
     assert [name for name in names if f"[`{name}`]({name})" not in table] == []
 
 
 def test_examples_are_short() -> None:
-    files = [path for path in EXAMPLES.rglob("*") if path.is_file()]
+    files = [path for path in example_files() if path.name != "README.md"]
     lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert {name: lines for name, lines in lengths.items() if lines >= MAX_LINES} == {}
