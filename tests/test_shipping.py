@@ -21,6 +21,7 @@ from sandbox_runtime.pool.pool import PoolStats
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 COMPOSE_FILES = ("compose.yaml", "compose.bubblewrap.yaml")
+DOCKERFILES = ("Dockerfile", "engine.Dockerfile")
 UNIT = DEPLOY / "sandbox-proxy.service"
 PROGRAM = "/opt/sandbox-proxy/bin/sandbox-proxy"
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
@@ -77,7 +78,7 @@ def environment_names() -> set[str]:
     return {f"LLM_SANDBOX_{'__'.join(path).upper()}" for path in setting_paths(Config)}
 
 
-@pytest.mark.parametrize("name", [*COMPOSE_FILES, "Dockerfile", "entrypoint", UNIT.name])
+@pytest.mark.parametrize("name", [*COMPOSE_FILES, *DOCKERFILES, "entrypoint", UNIT.name])
 def test_environment_variables_are_settings(name: str) -> None:
     assert set(re.findall(r"LLM_SANDBOX_\w+", read(name))) <= environment_names()
 
@@ -99,8 +100,25 @@ def test_compose_file_gives_the_proxy_no_engine_of_the_host(name: str) -> None:
     proxy = tree["services"]["proxy"]
     mounted = [volume.split(":")[0] for volume in proxy["volumes"]]
     assert set(mounted) <= set(tree["volumes"])
-    assert "privileged" not in proxy
+    assert "cap_add" not in proxy
     assert proxy["ports"] == ["${LISTEN:-127.0.0.1:8080}:8080"]
+
+
+def test_engine_has_only_the_capabilities_that_it_needs() -> None:
+    services = yaml.safe_load(read("compose.yaml"))["services"]
+    for service in services.values():
+        assert "privileged" not in service
+        # docker-compose 1.29 refuses others, such as systempaths, when it starts the container.
+        options = [option.partition(":")[0] for option in service.get("security_opt", ())]
+        assert set(options) <= {"apparmor", "label", "no-new-privileges", "seccomp"}
+    added = {name: service["cap_add"] for name, service in services.items() if "cap_add" in service}
+    assert added == {"engine": ["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]}
+
+
+def test_engine_gives_its_socket_to_the_group_of_the_proxy() -> None:
+    command = next(words for words in instructions("engine.Dockerfile") if words[0] == "CMD")
+    assert '"--group=1000",' in command
+    assert "useradd --uid 1000 --user-group" in read("Dockerfile")
 
 
 @pytest.mark.parametrize("name", COMPOSE_FILES)
@@ -128,11 +146,14 @@ def instructions(name: str) -> Iterator[list[str]]:
     yield from (line.split() for line in text.splitlines() if line)
 
 
-def test_dockerfile_copies_only_paths_that_exist_and_that_dockerignore_includes() -> None:
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_dockerfile_copies_only_paths_that_exist_and_that_dockerignore_includes(
+    dockerfile: str,
+) -> None:
     included = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = [
         source
-        for name, *words in instructions("Dockerfile")
+        for name, *words in instructions(dockerfile)
         if name == "COPY" and not words[0].startswith("--from=")
         for source in words[:-1]
     ]
