@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check docs reference format bench openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -97,6 +97,10 @@ docs: install
 # Write docs/reference from the code.
 reference: install
 	$(BIN)/python -m docs.generate
+
+# Run the programs of docs/guides/clients.md and write what they print into the page.
+transcripts: install
+	$(BIN)/python -m tests.docs.transcripts
 
 format: install
 	$(BIN)/ruff format .

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -19,15 +18,10 @@ import yaml
 
 from proxy.__main__ import _parser as command_parser
 from proxy.config import parse
-from proxy.demo import SCRIPT
-from proxy.models.scripted import ScriptedModel
-from tests.fakes.server import make_services, open_sandboxes, serve
+from tests.docs.pages import ADDRESS, PAGES, README, ROOT, Fence, fences
+from tests.docs.transcripts import PAGE as CLIENTS
+from tests.fakes.server import demo_proxy
 
-ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), README]
-ADDRESS = "http://127.0.0.1:8080"
-"""The address of the proxy in the examples."""
 CHECKED = {"python", "yaml", "json", "sh"}
 UNCHECKED = {
     *("text", "mermaid", "toml", "promql", "http", "ini", "dockerfile"),
@@ -35,39 +29,6 @@ UNCHECKED = {
 }
 RUNNERS = {"docker", "podman", "kubectl", "sudo", "env", "exec", "timeout", "nohup"}
 """Programs whose arguments contain a command."""
-
-
-@dataclass(frozen=True)
-class Fence:
-    """A fenced block of a page."""
-
-    path: Path
-    line: int
-    language: str
-    info: str
-    """The rest of the line that opens the block."""
-    text: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.path.relative_to(ROOT)}:{self.line}"
-
-
-def fences(path: Path) -> Iterator[Fence]:
-    """Yield the fenced blocks of a page, those in admonitions and lists too."""
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    for number, line in lines:
-        if not (opening := re.fullmatch(r"( *)(`{3,}|~{3,})\s*([^\s`]*)([^`]*)", line)):
-            continue
-        indent, mark, language, info = opening.groups()
-        block = []
-        for _, inner in lines:
-            if re.fullmatch(rf" *{mark}{mark[0]}*\s*", inner):
-                break
-            block.append(inner.removeprefix(indent))
-        else:
-            raise ValueError(f"{path}:{number}: the block has no end")
-        yield Fence(path, number, language, info.strip(), "\n".join([*block, ""]))
 
 
 FENCES = [fence for path in PAGES for fence in fences(path)]
@@ -90,16 +51,14 @@ def test_every_block_has_a_known_language() -> None:
 @written_in("python")
 async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
     ast.parse(fence.text, fence.id)
-    if fence.text.startswith("# sketch"):
-        return
-    async with open_sandboxes("bubblewrap", tmp_path / "state") as sandboxes:
-        services = make_services(ScriptedModel.from_yaml(SCRIPT), sandboxes, tmp_path / "state")
-        async with serve(services) as url:
-            (tmp_path / "program.py").write_text(fence.text.replace(ADDRESS, url), "utf-8")
-            with anyio.fail_after(60):
-                ended = await anyio.run_process(
-                    [sys.executable, "program.py"], cwd=tmp_path, check=False
-                )
+    if fence.path == CLIENTS or fence.text.startswith("# sketch"):
+        return  # test_transcripts.py runs the programs of the page of clients
+    async with demo_proxy("bubblewrap", tmp_path / "state") as url:
+        (tmp_path / "program.py").write_text(fence.text.replace(ADDRESS, url), "utf-8")
+        with anyio.fail_after(60):
+            ended = await anyio.run_process(
+                [sys.executable, "program.py"], cwd=tmp_path, check=False
+            )
     assert ended.returncode == 0, ended.stderr.decode()
 
 

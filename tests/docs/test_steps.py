@@ -18,7 +18,7 @@ from proxy.agent.events import (
 )
 from proxy.schemas.steps import StepEventRenderer
 from sandbox_runtime.egress.decision import Decision
-from tests.docs.test_pages import ROOT
+from tests.docs.pages import ROOT
 
 
 def test_step_events_of_the_guide_are_those_that_are_sent() -> None:

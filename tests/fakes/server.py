@@ -33,6 +33,7 @@ from proxy.agent.model import Model
 from proxy.agent.suspension import SuspendedRunStore
 from proxy.api.dependencies import Services
 from proxy.app import create_app
+from proxy.demo import SCRIPT
 from proxy.files import FileLookup, FileStore
 from proxy.http_server import ConnectionRegistry, HTTPProtocol
 from proxy.inputs import Inputs, TextLengths
@@ -40,6 +41,7 @@ from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
+from proxy.models.scripted import ScriptedModel
 from proxy.models.tool_support import ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles
 from proxy.runs.manager import RunManager
@@ -135,6 +137,15 @@ async def running_proxy(
                 yield url
     finally:
         await model.aclose()
+
+
+@asynccontextmanager
+async def demo_proxy(kind: Kind, state_dir: Path) -> AsyncIterator[str]:
+    """Yield the URL of a complete proxy whose model plays the script of the demo."""
+    async with open_sandboxes(kind, state_dir) as sandboxes:
+        services = make_services(ScriptedModel.from_yaml(SCRIPT), sandboxes, state_dir)
+        async with serve(services) as url:
+            yield url
 
 
 class EachKey(Keyring):

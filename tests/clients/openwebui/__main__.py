@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.async_api import Page, async_playwright, expect
 
 from tests.clients.locked_packages import MissingError
-from tests.clients.openwebui import first_token
+from tests.clients.openwebui import first_token, manual_picture
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.environment import TIMEOUT_S, Environment
 from tests.clients.openwebui.model import NAME, Model
@@ -37,6 +37,8 @@ def main() -> int:
     try:
         if arguments.typing:
             asyncio.run(_measure(arguments.sandbox, arguments.typing))
+        elif arguments.manual:
+            asyncio.run(_take_manual_picture(arguments.sandbox))
         else:
             asyncio.run(_run_all(arguments.sandbox, arguments.pictures))
     except MissingError as error:
@@ -60,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ROUNDS",
         help="measure the time to the first word of an answer instead",
     )
+    parser.add_argument(
+        "--manual", action="store_true", help="write the picture of the manual instead"
+    )
     return parser
 
 
@@ -68,6 +73,13 @@ async def _measure(kind: Kind, rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="openwebui-") as folder:
         async with _browser_page(_browser()) as page:
             await first_token.measure(program, page, kind, Path(folder), rounds)
+
+
+async def _take_manual_picture(kind: Kind) -> None:
+    program = await asyncio.to_thread(installed_program)
+    with tempfile.TemporaryDirectory(prefix="openwebui-") as folder:
+        async with _browser_page(_browser()) as page:
+            await manual_picture.take(program, page, kind, Path(folder))
 
 
 def _browser() -> str:

@@ -37,7 +37,7 @@ class Chat:
 
     async def screenshot(self, name: str) -> None:
         """Save a screenshot."""
-        await self.page.screenshot(path=self._pictures / f"{name}.png")
+        await self.page.screenshot(path=self._pictures / f"{name}.png", animations="disabled")
 
     async def download(self, link: Locator) -> bytes:
         """Click a link to a file and return what the browser saved."""

@@ -28,9 +28,7 @@ def command_of(stack: Stack) -> list[str]:
 
 def node_command(name: str, program: Path) -> list[str]:
     """Return the command that runs a program with the packages of a locked Node environment."""
-    runtime, packages = _packages("runtime"), _packages(name)
-    # The Node version is locked as well.
-    (node,) = runtime.glob("node_modules/node-linux-*/bin/node")
+    node, packages = locked_node(), packages_of(name)
     # Node resolves packages, and the modules beside the program, relative to the program.
     for source in program.parent.glob("*.mjs"):
         shutil.copy(source, packages)
@@ -45,7 +43,14 @@ def python_of(name: str) -> Path:
         absent(str(error), "REQUIRE_STACKS")
 
 
-def _packages(name: str) -> Path:
+def locked_node() -> Path:
+    """Return Node in its locked version."""
+    (node,) = packages_of("runtime").glob("node_modules/node-linux-*/bin/node")
+    return node
+
+
+def packages_of(name: str) -> Path:
+    """Return the folder of a locked Node environment."""
     npm = shutil.which("npm")
     if npm is None:
         absent("npm is missing: Node clients are not tested", "REQUIRE_NODE")
