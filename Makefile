@@ -100,7 +100,7 @@ reference: install
 
 # Run the programs of docs/guides/clients.md and write what they print into the page.
 transcripts: install
-	$(BIN)/python -m tests.docs.transcripts
+	INSTALL_LARGE_STACKS=1 $(BIN)/python -m tests.docs.transcripts
 
 format: install
 	$(BIN)/ruff format .

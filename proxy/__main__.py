@@ -252,11 +252,16 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
 
-    isolation = build_profiles(config).default.isolation
-    software = await require_working_backend(backend, isolation, self_test=config.sandbox.self_test)
+    profiles = build_profiles(config)
+    software = await require_working_backend(
+        backend, profiles.default.isolation, self_test=config.sandbox.self_test
+    )
     services, pool = build_services(config, model, backend, listener, software)
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
-    announce(listener, backend.name, check, isolation.network)
+    used = [name for key in config.keys for name in key.profiles]
+    used += [model.profile for model in config.models.values() if model.profile]
+    others = {name: profiles.named[name].isolation.network for name in used}
+    announce(listener, backend.name, check, profiles.default.isolation.network, others)
     app = create_app(services, _lifespan(services, pool, backend))
     # Existing objects live as long as the server. Collecting them took 0.08 s each time, a fifth of
     # the processor time of plain requests.

@@ -62,7 +62,7 @@ async def _ask(base_url: str, question: str, model: str | None) -> int:
             delta = chunk.choices[0].delta if chunk.choices else None
             thinking = getattr(delta, "reasoning_content", None)
             if thinking:
-                _say(f"{DIM}{thinking}{PLAIN}")
+                _say(f"{DIM}{thinking}{PLAIN}" if sys.stdout.isatty() else thinking)
             if delta and delta.content:
                 _say(delta.content if answer else f"\n{delta.content}")
                 answer += delta.content

@@ -77,10 +77,15 @@ async def _check_tools(
     return Check(title, not verdict.reason, verdict.message or "supported")
 
 
-def announce(listener: socket, backend: str, model: Check, network: Egress) -> None:
+def announce(
+    listener: socket, backend: str, model: Check, network: Egress, others: Mapping[str, Egress]
+) -> None:
     """Log the sandbox backend, the network of the sandboxes, the model backend and the address of
-    the server."""
+    the server. `others` are the networks of the profiles that keys and models use, by name."""
     log.info("sandboxes: %s; network: %s", backend, _reach(network))
+    for name, other in others.items():
+        if other != network:
+            log.info("network in profile %s: %s", name, _reach(other))
     if model.ok:
         log.info("model backend: %s", model.detail)
     else:
@@ -147,9 +152,9 @@ async def diagnose(
         found[_WORKS if check.ok else _BROKEN if needed else _OPTIONAL].append(check)
 
     add(await check_model(model, key), needed=True)
-    if probe is not None:
-        for check in await check_tools(probe, tool_settings):
-            add(check, needed=False)
+    tools = [] if probe is None else await check_tools(probe, tool_settings)
+    for check in tools:
+        add(check, needed=False)
     await model.aclose()
     chosen = ""
     for name, build in builders.items():
@@ -167,6 +172,8 @@ async def diagnose(
             )
     names = [check.name for check in found[_BROKEN]]
     sys.stdout.write(f"{_verdict(names)}\n")
+    if tools and not any(check.ok for check in tools):
+        sys.stdout.write("No model of the backend would get a sandbox.\n")
     return 1 if names else 0
 
 

@@ -18,6 +18,7 @@ import yaml
 
 from proxy.__main__ import _parser as command_parser
 from proxy.config import parse
+from proxy.models.scripted import read_script
 from tests.docs.pages import ADDRESS, PAGES, README, ROOT, Fence, fences
 from tests.docs.transcripts import PAGE as CLIENTS
 from tests.fakes.server import demo_proxy
@@ -68,7 +69,9 @@ async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
 @written_in("yaml")
 def test_yaml_is_a_valid_configuration(fence: Fence) -> None:
     tree = yaml.safe_load(fence.text)
-    if "title=" not in fence.info:
+    if "replies" in tree:
+        read_script(tree, fence.id)
+    elif "title=" not in fence.info:
         parse(tree, fence.id)
 
 

@@ -52,9 +52,11 @@ async def run(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
 class Server:
     """A running `serve` process."""
 
-    def __init__(self, process: Process, url: str) -> None:
+    def __init__(self, process: Process, url: str, log: str) -> None:
+        """`log` is the log up to the moment when the server was ready."""
         self.process = process
         self.url = url
+        self.log = log
 
     async def ended(self) -> int:
         """Wait for the process and return its exit code."""
@@ -84,7 +86,7 @@ async def serving(
         env=environment(home, **variables),
     )
     try:
-        yield Server(process, await _address(process))
+        yield Server(process, *await _start(process))
     finally:
         if process.returncode is None:
             process.kill()
@@ -93,13 +95,13 @@ async def serving(
             await process.aclose()
 
 
-async def _address(process: Process) -> str:
-    """Return the URL that the server prints when it is ready."""
+async def _start(process: Process) -> tuple[str, str]:
+    """Return the URL that the server logs when it is ready, and its log up to there."""
     assert process.stderr is not None
     output = ""
     with anyio.fail_after(30):
         async for text in TextReceiveStream(process.stderr):
             output += text
             if found := re.search(rf"serving at ({ADDRESS.pattern})\b.*\n", output):
-                return found[1]
+                return found[1], output
     raise AssertionError(f"serve ended before it was ready: {output}")

@@ -276,6 +276,7 @@ async def test_demo_answers_and_writes_its_files(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.decode()) == (0, "")
     printed = done.stdout.decode()
     assert "a script plays its part" in printed
+    assert "\x1b" not in printed  # colours are for a terminal
     assert "$ python3 primes.py" in printed
     assert "There are 78,498 primes up to 1,000,000" in printed
     files = {path.name: path.read_text() for path in (tmp_path / "demo-output").iterdir()}
@@ -298,6 +299,17 @@ async def test_demo_reports_an_unreachable_backend(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert b"the backend cannot be reached" in done.stderr.splitlines()[-1]
     assert b"Traceback" not in done.stderr
+
+
+async def test_serve_logs_the_networks_that_keys_allow(tmp_path: Path) -> None:
+    keys = [{"name": "lab", "env": "LAB_KEY", "profiles": ["research"]}]
+    async with serving(tmp_path, "bubblewrap", NOWHERE, {"keys": keys}, LAB_KEY="sk-1") as server:
+        lines = [line.partition(" INFO ")[2] for line in server.log.splitlines()]
+    networks = [line for line in lines if "network" in line]
+    assert networks == [
+        "sandboxes: bubblewrap; network: none",
+        "network in profile research: allowlist (pypi, npm, debian, conda)",
+    ]
 
 
 # doctor
@@ -446,6 +458,7 @@ async def test_doctor_reports_tool_support_of_each_model(
     assert findings(done)["tools of fake-model"] is ok
     lines = done.stdout.decode().splitlines()
     assert [words in line for line in lines if "tools of fake-model" in line] == [True]
+    assert (lines[-1] == "No model of the backend would get a sandbox.") is not ok
 
 
 @pytest.mark.docker

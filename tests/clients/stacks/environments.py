@@ -17,6 +17,8 @@ from tests.clients.stacks.stacks import Stack
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 KEPT = ROOT / ".stacks"
+LARGE = {"node-codex", "node-claude-code"}
+"""Environments of hundreds of MiB, which only a run with INSTALL_LARGE_STACKS installs."""
 
 
 def command_of(stack: Stack) -> list[str]:
@@ -56,6 +58,9 @@ def packages_of(name: str) -> Path:
         absent("npm is missing: Node clients are not tested", "REQUIRE_NODE")
     lock = HERE / "locks" / "node" / name
     folder = KEPT / f"node-{name}"
+    may_install = folder.name not in LARGE or os.environ.get("INSTALL_LARGE_STACKS")
+    if not folder.exists() and not may_install:
+        absent(f"{folder.name} is missing: `make transcripts` installs it", "REQUIRE_LARGE_STACKS")
     quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
     files = {path.name: path.read_bytes() for path in sorted(lock.iterdir())}
     try:
