@@ -12,6 +12,7 @@ ProxyError(status, type, code)
 ├ BackendError             its own    the backend refused or failed; keeps the backend's status
 │ ├ ContextOverflowError   400        the conversation no longer fits the model's context window
 │ ├ ToolsRefusedError      its own    the model, or its server, accepts no tools at all
+│ ├ AnswerTooLargeError    502        the backend's answer exceeds a bound of the proxy
 │ └ OutOfTimeError         504        no answer by the deadline; a retry would end the same way
 ├ IdempotencyError         422        the Idempotency-Key was used before, with another body
 ├ RunCancelledError        409        another request cancelled the run
@@ -245,6 +246,16 @@ def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
         code="tools_not_supported",
         param="model",
     )
+
+
+class AnswerTooLargeError(BackendError):
+    """The backend's answer exceeds a bound of the proxy. A retry would read it all again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the backend's answer cannot be read: {reason}", code="backend_bad_response"
+        )
+        self.headers[ResponseHeader.SHOULD_RETRY] = "false"
 
 
 class OutOfTimeError(BackendError):

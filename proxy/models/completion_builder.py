@@ -11,6 +11,7 @@ from typing import Any
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount, ToolCallDelta
 from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
+from proxy.errors import AnswerTooLargeError
 from proxy.models.backend_errors import bad_response, wrong_types_as_backend_error
 
 MAX_TEXT_CHARS = 64 << 20
@@ -188,7 +189,7 @@ class CompletionBuilder:
     def _count_chars(self, text: str) -> str:
         self._chars += len(text)
         if self._chars > MAX_TEXT_CHARS:
-            raise bad_response(f"its text has more than {MAX_TEXT_CHARS} characters")
+            raise AnswerTooLargeError(f"its text has more than {MAX_TEXT_CHARS} characters")
         return text
 
 
@@ -209,7 +210,9 @@ class ToolCallBuilder:
             arguments = call.add(piece)
             self._chars += len(arguments)
             if self._chars > MAX_ARGUMENTS_CHARS:
-                raise bad_response(f"its calls have more than {MAX_ARGUMENTS_CHARS} characters")
+                raise AnswerTooLargeError(
+                    f"its calls have more than {MAX_ARGUMENTS_CHARS} characters"
+                )
             if arguments or (piece.get("function") or {}).get("name"):
                 deltas.append(ToolCallDelta(self._calls.index(call), call.name, arguments))
         return deltas
@@ -256,7 +259,9 @@ class _ToolCall:
         name, arguments = function.pop("name", None), function.pop("arguments", None)
         if name and name != self.name:  # some servers repeat the name in every piece
             if len(self.name) + len(name) > MAX_NAME_CHARS:
-                raise bad_response(f"a call names a function of over {MAX_NAME_CHARS} characters")
+                raise AnswerTooLargeError(
+                    f"a call names a function of over {MAX_NAME_CHARS} characters"
+                )
             self.name += name
         merge(self._function, function)
         merged = ("index", "function", "id") if self._fields.get("id") else ("index", "function")
@@ -273,7 +278,7 @@ class _ToolCall:
 
 def _bounded(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(blocks) > MAX_BLOCKS:
-        raise bad_response(f"it has more than {MAX_BLOCKS} blocks")
+        raise AnswerTooLargeError(f"it has more than {MAX_BLOCKS} blocks")
     return blocks
 
 

@@ -20,7 +20,7 @@ from yarl import URL
 from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json
 from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
-from proxy.errors import BackendError
+from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.backend_errors import (
     backend_error,
     backend_error_from_response,
@@ -397,11 +397,11 @@ class BackendResponse:
         async for piece in self:
             body += piece
             if len(body) > MAX_JSON_BYTES:
-                raise bad_response(f"it is longer than {MAX_JSON_BYTES >> 20} MiB")
+                raise AnswerTooLargeError(f"it is longer than {MAX_JSON_BYTES >> 20} MiB")
             try:
                 bounds.check(piece)
             except TooMuchJSONError as error:
-                raise bad_response(f"it has more than {error}") from error
+                raise AnswerTooLargeError(f"it has more than {error}") from error
         return parse_json(bytes(body))
 
     async def raise_for_error(self, secret: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from policies.headers import ResponseHeader
 from proxy.agent.events import ModelCallFailed, OnDelta
 from proxy.agent.model import Completion, Model, ModelWrapper, StopRetryingError
-from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
+from proxy.errors import AnswerTooLargeError, BackendError, ContextOverflowError, ToolsRefusedError
 
 _LOG = logging.getLogger(__name__)
 _RETRYABLE_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
@@ -20,10 +20,10 @@ class RetryingModel(ModelWrapper):
     """Makes up to `attempts` calls, with exponential backoff and full jitter.
 
     The delay is at least the backend's `Retry-After`. If `Retry-After` exceeds `max_delay_s`, the
-    error is raised without a retry. Before each retry, `on_delta` gets a `ModelCallFailed`. It can
-    raise `StopRetryingError` to prevent the retry, for example because the client has already
-    received a part of the completion. Relayed calls are not retried: the client sees every failure
-    and can retry.
+    error is raised without a retry, as is AnswerTooLargeError. Before each retry, `on_delta` gets a
+    `ModelCallFailed`. It can raise `StopRetryingError` to prevent the retry, for example because
+    the client has already received a part of the completion. Relayed calls are not retried: the
+    client sees every failure and can retry.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RetryingModel(ModelWrapper):
             attempt += 1
 
     def _is_retryable(self, error: BackendError) -> bool:
-        is_final = isinstance(error, ContextOverflowError | ToolsRefusedError)
+        is_final = isinstance(error, ContextOverflowError | ToolsRefusedError | AnswerTooLargeError)
         if is_final or error.status not in _RETRYABLE_STATUSES:
             return False
         return error.retry_after_s is None or error.retry_after_s <= self._max_delay_s

@@ -15,10 +15,9 @@ from policies.json_bounds import JSONBounds, TooMuchJSONError, is_small
 from policies.prices import CHARS_PER_TOKEN, estimate_prompt_tokens
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Completion
-from proxy.errors import BackendError
+from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.backend_errors import (
     backend_error,
-    bad_response,
     connection_lost,
     is_error,
     parse_json,
@@ -123,11 +122,11 @@ class CompletionStream:
         error."""
         self._bytes += len(piece)
         if self._bytes > MAX_COMPLETION_BYTES:
-            raise bad_response(f"it is longer than {MAX_COMPLETION_BYTES >> 20} MiB")
+            raise AnswerTooLargeError(f"it is longer than {MAX_COMPLETION_BYTES >> 20} MiB")
         try:
             events = self._decoder.feed(piece)
         except EventTooLongError as error:
-            raise bad_response(str(error)) from error
+            raise AnswerTooLargeError(str(error)) from error
         return self._deltas(events)
 
     def end(self) -> Iterator[ModelDelta]:
@@ -154,7 +153,7 @@ class CompletionStream:
             try:
                 JSONBounds().check(event)
             except TooMuchJSONError as error:
-                raise bad_response(f"an event has more than {error}") from error
+                raise AnswerTooLargeError(f"an event has more than {error}") from error
         chunk = parse_json(event)
         if is_error(chunk):
             raise backend_error(chunk, status=None, secret=self._secret)

@@ -11,9 +11,10 @@ import anyio
 import pytest
 
 from proxy.agent.model import MAX_CALLS
-from proxy.errors import BackendError
+from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.completion_builder import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.retry import RetryingModel
 from proxy.models.streaming import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
 from tests.fakes.backend import Frames, Item, Raw, chunk, frames, scripted_backend
 from tests.proxy.agent.runs import USER
@@ -65,6 +66,17 @@ async def test_endless_line_is_rejected() -> None:
     message = await rejection(Frames(endless))
     assert "32 MiB" in message
     assert endless.sent < 2 * MAX_EVENT_BYTES
+
+
+async def test_response_that_exceeds_a_limit_is_not_requested_again() -> None:
+    endless = [Frames(Endless(b"data: ", b"x" * MIB, 1 << 10)) for _ in range(2)]
+    async with scripted_backend(endless) as backend:
+        model = RetryingModel(OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=30))
+        with anyio.fail_after(60), pytest.raises(AnswerTooLargeError) as raised:
+            await model.complete(BODY, DeltaRecorder())
+        await model.aclose()
+    assert len(backend.requests) == 1
+    assert raised.value.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize(
