@@ -90,6 +90,7 @@ _WEIGHTS = (
     (_FIRST_OF_FOUR, 2.0),  # emoji
     (_FOLLOWING, 0.0),
 )
+_MAX_WEIGHT = 2.0
 _OTHER_WEIGHT = 1 / 1.7
 """The weight of line ends and punctuation."""
 
@@ -103,6 +104,12 @@ def estimate_tokens(text: str) -> int:
         tokens += weight * (len(rest) - len(others))
         rest = others
     return round(tokens + _OTHER_WEIGHT * len(rest))
+
+
+def is_far_below(text: str, threshold: int) -> bool:
+    """Return True if a text is so short that its estimate must be below the threshold and not near
+    it. Estimates of the texts of 60,000 short messages would take 0.7 s."""
+    return len(text) * _MAX_WEIGHT <= threshold / _NEAR_FACTOR
 
 
 def is_near_threshold(tokens: int, threshold: int) -> bool:

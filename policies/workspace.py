@@ -7,7 +7,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from policies.context import estimate_tokens, is_near_threshold
+from policies.context import estimate_tokens, is_far_below, is_near_threshold
 from policies.documents import LARGE_CHARS, offload_as_one_file, offload_documents
 from policies.file_names import UniqueDisplayNames, UniqueNames, display_name
 
@@ -96,7 +96,7 @@ def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list
     with a tokenizer counts the tokens of these texts and passes the counts to `plan_workspace`."""
     if over_tokens is None:
         return []
-    texts = _user_texts(messages)
+    texts = [text for text in _user_texts(messages) if not is_far_below(text, over_tokens)]
     return [text for text in texts if is_near_threshold(estimate_tokens(text), over_tokens)]
 
 
@@ -211,6 +211,8 @@ class _Planner:
         if self._over_tokens is None or not _is_from_user(message):
             return False
         text = _text_of_content(message.get("content"))
+        if is_far_below(text, self._over_tokens):
+            return False
         tokens = self._counted.get(text)
         return (estimate_tokens(text) if tokens is None else tokens) > self._over_tokens
 

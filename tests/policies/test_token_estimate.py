@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.context import estimate_tokens, is_near_threshold
+from policies.context import estimate_tokens, is_far_below, is_near_threshold
 
 # The counts are those of the tokenizers cl100k and o200k.
 COUNTED = {
@@ -48,3 +48,14 @@ def test_count_is_near_a_threshold_within_a_factor_of_two() -> None:
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize("character", ["a", "7", "é", "語", "🦊", "\ud800", ";"])
+def test_text_far_below_a_threshold_is_neither_above_nor_near_it(character: str) -> None:
+    for length in range(100):
+        text = character * length
+        if is_far_below(text, 100):
+            tokens = estimate_tokens(text)
+            assert (tokens > 100, is_near_threshold(tokens, 100)) == (False, False)
+    assert is_far_below("a" * 25, 100)
+    assert not is_far_below("a" * 26, 100)
