@@ -90,9 +90,9 @@ _WEIGHTS = (
     (_FIRST_OF_FOUR, 2.0),  # emoji
     (_FOLLOWING, 0.0),
 )
-_MAX_WEIGHT = 2.0
 _OTHER_WEIGHT = 1 / 1.7
 """The weight of line ends and punctuation."""
+_MAX_WEIGHT = max(_OTHER_WEIGHT, *(weight for _, weight in _WEIGHTS))
 
 
 def estimate_tokens(text: str) -> int:
