@@ -173,7 +173,9 @@ async def diagnose(
     names = [check.name for check in found[_BROKEN]]
     sys.stdout.write(f"{_verdict(names)}\n")
     if tools and not any(check.ok for check in tools):
-        sys.stdout.write("No model of the backend would get a sandbox.\n")
+        sys.stdout.write(
+            "None of the tested models is known to support tools, which a sandbox needs.\n"
+        )
     return 1 if names else 0
 
 
