@@ -83,7 +83,11 @@ class RunArchive:
 
     def delete_in_background(self, run_id: str) -> None:
         """Start to remove a run from the store, and do not wait for the end."""
-        self._run_in_background(self._repository.delete(run_id))
+        self._run_in_background(self.delete(run_id))
+
+    async def delete(self, run_id: str) -> None:
+        """Remove a run from the store."""
+        await self._repository.delete(run_id)
 
     async def delete_ended(self, owner: str, run_id: str) -> None:
         """Remove the outcome of the owner's run from the store, if the run has ended."""

@@ -142,11 +142,17 @@ class RunManager:
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the stored outcome of the owner's run, if there is one; its summary stays. The
-        idempotency key of the run can then be used again, unless a client still reads the run."""
+        """Remove the outcome of the owner's run, if the run has ended; its summary stays. The
+        idempotency key of the run can then be used again. A client that still reads the run gets
+        the rest."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
-        await self._archive.delete_ended(owner, run_id)
+        run = self.get(owner, run_id)
+        if run and run.has_ended:
+            run.is_deleted = True
+            await self._archive.delete(run_id)
+        else:
+            await self._archive.delete_ended(owner, run_id)
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
@@ -366,6 +372,8 @@ def _can_be_retried(run: Run, identity: RequestIdentity) -> bool:
 
 def _must_be_stored(run: Run) -> bool:
     """Return True if a later request can ask for the outcome of a run that has ended."""
+    if run.is_deleted:
+        return False
     if run.identity.can_be_named:
         return True
     return run.status == "completed" and run.identity.may_be_retried and not run.is_fully_read

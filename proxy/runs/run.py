@@ -95,6 +95,8 @@ class Run:
         self.cancel_reason = ""
         self.is_stored = False
         """True once the outcome is in the store."""
+        self.is_deleted = False
+        """True once a client has deleted the outcome. The outcome is not stored again."""
         self.has_ended = False
         self._log = EventLog()
         self._subscribers: list[Subscriber] = []
@@ -120,7 +122,9 @@ class Run:
     @property
     def can_be_joined(self) -> bool:
         """True if the run has a result or may still reach one."""
-        return not self.cancel_reason and self.status in ("running", "completed")
+        if self.cancel_reason or self.is_deleted:
+            return False
+        return self.status in ("running", "completed")
 
     def result(self) -> Result:
         """Return the result. Raises the run's own error, RunCancelledError."""

@@ -3,6 +3,7 @@ another.
 """
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -189,3 +190,36 @@ async def test_client_that_disconnected_before_the_id_arrived_gets_the_same_resp
             made[0].release.set()
             again = await http.post("/v1/responses", json=body, headers={count: "1"})
             assert again.json()["id"] == f"resp_{made[0].entered[0]}"
+
+
+async def test_sdk_retry_does_not_join_a_response_that_was_deleted_before_its_client_disconnected(
+    tmp_path: Path,
+) -> None:
+    body = {"model": MODEL, "input": "How many?", "background": True}
+    made: list[HeldRunManager] = []
+
+    def make_runs(
+        agent: Agent, suspended_runs: SuspendedRunStore, repository: RunRepository
+    ) -> RunManager:
+        made.append(HeldRunManager(agent, suspended_runs, repository))
+        return made[0]
+
+    async with (
+        scripted_backend([text_reply("42."), text_reply("43.")]) as backend,
+        running_proxy(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        with anyio.fail_after(30):
+            request = partial(http.post, "/v1/responses", json=body)
+            first = asyncio.create_task(request(headers={"x-stainless-retry-count": "0"}))
+            await until(lambda: len(made[0].entered) == 1)
+            path = f"/v1/responses/resp_{made[0].entered[0]}"
+            while (await http.get(path)).json().get("status") != "completed":
+                await anyio.lowlevel.checkpoint()
+            assert (await http.delete(path)).json()["deleted"]
+            first.cancel()
+            await asyncio.wait([first])
+            await http.get("/health")  # lets the server notice the disconnect
+            made[0].release.set()
+            again = await request(headers={"x-stainless-retry-count": "1"})
+            assert again.json()["id"] != f"resp_{made[0].entered[0]}"
