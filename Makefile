@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -108,6 +108,13 @@ format: install
 
 bench: install test-image
 	$(BIN)/python -m bench --image $(TEST_IMAGE)
+
+# The evaluation's scripted model through a real proxy with bubblewrap, compared with its known
+# results. The report is build/evaluation/report.md.
+evaluate: install
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	rm -rf build/evaluation
+	$(BIN)/python -m evaluation self-check --output build/evaluation
 
 # A person at Open WebUI, in a browser; the first time it is installed, 1.8 GB.
 openwebui: install

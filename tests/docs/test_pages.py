@@ -180,7 +180,7 @@ def test_unknown_commands_are_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_of_the_project_exist(page: Path) -> None:
-    folders = "bench|deploy|docs|examples|policies|proxy|sandbox_runtime|tests"
+    folders = "bench|deploy|docs|evaluation|examples|policies|proxy|sandbox_runtime|tests"
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 

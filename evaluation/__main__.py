@@ -1,0 +1,257 @@
+"""The command `sandbox-eval`, also `python -m evaluation`."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+DATA = Path("evaluation-data")
+SUITES = ("synthetic", "reasoning-gym")
+DEFAULT_COUNT = 24
+"""Divisible by the number of kinds of each domain."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Return the exit code: 0, 1 after an error, 130 after Ctrl-C, and 3 if some
+    requests have no answer because of infrastructure errors."""
+    parsed = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = parsed.command
+    try:
+        return command(parsed)
+    except KeyboardInterrupt:
+        print("Interrupted. The same command continues.", file=sys.stderr)
+        return 130
+    except Exception as error:
+        # --help must be quick, so the modules with these errors are imported by the commands.
+        from evaluation.results import ResultsError
+        from evaluation.runner import RunError
+        from evaluation.samples import SuiteError
+
+        if not isinstance(error, SuiteError | ResultsError | RunError):
+            raise
+        print(f"sandbox-eval: {error}", file=sys.stderr)
+        return 1
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from evaluation import reasoning_gym_suite, synthetic
+    from evaluation.samples import SuiteError, write_suite
+
+    names = arguments.suites or SUITES
+    if unknown := set(names) - set(SUITES):
+        raise SuiteError(f"no such suite: {', '.join(sorted(unknown))} (use {', '.join(SUITES)})")
+    for name in names:
+        suite = synthetic if name == "synthetic" else reasoning_gym_suite
+        written = write_suite(
+            arguments.data / name,
+            name,
+            suite.generate(arguments.seed, arguments.count),
+            licence=suite.LICENCE,
+            source=f"{suite.source()}, seed {arguments.seed}",
+        )
+        print(f"{written.directory}: {written.manifest.count} samples", file=sys.stderr)
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import openai
+
+    from evaluation.progress import ProgressBar
+    from evaluation.results import RunInfo, RunSettings, open_results
+    from evaluation.runner import Plan, Runner
+    from evaluation.samples import load_suites
+
+    suites = load_suites(arguments.data, arguments.suites)
+    plan = Plan(
+        suites,
+        arguments.models,
+        arguments.modes,
+        arguments.repeats,
+        arguments.limit,
+        arguments.sandbox,
+        arguments.request,
+        arguments.seed,
+        arguments.max_retries,
+    )
+    settings = RunSettings(
+        suites={suite.manifest.name: suite.manifest.sha256 for suite in suites},
+        sandbox=arguments.sandbox,
+        request=arguments.request,
+        seed=arguments.seed,
+    )
+    versions = {"llm-sandbox-proxy": version("llm-sandbox-proxy"), "openai": openai.__version__}
+    data = str(arguments.data.resolve())
+    info = RunInfo(
+        settings=settings, data=data, concurrency=arguments.concurrency, versions=versions
+    )
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=arguments.base_url,
+            api_key=os.environ.get(arguments.api_key_env) or "none",
+            max_retries=0,
+            timeout=arguments.timeout_s,
+        ) as client:
+            runner = Runner(client, plan, writer, progress.add)
+            await runner.check_models()
+            await runner.run(arguments.concurrency)
+
+    with open_results(arguments.output, info) as writer:
+        keys = {job.key for job in plan.jobs()}
+        with ProgressBar(len(keys), len(keys & writer.done), arguments.price) as progress:
+            asyncio.run(run())
+        left = len(keys - writer.done)
+    if left:
+        print(
+            f"{left} requests have no answer because of infrastructure errors. The same command"
+            " sends them again.",
+            file=sys.stderr,
+        )
+    return 3 if left else 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from evaluation.report import grade_results, render
+    from evaluation.results import REPORT, ResultsError, read_results, read_run
+    from evaluation.samples import load_suites
+
+    info = read_run(arguments.output)
+    suites = load_suites(arguments.data or Path(info.data), list(info.settings.suites))
+    for suite in suites:
+        if suite.manifest.sha256 != info.settings.suites[suite.manifest.name]:
+            raise ResultsError(
+                f"{suite.directory}: not the suite of {arguments.output}, which has the hash"
+                f" {info.settings.suites[suite.manifest.name]}."
+            )
+    text = render(info, suites, grade_results(suites, read_results(arguments.output)))
+    (arguments.output / REPORT).write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+def _self_check(arguments: argparse.Namespace) -> int:
+    from evaluation.self_check import check
+
+    return check(arguments.output)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sandbox-eval", description="Compare a model with and without a sandbox."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    sub = commands.add_parser("prepare", help="generate suites of problems")
+    sub.set_defaults(command=_prepare)
+    sub.add_argument("suites", nargs="*", metavar="SUITE", help=f"default: {' '.join(SUITES)}")
+    sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
+    sub.add_argument("--seed", type=int, default=0, help="seed of the problems")
+    sub.add_argument(
+        "--count", type=_positive, default=DEFAULT_COUNT, help="problems of each domain"
+    )
+
+    sub = commands.add_parser("run", help="send the problems; the same command continues")
+    sub.set_defaults(command=_run)
+    sub.add_argument("--output", type=Path, required=True, help="directory of the results")
+    sub.add_argument("--models", nargs="+", required=True, metavar="MODEL")
+    sub.add_argument("--base-url", default="http://127.0.0.1:8080/v1", help="the proxy, up to /v1")
+    sub.add_argument(
+        "--api-key-env",
+        default="OPENAI_API_KEY",
+        metavar="NAME",
+        help="environment variable with the proxy's key",
+    )
+    sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
+    sub.add_argument("--suites", nargs="+", default=list(SUITES), choices=SUITES)
+    modes = ["plain", "sandbox"]
+    sub.add_argument("--modes", nargs="+", default=modes, choices=modes)
+    sub.add_argument("--repeats", type=_positive, default=1, help="requests for each problem")
+    sub.add_argument("--limit", type=_positive, help="problems of each domain; default: all")
+    sub.add_argument("--concurrency", type=_positive, default=8, help="requests at a time")
+    sub.add_argument("--seed", type=int, help="seed to send; each repeat adds 1; default: none")
+    sub.add_argument("--max-retries", type=int, default=3, help="retries of one request")
+    sub.add_argument("--timeout-s", type=float, default=3600.0, help="timeout of one attempt")
+    sub.add_argument(
+        "--sandbox",
+        type=_object,
+        default={},
+        metavar="JSON",
+        help='fields of the sandbox object, such as \'{"profile": "paper"}\'',
+    )
+    sub.add_argument(
+        "--request",
+        type=_object,
+        default={},
+        metavar="JSON",
+        help="fields of all requests, such as '{\"temperature\": 0.7}'",
+    )
+    sub.add_argument(
+        "--price",
+        type=_price,
+        action=_AddPrice,
+        default={},
+        metavar="MODEL=PROMPT,COMPLETION",
+        help="US dollars for a million tokens; may be repeated",
+    )
+
+    sub = commands.add_parser("report", help="grade the answers and write report.md")
+    sub.set_defaults(command=_report)
+    sub.add_argument("output", type=Path, help="directory of the results")
+    sub.add_argument("--data", type=Path, help="directory of the suites; default: that of the run")
+
+    sub = commands.add_parser(
+        "self-check", help="evaluate a scripted model, and compare with its known results"
+    )
+    sub.set_defaults(command=_self_check)
+    sub.add_argument("--output", type=Path, required=True, help="new directory of the results")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 (got {value})")
+    return value
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+def _price(text: str) -> tuple[str, tuple[float, float]]:
+    model, _, prices = text.rpartition("=")
+    try:
+        prompt, completion = map(float, prices.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("not of the form MODEL=PROMPT,COMPLETION") from error
+    return model, (prompt, completion)
+
+
+class _AddPrice(argparse.Action):
+    """Collects the prices in one dictionary."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        model, price = values
+        before: Mapping[str, Any] = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, {**before, model: price})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

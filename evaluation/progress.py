@@ -1,0 +1,65 @@
+"""The progress bar of an evaluation, with the totals so far."""
+
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from evaluation.results import Result
+
+Prices = Mapping[str, tuple[float, float]]
+"""US dollars for a million prompt tokens and a million completion tokens, by model."""
+
+
+class ProgressBar:
+    """Shows results, errors, tokens and cost on standard error, and one line at the end."""
+
+    def __init__(self, total: int, done: int, prices: Prices) -> None:
+        self._total = total
+        self._done = done
+        self._prices = prices
+        self._infra_errors = 0
+        self._tokens = 0
+        self._cost_usd = 0.0
+        self._has_unknown_cost = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task(self._totals(), total=total, completed=done)
+
+    def __enter__(self) -> "ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+        print(f"{self._done} of {self._total} requests, {self._totals()}", file=sys.stderr)
+
+    def add(self, result: Result) -> None:
+        """Count a result."""
+        self._infra_errors += result.status == "infra_error"
+        self._done += result.status != "infra_error"
+        self._tokens += result.prompt_tokens + result.completion_tokens
+        if price := self._prices.get(result.model):
+            per_prompt, per_completion = price
+            spent = result.prompt_tokens * per_prompt + result.completion_tokens * per_completion
+            self._cost_usd += spent / 1e6
+        else:
+            self._has_unknown_cost = True
+        self._progress.update(self._task, completed=self._done, description=self._totals())
+
+    def _totals(self) -> str:
+        cost = "cost unknown" if self._has_unknown_cost else f"{self._cost_usd:.4f} USD"
+        return f"{self._infra_errors} infra errors, {self._tokens:,} tokens, {cost}"

@@ -1,0 +1,206 @@
+"""The directory of an evaluation: its settings, and one line for each request at once.
+
+run.json        the settings, which a resumed run must have too
+results.jsonl   one record a line, in the order of the ends of the requests
+report.md       the report
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Mode = Literal["plain", "sandbox"]
+Status = Literal["answered", "context_overflow", "infra_error"]
+MODES: tuple[Mode, ...] = ("plain", "sandbox")
+RUN, RESULTS, REPORT = "run.json", "results.jsonl", "report.md"
+
+
+class ResultsError(ValueError):
+    """The directory cannot be used. The message is one line for the user."""
+
+
+class Key(NamedTuple):
+    """The identity of a request: a later record replaces an earlier one with the same key."""
+
+    model: str
+    mode: Mode
+    repeat: int
+    sample: str
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Failure(_Record):
+    """One failed attempt of a request."""
+
+    status: int | None = None
+    """The HTTP status; None without a response."""
+    code: str
+    message: str
+
+
+class SandboxUse(_Record):
+    """The numbers of a run with a sandbox."""
+
+    stop_reason: str
+    route: str
+    turns: int
+    model_calls: int
+    tool_calls: int
+    failed_tool_calls: int
+    """The number of calls whose command did not exit with 0."""
+    observation_tokens: int
+    """Tokens of tool output in the prompts, each counted once, partly an estimate of the proxy."""
+    trajectory_tokens: int
+    capability_turns: Mapping[str, int]
+    """The number of turns that used each of the paper's capabilities."""
+
+
+class Result(_Record):
+    """The outcome of one request."""
+
+    model: str
+    mode: Mode
+    repeat: int
+    sample: str
+    status: Status
+    """answered: there is an answer to grade. context_overflow: the prompt does not fit the model's
+    context window, which counts as wrong. infra_error: there is no answer, for a reason that is not
+    the model's."""
+    answer: str = ""
+    finish_reason: str = ""
+    failures: Sequence[Failure] = ()
+    """The failed attempts, in order. If the status is not answered, the last one is the reason."""
+    seed: int | None = None
+    started: str
+    """UTC, in ISO 8601."""
+    latency_s: float
+    """Seconds of the last attempt."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    sandbox: SandboxUse | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.model, self.mode, self.repeat, self.sample)
+
+
+class RunSettings(_Record):
+    """The settings that must not change between the parts of an evaluation."""
+
+    suites: Mapping[str, str]
+    """The SHA-256 of each suite, by name."""
+    sandbox: Mapping[str, Any]
+    """The `sandbox` object of the requests with a sandbox."""
+    request: Mapping[str, Any]
+    """Further fields of all requests."""
+    seed: int | None
+
+
+class RunInfo(_Record):
+    """The contents of run.json."""
+
+    settings: RunSettings
+    data: str
+    """The directory of the suites."""
+    concurrency: int
+    """The concurrency of the last part."""
+    versions: Mapping[str, str]
+    """The versions of the programs of the last part, by name."""
+
+
+class ResultWriter:
+    """Appends records to results.jsonl."""
+
+    def __init__(self, file: IO[bytes], done: set[Key]) -> None:
+        self._file = file
+        self.done = done
+        """The keys that need no further request. Infrastructure errors are not among them."""
+
+    def append(self, result: Result) -> None:
+        """Write a record. It survives the end of this process."""
+        self._file.write(result.model_dump_json().encode() + b"\n")
+        self._file.flush()
+        if result.status != "infra_error":
+            self.done.add(result.key)
+
+
+@contextmanager
+def open_results(directory: Path, info: RunInfo) -> Iterator[ResultWriter]:
+    """Create or continue an evaluation, and yield the writer of its results.
+
+    Raises ResultsError if the settings differ from the earlier ones, if another process writes to
+    the directory, or if a record is malformed. A last line without an end, which a killed process
+    leaves, is removed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / RESULTS).open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResultsError(f"{directory}: another process writes to it.") from error
+        _check_settings(directory, info.settings)
+        (directory / RUN).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        file.seek(0)
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
+        latest = {result.key: result for result in _parse(directory / RESULTS, data)}
+        done = {key for key, result in latest.items() if result.status != "infra_error"}
+        yield ResultWriter(file, done)
+
+
+def read_run(directory: Path) -> RunInfo:
+    """Return the contents of run.json. Raises ResultsError."""
+    path = directory / RUN
+    try:
+        return RunInfo.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}. `sandbox-eval run` writes it.") from error
+    except ValidationError as error:
+        raise ResultsError(f"{path}: {_first_fault(error)}") from error
+
+
+def read_results(directory: Path) -> list[Result]:
+    """Return the newest record of each key, sorted by key. Raises ResultsError."""
+    try:
+        data = (directory / RESULTS).read_bytes()
+    except OSError as error:
+        raise ResultsError(f"{directory / RESULTS}: {error.strerror}.") from error
+    latest = {result.key: result for result in _parse(directory / RESULTS, data)}
+    return [latest[key] for key in sorted(latest)]
+
+
+def _parse(path: Path, data: bytes) -> Iterator[Result]:
+    """Yield the records of all complete lines."""
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            yield Result.model_validate_json(line)
+        except ValidationError as error:
+            raise ResultsError(f"{path}:{number}: {_first_fault(error)}") from error
+
+
+def _check_settings(directory: Path, settings: RunSettings) -> None:
+    if not (directory / RUN).exists():
+        return
+    now, before = (
+        json.loads(each.model_dump_json()) for each in (settings, read_run(directory).settings)
+    )
+    for name in now:
+        if now[name] != before[name]:
+            raise ResultsError(
+                f"{directory}: its results have {name} {json.dumps(before[name])}, not"
+                f" {json.dumps(now[name])}. Use the same value, or another --output."
+            )
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "the record"
+    return f"{place}: {first['msg']}"

@@ -1,0 +1,250 @@
+"""Sends the samples to the proxy, in both modes, and writes each result at once."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import openai
+from openai.types.chat import ChatCompletion
+
+from evaluation.results import MODES, Failure, Key, Mode, Result, ResultWriter, SandboxUse
+from evaluation.samples import Sample, Suite
+
+PLAIN_SUFFIX = ":plain"
+"""The end of a model's name that makes the proxy send the request without a sandbox."""
+OVERFLOW = "context_length_exceeded"
+SANDBOX_LOST = "Everything in the sandbox is lost"
+"""A part of the observation of a model whose sandbox has ended unexpectedly."""
+MAX_DELAY_S = 60.0
+"""Maximum delay before a retry, in seconds."""
+
+
+class RunError(Exception):
+    """The evaluation cannot start. The message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The requests of an evaluation."""
+
+    suites: Sequence[Suite]
+    models: Sequence[str]
+    modes: Sequence[Mode] = MODES
+    repeats: int = 1
+    limit: int | None = None
+    """The maximum number of samples of each domain."""
+    sandbox: Mapping[str, Any] | None = None
+    """The `sandbox` object of the requests with a sandbox."""
+    request: Mapping[str, Any] | None = None
+    """Further fields of all requests, such as temperature."""
+    seed: int | None = None
+    """The seed that the requests of the first repeat send; each repeat adds 1."""
+    max_retries: int = 3
+
+    def samples(self) -> Iterator[tuple[Suite, Sample]]:
+        """Yield the samples up to the limit of their domain."""
+        counts: dict[str, int] = {}
+        for suite in self.suites:
+            for sample in suite.samples:
+                counts[sample.domain] = counts.get(sample.domain, 0) + 1
+                if self.limit is None or counts[sample.domain] <= self.limit:
+                    yield suite, sample
+
+    def jobs(self) -> "Iterator[Job]":
+        """Yield all requests. The modes follow each other, so that one does not slow the other."""
+        samples = list(self.samples())
+        for model in self.models:
+            for mode in self.modes:
+                for repeat in range(self.repeats):
+                    for suite, sample in samples:
+                        yield Job(Key(model, mode, repeat, sample.id), suite, sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request to send."""
+
+    key: Key
+    suite: Suite
+    sample: Sample
+
+
+class Runner:
+    """Sends the requests of a plan."""
+
+    def __init__(
+        self,
+        client: openai.AsyncOpenAI,
+        plan: Plan,
+        writer: ResultWriter,
+        on_result: Callable[[Result], None],
+    ) -> None:
+        """`client` makes no retries of its own. `on_result` is called after each written record."""
+        self._client = client
+        self._plan = plan
+        self._writer = writer
+        self._on_result = on_result
+
+    async def check_models(self) -> None:
+        """Raise RunError if the proxy does not answer, or does not serve a model in a mode."""
+        try:
+            served = {model.id for model in (await self._client.models.list()).data}
+        except openai.OpenAIError as error:
+            raise RunError(f"{self._client.base_url} does not answer: {error}") from error
+        for model in self._plan.models:
+            for name in map(self._name, self._plan.modes, [model] * len(self._plan.modes)):
+                if name not in served:
+                    known = ", ".join(sorted(served)) or "none"
+                    raise RunError(
+                        f"The proxy does not serve the model {name}. Its models: {known}"
+                    )
+
+    async def run(self, concurrency: int) -> None:
+        """Send all requests that have no result yet, at most `concurrency` at a time."""
+        jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(self._work(jobs))
+
+    async def _work(self, jobs: Iterator[Job]) -> None:
+        for job in jobs:
+            result = await self._result(job)
+            self._writer.append(result)
+            self._on_result(result)
+
+    async def _result(self, job: Job) -> Result:
+        """Send a request until it has a result, or until no retry is left."""
+        failures: list[Failure] = []
+        body = self._body(job)
+        while True:
+            started, clock = datetime.now(UTC), time.perf_counter()
+            result = Result(
+                **job.key._asdict(),
+                status="answered",
+                seed=body.get("seed"),
+                started=started.isoformat(timespec="milliseconds"),
+                latency_s=0.0,
+            )
+            try:
+                completion = await self._client.chat.completions.create(**body)
+                result = _with_completion(result, completion)
+            except (openai.OpenAIError, ValueError, KeyError, TypeError, IndexError) as error:
+                failures.append(_failure(error))
+                status = "infra_error" if failures[-1].code != OVERFLOW else "context_overflow"
+                delay_s = _retry_delay_s(error, len(failures))
+                if delay_s is not None and len(failures) <= self._plan.max_retries:
+                    await asyncio.sleep(delay_s)
+                    continue
+                result = result.model_copy(update={"status": status})
+            latency_s = round(time.perf_counter() - clock, 3)
+            update = {"latency_s": latency_s, "failures": (*failures, *result.failures)}
+            return result.model_copy(update=update)
+
+    def _name(self, mode: Mode, model: str) -> str:
+        return model + PLAIN_SUFFIX if mode == "plain" else model
+
+    def _body(self, job: Job) -> dict[str, Any]:
+        """Return the arguments of the SDK's method."""
+        plan, sample = self._plan, job.sample
+        texts = {file.name: job.suite.read(file) for file in sample.files}
+        body: dict[str, Any] = {"model": self._name(job.key.mode, job.key.model)}
+        extra: dict[str, Any] = dict(plan.request or {})
+        if job.key.mode == "plain":
+            content: Any = plain_prompt(sample.problem, texts)
+        else:
+            content = [*map(_file_part, texts, texts.values())]
+            content.append({"type": "text", "text": sample.problem})
+            # Every answer of this column comes from a run with a sandbox, or is refused.
+            extra["sandbox"] = {"enabled": "always", **(plan.sandbox or {}), "steps": "events"}
+        if plan.seed is not None:
+            body["seed"] = plan.seed + job.key.repeat
+        return {**body, "messages": [{"role": "user", "content": content}], "extra_body": extra}
+
+
+def plain_prompt(problem: str, texts: Mapping[str, str]) -> str:
+    """Return the prompt of the plain mode: the files as documents, then the problem."""
+    documents = [
+        f"BEGIN DOCUMENT {name}\n{text}\nEND DOCUMENT {name}\n\n" for name, text in texts.items()
+    ]
+    return "".join([*documents, problem])
+
+
+def _file_part(name: str, text: str) -> dict[str, Any]:
+    data = base64.b64encode(text.encode()).decode()
+    file = {"filename": name, "file_data": f"data:text/plain;base64,{data}"}
+    return {"type": "file", "file": file}
+
+
+def _with_completion(result: Result, completion: ChatCompletion) -> Result:
+    """Return the result with the fields of a completion."""
+    choice = completion.choices[0]
+    usage = completion.usage
+    update: dict[str, Any] = {
+        "answer": choice.message.content or "",
+        "finish_reason": choice.finish_reason or "",
+        "prompt_tokens": usage.prompt_tokens if usage else 0,
+        "completion_tokens": usage.completion_tokens if usage else 0,
+    }
+    if result.mode == "sandbox":
+        # The fields that the SDK's types do not have.
+        extra = completion.model_dump(include={"sandbox": True, "usage": {"sandbox"}})
+        sandbox, stats = extra["sandbox"], extra["usage"]["sandbox"]
+        update["sandbox"] = _sandbox_use(sandbox, stats)
+        if _is_sandbox_lost(sandbox):
+            message = "The run lost its sandbox."
+            update["failures"] = (Failure(code="sandbox_lost", message=message),)
+            update["status"] = "infra_error"
+    return result.model_copy(update=update)
+
+
+def _sandbox_use(sandbox: Mapping[str, Any], stats: Mapping[str, Any]) -> SandboxUse:
+    ends = [event for event in sandbox["events"] if event["kind"] == "tool_end"]
+    return SandboxUse(
+        stop_reason=sandbox["stop_reason"],
+        route=sandbox["route"],
+        turns=stats["turns"],
+        model_calls=stats["llm_calls"],
+        tool_calls=stats["commands"],
+        failed_tool_calls=sum(bool(event["exit_code"]) for event in ends),
+        observation_tokens=stats["env_tokens"],
+        trajectory_tokens=stats["trajectory_tokens"],
+        capability_turns={name: use["turns"] for name, use in stats["capabilities"].items()},
+    )
+
+
+def _is_sandbox_lost(sandbox: Mapping[str, Any]) -> bool:
+    warnings = [warning["code"] for warning in sandbox.get("warnings") or ()]
+    observations = (event.get("observation") or "" for event in sandbox["events"])
+    return "sandbox_lost" in warnings or any(SANDBOX_LOST in text for text in observations)
+
+
+def _failure(error: Exception) -> Failure:
+    message = str(error)[:1000]
+    if isinstance(error, openai.APIStatusError):
+        code = error.code or f"http_{error.status_code}"
+        return Failure(status=error.status_code, code=str(code), message=message)
+    if isinstance(error, openai.APITimeoutError):
+        return Failure(code="timeout", message=message)
+    if isinstance(error, openai.APIConnectionError):
+        reason = f"{message} {error.__cause__ or ''}".strip()
+        return Failure(code="connection_error", message=reason[:1000])
+    return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
+
+
+def _retry_delay_s(error: Exception, failures: int) -> float | None:
+    """Return the seconds until a retry, or None if a retry is useless."""
+    delay_s = min(2.0 ** (failures - 1), MAX_DELAY_S)
+    if not isinstance(error, openai.APIStatusError):
+        return delay_s if isinstance(error, openai.APIConnectionError) else None
+    headers = error.response.headers
+    is_temporary = error.status_code in (408, 409, 429) or error.status_code >= 500
+    if not is_temporary or headers.get("x-should-retry") == "false":
+        return None
+    try:
+        return min(max(delay_s, float(headers.get("retry-after", 0))), MAX_DELAY_S)
+    except ValueError:  # a date
+        return delay_s

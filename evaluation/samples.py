@@ -1,0 +1,201 @@
+"""The samples of a suite: their format on disk, its validation and its manifest.
+
+A prepared suite is a directory:
+
+    manifest.json   name, count, hash, licence and source
+    samples.jsonl   one sample a line
+    files/          the input files of the samples
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+GraderName = Literal["number", "text", "verbatim", "json", "reasoning-gym"]
+MANIFEST, SAMPLES, FILES = "manifest.json", "samples.jsonl", "files"
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+_Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class SuiteError(ValueError):
+    """A suite is missing, incomplete or malformed. The message is one line for the user."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class InputFile(_Record):
+    """A text file that belongs to a problem. Its content is in the suite's directory `files`."""
+
+    name: _Name
+    """The name for the model."""
+    sha256: _Digest
+    """The SHA-256 of the content, which is also the name in `files`."""
+
+
+class Sample(_Record):
+    """One problem with its right answer."""
+
+    id: _Id
+    """Unique in the suites of a run."""
+    domain: _Name
+    """The row of the results table."""
+    kind: _Name
+    """The family of problems inside the domain."""
+    problem: Annotated[str, Field(min_length=1)]
+    """The text for the model, with the form that the answer must have."""
+    ground_truth: str
+    grader: GraderName
+    entry: Mapping[str, Any] | None = None
+    """The problem as reasoning-gym made it. Required by the grader `reasoning-gym`."""
+    files: Annotated[tuple[InputFile, ...], Field(strict=False)] = ()
+    solution: str | None = None
+    """A shell command that prints the right answer in a sandbox with the files. The scripted model
+    runs it; other models never see it."""
+
+
+class Manifest(_Record):
+    """The origin and the hash of a suite."""
+
+    name: _Name
+    count: Annotated[int, Field(ge=1)]
+    """The number of samples."""
+    sha256: _Digest
+    """The SHA-256 of samples.jsonl, which contains the hashes of the input files."""
+    licence: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A sample before it is written: the fields of Sample, and the texts of its files by name."""
+
+    fields: Mapping[str, Any]
+    documents: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A prepared suite."""
+
+    directory: Path
+    manifest: Manifest
+    samples: tuple[Sample, ...]
+
+    def read(self, file: InputFile) -> str:
+        """Return the text of an input file. Raises SuiteError if it is missing or was changed."""
+        path = self.directory / FILES / file.sha256
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise SuiteError(f"{path}: {error.strerror}. Prepare the suite again.") from error
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise SuiteError(f"{path}: the file was changed. Prepare the suite again.")
+        return data.decode()
+
+
+def write_suite(
+    directory: Path, name: str, drafts: Sequence[Draft], *, licence: str, source: str
+) -> Suite:
+    """Write a suite and return it. The manifest is written last: a suite without one is
+    incomplete."""
+    files = directory / FILES
+    files.mkdir(parents=True, exist_ok=True)
+    (directory / MANIFEST).unlink(missing_ok=True)
+    lines = [_sample(draft, files).model_dump_json() + "\n" for draft in drafts]
+    data = "".join(lines).encode()
+    (directory / SAMPLES).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    manifest = Manifest(name=name, count=len(lines), sha256=digest, licence=licence, source=source)
+    (directory / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return load_suite(directory)
+
+
+def load_suite(directory: Path) -> Suite:
+    """Return the suite in a directory. Raises SuiteError with the file, the line and the field that
+    is wrong."""
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+        data = (directory / SAMPLES).read_bytes()
+    except FileNotFoundError as error:
+        raise SuiteError(
+            f"{error.filename}: no such file. Prepare the suite: sandbox-eval prepare"
+            f" {directory.name} --data {directory.parent}"
+        ) from error
+    except ValidationError as error:
+        raise SuiteError(f"{path}: {_first_fault(error)}") from error
+    samples = tuple(_read_samples(directory / SAMPLES, data))
+    if len(samples) != manifest.count:
+        raise SuiteError(
+            f"{directory / SAMPLES}: {len(samples)} samples, but the manifest says"
+            f" {manifest.count}. Prepare the suite again."
+        )
+    if hashlib.sha256(data).hexdigest() != manifest.sha256:
+        raise SuiteError(
+            f"{directory / SAMPLES}: the file does not have the manifest's hash. Prepare the suite"
+            " again."
+        )
+    return Suite(directory, manifest, samples)
+
+
+def load_suites(data: Path, names: Sequence[str]) -> list[Suite]:
+    """Return the named suites in a directory. Raises SuiteError if two samples have one id."""
+    suites = [load_suite(data / name) for name in names]
+    seen: set[str] = set()
+    for suite in suites:
+        for sample in suite.samples:
+            if sample.id in seen:
+                raise SuiteError(f"{suite.directory}: the id {sample.id} is in two suites.")
+            seen.add(sample.id)
+    return suites
+
+
+def _sample(draft: Draft, files: Path) -> Sample:
+    """Write the files of a draft and return its sample."""
+    found = []
+    for name, text in draft.documents.items():
+        data = text.encode()
+        digest = hashlib.sha256(data).hexdigest()
+        (files / digest).write_bytes(data)
+        found.append(InputFile(name=name, sha256=digest))
+    return Sample(**draft.fields, files=tuple(found))
+
+
+def _read_samples(path: Path, data: bytes) -> Iterator[Sample]:
+    lines: dict[str, int] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            sample = Sample.model_validate_json(line)
+        except ValidationError as error:
+            raise SuiteError(f"{path}:{number}: {_first_fault(error)}") from error
+        if sample.id in lines:
+            first = lines[sample.id]
+            raise SuiteError(f"{path}:{number}: id: {sample.id} is also on line {first}")
+        if sample.grader == "reasoning-gym" and sample.entry is None:
+            raise SuiteError(f"{path}:{number}: entry: the grader reasoning-gym needs an entry")
+        if sample.grader == "json" and (fault := _json_fault(sample.ground_truth)):
+            raise SuiteError(f"{path}:{number}: ground_truth: {fault}")
+        lines[sample.id] = number
+        yield sample
+
+
+def _json_fault(text: str) -> str | None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    return None
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "the object"
+    return f"{place}: {first['msg']}"

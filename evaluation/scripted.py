@@ -1,0 +1,238 @@
+"""A scripted model with known behaviour, as an OpenAI-compatible server.
+
+The model knows the samples of the offline suites. BEHAVIOURS says for each kind of problem what the
+model does without and with tools, so that the results of an evaluation follow from the table.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aiohttp import web
+
+from evaluation.samples import Sample
+
+NAME = "scripted-model"
+WINDOW_CHARS = 40_000
+"""A longer prompt is refused, as by a model with a small context window."""
+PROMPT_TOKENS, COMPLETION_TOKENS = 100, 10
+"""The usage of each model call, whatever its length."""
+UNFORMATTED = "I counted twice.\nThe first time it was 7, the second time 8."
+GIVE_UP = "I do not know."
+MAX_BODY_BYTES = 64 * 2**20
+
+Plain = Literal["right", "wrong", "unformatted"]
+WithTools = Literal["computes", "stumbles", "guesses", "wanders", "fails"]
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """The conduct of the model for one kind of problem."""
+
+    plain: Plain
+    """Without tools: a right answer, a wrong one, or prose without the form of an answer."""
+    tools: WithTools
+    """With tools. computes: run the solution, then submit its output. stumbles: the same after a
+    command that fails. guesses: submit a wrong answer at once. wanders: run commands and never
+    submit. fails: the server answers with status 500."""
+
+
+BEHAVIOURS: Mapping[str, Behaviour] = {
+    # computation
+    "addition": Behaviour("right", "computes"),
+    "multiplication": Behaviour("wrong", "computes"),
+    "power": Behaviour("wrong", "computes"),
+    "letters": Behaviour("unformatted", "wanders"),
+    # files
+    "total": Behaviour("wrong", "stumbles"),
+    "join": Behaviour("wrong", "computes"),
+    "log": Behaviour("right", "computes"),
+    # long-documents: all plain prompts are longer than WINDOW_CHARS
+    "code": Behaviour("right", "computes"),
+    "hop": Behaviour("right", "computes"),
+    "mentions": Behaviour("right", "guesses"),
+    # formats
+    "record": Behaviour("right", "computes"),
+    "table": Behaviour("unformatted", "computes"),
+    "lines": Behaviour("right", "guesses"),
+    # reasoning-gym
+    "chain_sum": Behaviour("right", "computes"),
+    "gcd": Behaviour("right", "computes"),
+    "count_primes": Behaviour("wrong", "computes"),
+    "spell_backward": Behaviour("wrong", "computes"),
+    "letter_counting": Behaviour("wrong", "computes"),
+    "base_conversion": Behaviour("right", "computes"),
+    "prime_factorization": Behaviour("wrong", "wanders"),
+    "calendar_arithmetic": Behaviour("wrong", "fails"),
+}
+
+
+class ServerError(Exception):
+    """The scripted server answers with an HTTP error."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": "server_error", "code": code}}
+
+
+class ScriptedModel:
+    """Answers chat requests about the samples of a suite. It keeps no state: the reply depends on
+    the request's messages only."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+
+    async def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the assistant message for a chat request. Raises ServerError."""
+        messages = body["messages"]
+        text = "\n".join(map(_text_of, messages))
+        if len(text) > WINDOW_CHARS:
+            message = f"The prompt has more than {WINDOW_CHARS} characters."
+            raise ServerError(400, "context_length_exceeded", message)
+        sample = self.sample_of(body)
+        behaviour = BEHAVIOURS[sample.kind]
+        if body.get("tools"):
+            return self._with_tools(sample, behaviour.tools, messages)
+        if any(message["role"] == "assistant" for message in messages):
+            return _say(GIVE_UP)  # the proxy's last question to a run at its limit
+        return _plain(sample, behaviour.plain)
+
+    def sample_of(self, body: Mapping[str, Any]) -> Sample:
+        """Return the sample that a request is about. Raises ServerError if there is none."""
+        text = "\n".join(_text_of(each) for each in body["messages"] if each["role"] == "user")
+        for sample in self._samples:
+            if sample.problem in text:
+                return sample
+        raise ServerError(400, "unknown_problem", "The request is about no sample.")
+
+    def _with_tools(
+        self, sample: Sample, behaviour: WithTools, messages: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        observations = [_text_of(each) for each in messages if each["role"] == "tool"]
+        commands = ["cat /testbed/documents/missing.txt"] if behaviour == "stumbles" else []
+        match behaviour:
+            case "fails":
+                raise ServerError(500, "scripted_failure", "The script demands a failure.")
+            case "guesses":
+                return _call(0, "submit", answer=_wrong(sample))
+            case "wanders":
+                count = len(observations)
+                return _call(count, "execute_bash", command=f"ls -la / # {count}")
+        # The answer is the file's content, so that it really comes from the command. A command of
+        # a lost sandbox is repeated.
+        solution = (
+            f"mkdir -p /testbed/output\n{{ {sample.solution}\n}} > /testbed/output/answer.txt"
+        )
+        commands.append(solution)
+        done = sum("sandbox is lost" not in observation for observation in observations)
+        if done == len(commands):
+            return _call(done, "submit")
+        return _call(len(observations), "execute_bash", command=commands[done])
+
+
+@asynccontextmanager
+async def serving(
+    reply: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
+) -> AsyncIterator[str]:
+    """Serve a model on a free port of the loopback interface; yield its URL, with /v1. `reply`
+    returns the assistant message for the body of a chat request, or raises ServerError."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        try:
+            message = await reply(body)
+        except ServerError as error:
+            return web.json_response(error.body, status=error.status)
+        completion = _completion(message, body["model"])
+        if not body.get("stream"):
+            return web.json_response(completion)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in _chunks(completion):
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def models(_: web.Request) -> web.Response:
+        entry = {"id": NAME, "object": "model", "created": 0, "owned_by": "script"}
+        return web.json_response({"object": "list", "data": [entry]})
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def _plain(sample: Sample, behaviour: Plain) -> dict[str, Any]:
+    if behaviour == "unformatted":
+        return _say(UNFORMATTED)
+    if behaviour == "wrong":
+        return _say(_wrong(sample))
+    if sample.grader in ("json", "verbatim"):
+        return _say(sample.ground_truth)
+    return _say(f"I worked it out.\n\nAnswer: {sample.ground_truth}")
+
+
+def _wrong(sample: Sample) -> str:
+    """Return a wrong answer in the form that the problem asks for. No right answer is -1."""
+    return "[-1]" if sample.grader == "json" else "Answer: -1"
+
+
+def _say(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _call(number: int, name: str, **arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"call_{number}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _completion(message: Mapping[str, Any], model: str) -> dict[str, Any]:
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    return {
+        "id": "chatcmpl-scripted",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {
+            "prompt_tokens": PROMPT_TOKENS,
+            "completion_tokens": COMPLETION_TOKENS,
+            "total_tokens": PROMPT_TOKENS + COMPLETION_TOKENS,
+        },
+    }
+
+
+def _chunks(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the chunks of a streamed completion: the message, the end, the usage."""
+    common = {**completion, "object": "chat.completion.chunk", "usage": None}
+    choice = completion["choices"][0]
+    delta = dict(choice["message"])
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    return [
+        {**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {
+            **common,
+            "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
+        },
+        {**common, "choices": [], "usage": completion["usage"]},
+    ]
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or "" for part in content)

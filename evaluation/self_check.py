@@ -1,0 +1,110 @@
+"""The self-check: evaluate the scripted model through a real proxy with real sandboxes, and compare
+the report with the known one."""
+
+import asyncio
+import contextlib
+import difflib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+
+from evaluation.results import REPORT, ResultsError
+from evaluation.runner import RunError
+from evaluation.samples import load_suites
+from evaluation.scripted import NAME, ScriptedModel, serving
+
+KNOWN = "known_results.md"
+"""The file of this package with the part of the report that does not depend on time."""
+COMMAND = (sys.executable, "-m", "evaluation")
+MAX_TURNS = 4
+START_TIMEOUT_S, STOP_TIMEOUT_S = 120, 20
+_SERVING = re.compile(r"serving at (http://\S+/v1)\b")
+
+
+def check(output: Path) -> int:
+    """Prepare the suites, evaluate the scripted model and write the report into a new directory.
+    Return 0 if the results are the known ones, else 1."""
+    output = output.resolve()
+    if output.exists() and any(output.iterdir()):
+        raise ResultsError(f"{output}: the directory is not empty. Remove it, or name another.")
+    data = output / "data"
+    subprocess.run([*COMMAND, "prepare", "--data", str(data)], check=True)
+    suites = load_suites(data, sorted(path.name for path in data.iterdir()))
+    samples = [sample for suite in suites for sample in suite.samples]
+    asyncio.run(_evaluate(output, data, ScriptedModel(samples)))
+    subprocess.run([*COMMAND, "report", str(output)], check=True)
+    found = results_of((output / REPORT).read_text(encoding="utf-8"))
+    known = (resources.files("evaluation") / KNOWN).read_text(encoding="utf-8")
+    if found == known:
+        print("The results are those known in advance.", file=sys.stderr)
+        return 0
+    lines = (known.splitlines(), found.splitlines())
+    print(*difflib.unified_diff(*lines, "known", "found", lineterm=""), sep="\n", file=sys.stderr)
+    return 1
+
+
+def results_of(report: str) -> str:
+    """Return the part of a report about the scripted model that does not depend on time."""
+    return report[report.index(f"## {NAME}") : report.index("## Speed")]
+
+
+def run_arguments(output: Path, data: Path, base_url: str) -> list[str]:
+    """Return the arguments of `sandbox-eval` that evaluate the scripted model at a proxy."""
+    limits = json.dumps({"limits": {"max_turns": MAX_TURNS}})
+    return [
+        *("run", "--output", str(output), "--data", str(data), "--base-url", base_url),
+        *("--models", NAME, "--max-retries", "0", "--sandbox", limits),
+    ]
+
+
+async def _evaluate(output: Path, data: Path, model: ScriptedModel) -> None:
+    async with serving(model.reply) as model_url, _proxy(output, model_url) as base_url:
+        arguments = run_arguments(output, data, base_url)
+        process = await asyncio.create_subprocess_exec(*COMMAND, *arguments)
+        # Exit code 3: the script has errors of the backend, which the known results contain.
+        if await process.wait() not in (0, 3):
+            raise RunError("the evaluation of the scripted model failed")
+
+
+@asynccontextmanager
+async def _proxy(output: Path, model_url: str) -> AsyncIterator[str]:
+    """Run a proxy with bubblewrap before the model; yield its URL, with /v1."""
+    config = output / "config.yaml"
+    settings = {
+        "server": {"data_dir": str(output / "proxy")},
+        "backend": {"base_url": model_url, "max_retries": 0, "tool_support": "always"},
+        "sandbox": {"backend": "bubblewrap"},
+    }
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    arguments = ("serve", "--config", str(config), "--port", "0", "--allow-weak")
+    with (output / "proxy.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "proxy", *arguments), stdout=log, stderr=log
+        )
+    try:
+        yield await _url(process, output / "proxy.log")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _url(process: asyncio.subprocess.Process, log: Path) -> str:
+    """Return the URL, with /v1, that the proxy writes to its log when it is ready."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while process.returncode is None:
+                text = await asyncio.to_thread(log.read_text, encoding="utf-8", errors="replace")
+                if found := _SERVING.search(text):
+                    return found[1]
+                await asyncio.sleep(0.05)
+    raise RunError(f"the proxy does not start: see {log}")
