@@ -1,0 +1,171 @@
+"""An evaluation that was disturbed and continued has the results of an undisturbed one."""
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from evaluation.results import RESULTS, read_results
+from evaluation.samples import Suite
+from evaluation.scripted import ScriptedModel, serving
+from evaluation.self_check import results_of, run_arguments
+from tests.e2e import proxy_process
+from tests.evaluation.evaluation_process import (
+    COMMAND,
+    ENVIRONMENT,
+    report_of,
+    sandbox_eval,
+    synthetic_suite,
+)
+
+pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
+
+COUNT = 3
+TOTAL = 2 * 4 * COUNT
+SUITES = ("--suites", "synthetic")
+Reply = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A suite, and the results of an evaluation with it that was not disturbed."""
+
+    suite: Suite
+    results: str
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return anyio.run(evaluate_undisturbed, tmp_path_factory.mktemp("undisturbed"))
+
+
+async def evaluate_undisturbed(home: Path) -> Undisturbed:
+    suite = await synthetic_suite(home / "data", COUNT)
+    async with (
+        serving(ScriptedModel(suite.samples).reply) as model_url,
+        proxy(home / "proxy", model_url) as server,
+    ):
+        ended = await sandbox_eval(*arguments(suite, home / "output", server.url))
+    assert ended.returncode == 0, ended.stderr
+    return Undisturbed(suite, results_of(await report_of(home / "output")))
+
+
+def proxy(home: Path, model_url: str) -> AbstractAsyncContextManager[proxy_process.Server]:
+    """Run a proxy that does not repeat failed requests of its model."""
+    home.mkdir(exist_ok=True)
+    return proxy_process.serving(home, "bubblewrap", model_url, {"backend": {"max_retries": 0}})
+
+
+def arguments(suite: Suite, output: Path, url: str) -> list[str]:
+    return [*run_arguments(output, suite.directory.parent, f"{url}/v1"), *SUITES]
+
+
+class Disturbance:
+    """The scripted model, which does something once when a certain request arrives."""
+
+    def __init__(self, suite: Suite, when: Callable[[Mapping[str, Any], int], bool]) -> None:
+        """`when` gets a request's body and its number, from 1."""
+        self._model = ScriptedModel(suite.samples)
+        self._when = when
+        self._requests = 0
+        self.act: Callable[[], None] | None = None
+
+    async def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._requests += 1
+        if self.act and self._when(body, self._requests):
+            self.act()
+            self.act = None
+        return await self._model.reply(body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+async def test_killed_runner_continues(
+    undisturbed: Undisturbed, tmp_path: Path, number: int
+) -> None:
+    suite, output = undisturbed.suite, tmp_path / "disturbed"
+    model = Disturbance(suite, lambda _, request: request == TOTAL)
+    async with (
+        serving(model.reply) as model_url,
+        proxy(tmp_path / "proxy", model_url) as server,
+    ):
+        command = [*COMMAND, *arguments(suite, output, server.url)]
+        with anyio.fail_after(60):
+            async with await anyio.open_process(command, env=ENVIRONMENT) as runner:
+                model.act = lambda: runner.send_signal(number)
+                code = await runner.wait()
+        finished = len(read_results(output))
+        with (output / RESULTS).open("ab") as file:
+            file.write(b'{"model": "scripted-mod')  # as a kill in the midst of a write leaves it
+        continued = await sandbox_eval(*arguments(suite, output, server.url))
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert 0 < finished < TOTAL
+    assert continued.returncode == 0, continued.stderr
+    assert f"{TOTAL} of {TOTAL} requests, 0 infra errors" in continued.stderr
+    assert len((output / RESULTS).read_text("utf-8").splitlines()) == TOTAL
+    assert results_of(await report_of(output)) == undisturbed.results
+
+
+async def test_results_after_the_death_of_the_proxy(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    suite, output = undisturbed.suite, tmp_path / "disturbed"
+    model = Disturbance(suite, lambda _, request: request == TOTAL)
+    async with serving(model.reply) as model_url:
+        async with proxy(tmp_path / "proxy", model_url) as server:
+            model.act = server.process.kill
+            ended = await sandbox_eval(*arguments(suite, output, server.url))
+        broken = await report_of(output)
+        async with proxy(tmp_path / "proxy", model_url) as server:
+            continued = await sandbox_eval(*arguments(suite, output, server.url))
+    assert ended.returncode == 3
+    assert "requests have no answer because of infrastructure errors" in ended.stderr
+    assert "| sandbox | connection_error |" in broken
+    assert continued.returncode == 0, continued.stderr
+    assert results_of(await report_of(output)) == undisturbed.results
+
+
+async def test_results_after_the_death_of_a_sandbox(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    suite, output = undisturbed.suite, tmp_path / "disturbed"
+    model = Disturbance(suite, lambda body, _: bool(body.get("tools")))
+    async with (
+        serving(model.reply) as model_url,
+        proxy(tmp_path / "proxy", model_url) as server,
+    ):
+        model.act = lambda: kill_sandboxes(server.process.pid)
+        command = [*arguments(suite, output, server.url), "--concurrency", "1"]
+        ended = await sandbox_eval(*command)
+        broken = await report_of(output)
+        continued = await sandbox_eval(*arguments(suite, output, server.url))
+    assert ended.returncode == 3
+    assert "| computation | sandbox | sandbox_lost | 1 | 0 |" in broken
+    assert continued.returncode == 0, continued.stderr
+    assert results_of(await report_of(output)) == undisturbed.results
+
+
+def kill_sandboxes(proxy_pid: int) -> None:
+    """Kill all processes named bwrap that a proxy has started."""
+    found = [pid for pid in descendants(proxy_pid) if "bwrap" in name_of(pid)]
+    assert found
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process and its children have started."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()

@@ -1,0 +1,151 @@
+"""`sandbox-eval run` and `report` against a proxy: retries, errors, settings and repeats."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evaluation.results import RESULTS, Result, RunInfo, RunSettings, open_results, read_results
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.evaluation.evaluation_process import report_of, rows, sandbox_eval, sums
+from tests.fakes.backend import Item, Raw, Refusal, scripted_backend
+from tests.fakes.server import running_proxy
+
+pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
+
+MODEL = "fake-model"
+PLAIN = ("--modes", "plain")
+RIGHT = text_reply("Answer: 0")
+OVERFLOW = Refusal(400, "too long", code="context_length_exceeded")
+HEADING = "### Results without an ordinary grade"
+
+
+def arguments(home: Path, url: str, *more: str) -> list[str]:
+    """Return the arguments of a run of the suite of sums."""
+    where = ("--output", str(home / "output"), "--data", str(home / "data"))
+    what = ("--suites", "synthetic", "--models", MODEL, "--max-retries", "0", "--concurrency", "1")
+    return ["run", *where, *what, "--base-url", f"{url}/v1", *more]
+
+
+async def evaluate(home: Path, script: Sequence[Item], *more: str) -> tuple[int, str, list[Result]]:
+    """Evaluate a scripted backend with one sum. Return the exit code, the messages and the
+    results."""
+    sums(home / "data")
+    async with (
+        scripted_backend(script, model=MODEL) as backend,
+        running_proxy(backend, "memory", home / "state") as url,
+    ):
+        ended = await sandbox_eval(*arguments(home, url, *more))
+    return ended.returncode or 0, ended.stderr, read_results(home / "output")
+
+
+async def test_failed_attempt_is_repeated_and_recorded(tmp_path: Path) -> None:
+    script = [Refusal(503, "busy", code="busy"), RIGHT]
+    code, _, (result,) = await evaluate(tmp_path, script, *PLAIN, "--max-retries", "1")
+    assert (code, result.status, result.answer) == (0, "answered", "Answer: 0")
+    assert [(each.status, each.code) for each in result.failures] == [(503, "busy")]
+    assert rows(await report_of(tmp_path / "output"), "### Errors") == [
+        ["sums", "plain", "busy", "0", "1"]
+    ]
+
+
+async def test_refused_request_is_not_repeated(tmp_path: Path) -> None:
+    script = [Refusal(400, "no", code="invalid_value"), RIGHT]
+    code, _, (result,) = await evaluate(tmp_path, script, *PLAIN, "--max-retries", "5")
+    assert (code, result.status) == (3, "infra_error")
+    assert [each.code for each in result.failures] == ["invalid_value"]
+
+
+async def test_infra_error_is_apart_and_sent_again_by_the_next_run(tmp_path: Path) -> None:
+    code, messages, (result,) = await evaluate(tmp_path, [Refusal(500, "broken")], *PLAIN)
+    assert (code, result.status) == (3, "infra_error")
+    assert "1 requests have no answer because of infrastructure errors." in messages
+    report = await report_of(tmp_path / "output")
+    assert rows(report, f"## {MODEL}")[0] == ["sums", "-", "-", "-", "-", "-"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "0", "0", "0", "0", "1"]
+    code, _, (result,) = await evaluate(tmp_path, [RIGHT], *PLAIN)
+    assert (code, result.status) == (0, "answered")
+    report = await report_of(tmp_path / "output")
+    assert rows(report, f"## {MODEL}")[0] == ["sums", "100.0", "-", "-", "-", "-"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0"]
+
+
+async def test_answer_of_another_form_than_a_completion_is_an_infra_error(tmp_path: Path) -> None:
+    script = [Raw(200, b'{"choices": []}', {"content-type": "application/json"})]
+    code, _, (result,) = await evaluate(tmp_path, script, *PLAIN)
+    assert (code, result.status, result.failures[0].code) == (3, "infra_error", "bad_response")
+
+
+async def test_context_overflow_counts_as_wrong(tmp_path: Path) -> None:
+    code, _, (result,) = await evaluate(tmp_path, [OVERFLOW], *PLAIN)
+    assert (code, result.status) == (0, "context_overflow")
+    report = await report_of(tmp_path / "output")
+    assert rows(report, f"## {MODEL}")[0][1] == "0.0"
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "1", "0", "0"]
+
+
+async def test_run_with_a_sandbox_is_recorded_with_its_numbers(tmp_path: Path) -> None:
+    script = [
+        tool_reply(call("execute_bash", command="exit 3")),
+        tool_reply(call("submit", answer="Answer: 0")),
+    ]
+    _, _, (result,) = await evaluate(tmp_path, script, "--modes", "sandbox")
+    assert result.sandbox is not None
+    assert result.sandbox.stop_reason == "submitted"
+    assert result.sandbox.route == "always"
+    assert (result.sandbox.turns, result.sandbox.model_calls) == (2, 2)
+    assert (result.sandbox.tool_calls, result.sandbox.failed_tool_calls) == (1, 1)
+
+
+async def test_requests_send_the_seed_of_their_repeat(tmp_path: Path) -> None:
+    sums(tmp_path / "data")
+    more = (*PLAIN, "--repeats", "2", "--seed", "7", "--request", '{"temperature": 0.5}')
+    async with (
+        scripted_backend([RIGHT, text_reply("Answer: 1")], model=MODEL) as backend,
+        running_proxy(backend, "memory", tmp_path / "state") as url,
+    ):
+        await sandbox_eval(*arguments(tmp_path, url, *more))
+    sent = [(seen.body["seed"], seen.body["temperature"]) for seen in backend.requests]
+    assert sent == [(7, 0.5), (8, 0.5)]
+    assert rows(await report_of(tmp_path / "output"), f"## {MODEL}")[0][1] == "50.0"
+
+
+async def test_model_that_the_proxy_does_not_serve_is_named(tmp_path: Path) -> None:
+    code, messages, results = await evaluate(tmp_path, [], "--models", "other-model")
+    assert (code, results) == (1, [])
+    assert (
+        "The proxy does not serve the model other-model:plain. Its models: fake-model" in messages
+    )
+
+
+async def test_results_do_not_continue_with_other_settings(tmp_path: Path) -> None:
+    await evaluate(tmp_path, [RIGHT], *PLAIN)
+    code, messages, _ = await evaluate(tmp_path, [RIGHT], *PLAIN, "--seed", "1")
+    assert code == 1
+    assert "its results have seed null, not 1. Use the same value, or another --output" in messages
+
+
+async def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
+    settings = RunSettings(suites={}, sandbox={}, request={}, seed=None)
+    info = RunInfo(settings=settings, data="", concurrency=1, versions={})
+    with open_results(tmp_path / "output", info):
+        code, messages, _ = await evaluate(tmp_path, [RIGHT], *PLAIN)
+    assert code == 1
+    assert messages.endswith("another process writes to it.\n")
+
+
+async def test_malformed_result_is_named(tmp_path: Path) -> None:
+    await evaluate(tmp_path, [RIGHT], *PLAIN)
+    with (tmp_path / "output" / RESULTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"model": MODEL}) + "\n")
+    ended = await sandbox_eval("report", tmp_path / "output")
+    assert ended.returncode == 1
+    assert f"{RESULTS}:2: mode: Field required" in ended.stderr
+
+
+async def test_proxy_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    sums(tmp_path / "data")
+    ended = await sandbox_eval(*arguments(tmp_path, "http://127.0.0.1:9", *PLAIN))
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("http://127.0.0.1:9/v1/ does not answer: Connection error.\n")

@@ -1,0 +1,63 @@
+"""The interval and the test of paired differences, against values that are known otherwise."""
+
+from fractions import Fraction
+from itertools import product
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.statistics import bootstrap_interval, mean, paired_p_value, percentile
+
+HALF = Fraction(1, 2)
+
+
+def flips(values: list[Fraction]) -> float:
+    """Return the p-value of the sign-flip test by all assignments of signs."""
+    sums = [
+        abs(sum(sign * value for sign, value in zip(signs, values, strict=True)))
+        for signs in product((1, -1), repeat=len(values))
+    ]
+    return sum(each >= abs(sum(values)) for each in sums) / len(sums)
+
+
+@given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=8))
+def test_p_value_is_the_share_of_the_sign_flips(values: list[Fraction]) -> None:
+    assert paired_p_value(values) == pytest.approx(flips(values))
+
+
+def test_p_value_of_whole_differences_is_that_of_mcnemar() -> None:
+    better, worse = 9, 2
+    differences = [Fraction(1)] * better + [Fraction(-1)] * worse + [Fraction(0)] * 100
+    tail = sum(comb(11, k) for k in range(worse + 1)) / 2**11
+    assert paired_p_value(differences) == pytest.approx(2 * tail)
+
+
+def test_p_value_of_many_repeats_is_computed_exactly() -> None:
+    differences = [Fraction(number % 33 - 16, 16) for number in range(650)]
+    assert 0 < paired_p_value(differences) <= 1
+
+
+def test_interval_needs_two_values() -> None:
+    assert bootstrap_interval([HALF]) is None
+
+
+def test_interval_of_equal_values_is_their_value() -> None:
+    assert bootstrap_interval([HALF] * 5) == (0.5, 0.5)
+
+
+def test_interval_is_near_the_normal_one_for_many_values() -> None:
+    values = [Fraction(number % 2) for number in range(400)]
+    interval = bootstrap_interval(values)
+    assert interval == pytest.approx((0.5 - 1.96 / 40, 0.5 + 1.96 / 40), abs=0.006)
+    assert interval == bootstrap_interval(values)
+
+
+def test_mean_is_exact() -> None:
+    assert mean([Fraction(1, 3)] * 3) == 1 / 3
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 2.0), (0.95, 4.0), (0.0, 1.0), (1.0, 4.0)])
+def test_percentile_is_one_of_the_values(share: float, value: float) -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], share) == value
