@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted. The same command continues.", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        message = f"the package {error.name} is not installed: install the extra `evaluation`"
+        print(f"sandbox-eval: {message}", file=sys.stderr)
+        return 1
     except Exception as error:
         # --help must be quick, so the modules with these errors are imported by the commands.
         from evaluation.results import ResultsError

@@ -16,7 +16,8 @@ import anyio.to_thread
 import pytest
 import yaml
 
-from proxy.__main__ import _parser as command_parser
+from evaluation.__main__ import _parser as evaluation_parser
+from proxy.__main__ import _parser as proxy_parser
 from proxy.config import parse
 from proxy.models.scripted import read_script
 from tests.docs.pages import ADDRESS, PAGES, README, ROOT, Fence, fences
@@ -28,6 +29,8 @@ UNCHECKED = {
     *("text", "mermaid", "toml", "promql", "http", "ini", "dockerfile"),
     *("javascript", "typescript"),
 }
+PARSERS = {"sandbox-proxy": proxy_parser, "sandbox-eval": evaluation_parser}
+MODULES = {"proxy": "sandbox-proxy", "evaluation": "sandbox-eval"}
 RUNNERS = {"docker", "podman", "kubectl", "sudo", "env", "exec", "timeout", "nohup"}
 """Programs whose arguments contain a command."""
 
@@ -96,7 +99,7 @@ def test_shell_commands_exist(fence: Fence) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_the_prose_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    spans = re.findall(r"(?<!`)`((?:make|sandbox-proxy) [^`\n]+)`(?!`)", text)
+    spans = re.findall(r"(?<!`)`((?:make|sandbox-proxy|sandbox-eval) [^`\n]+)`(?!`)", text)
     assert not [fault for span in spans for fault in command_faults(shlex.split(span))]
 
 
@@ -131,19 +134,19 @@ def command_faults(words: list[str]) -> Iterator[str]:
         targets = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         yield from (f"make {target}" for target in targets if target not in make_targets())
     for at, word in enumerate(words):
-        if Path(word).name == "sandbox-proxy" and (at == 0 or words[0] in RUNNERS):
-            yield from option_faults(words[at + 1 :])
-    if words[:3] and words[1:3] == ["-m", "proxy"]:
-        yield from option_faults(words[3:])
+        if Path(word).name in PARSERS and (at == 0 or words[0] in RUNNERS):
+            yield from option_faults(Path(word).name, words[at + 1 :])
+    if words[1:2] == ["-m"] and words[2] in MODULES:
+        yield from option_faults(MODULES[words[2]], words[3:])
 
 
-def option_faults(arguments: list[str]) -> Iterator[str]:
-    """Yield the subcommand and the options that `sandbox-proxy` does not have."""
-    parser = command_parser()
+def option_faults(program: str, arguments: list[str]) -> Iterator[str]:
+    """Yield the subcommand and the options that a program does not have."""
+    parser = PARSERS[program]()
     subcommands = subparsers(parser)
     name = next((word for word in arguments if not word.startswith("-")), None)
     if name is not None and name not in subcommands:
-        yield f"sandbox-proxy {name}"
+        yield f"{program} {name}"
         return
     known = option_strings(parser)
     if name is not None:
@@ -153,7 +156,7 @@ def option_faults(arguments: list[str]) -> Iterator[str]:
     for word in arguments:
         option = word.partition("=")[0]
         if option.startswith("-") and option not in known:
-            yield f"sandbox-proxy {name} {option}"
+            yield f"{program} {name} {option}"
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -174,8 +177,13 @@ def make_targets() -> set[str]:
 
 def test_unknown_commands_are_found() -> None:
     script = "make nothing && A=1 .venv/bin/sandbox-proxy serve --nothing \\\n  --config 'a\nb'\n"
+    script += "sandbox-eval report --data . --nothing\n"
     faults = [fault for words in commands(script) for fault in command_faults(words)]
-    assert faults == ["make nothing", "sandbox-proxy serve --nothing"]
+    assert faults == [
+        "make nothing",
+        "sandbox-proxy serve --nothing",
+        "sandbox-eval report --nothing",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
