@@ -72,15 +72,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     suites = load_suites(arguments.data, arguments.suites)
     plan = Plan(
-        suites,
-        arguments.models,
-        arguments.modes,
-        arguments.repeats,
-        arguments.limit,
-        arguments.sandbox,
-        arguments.request,
-        arguments.seed,
-        arguments.max_retries,
+        suites=suites,
+        models=arguments.models,
+        modes=arguments.modes,
+        repeats=arguments.repeats,
+        limit=arguments.limit,
+        sandbox=arguments.sandbox,
+        request=arguments.request,
+        seed=arguments.seed,
+        max_retries=arguments.max_retries,
     )
     settings = RunSettings(
         suites={suite.manifest.name: suite.manifest.sha256 for suite in suites},

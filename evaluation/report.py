@@ -1,5 +1,6 @@
 """The report of an evaluation, in Markdown."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,8 @@ def render_results(graded: Sequence[Graded]) -> str:
 def _header(info: RunInfo, suites: Sequence[Suite]) -> str:
     settings = info.settings
     facts = [
-        f"- sandbox: `{dict(settings.sandbox)}`",
-        f"- request: `{dict(settings.request)}`",
+        f"- sandbox: `{json.dumps(settings.sandbox)}`",
+        f"- request: `{json.dumps(settings.request)}`",
         f"- seed: {NONE if settings.seed is None else settings.seed}",
         *(f"- {name}: {version}" for name, version in info.versions.items()),
     ]

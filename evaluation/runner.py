@@ -19,6 +19,8 @@ PLAIN_SUFFIX = ":plain"
 OVERFLOW = "context_length_exceeded"
 SANDBOX_LOST = "Everything in the sandbox is lost"
 """A part of the observation of a model whose sandbox has ended unexpectedly."""
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""The errors of reading a response that is not a completion, which the SDK does not check."""
 MAX_DELAY_S = 60.0
 """Maximum delay before a retry, in seconds."""
 
@@ -106,9 +108,12 @@ class Runner:
     async def run(self, concurrency: int) -> None:
         """Send all requests that have no result yet, at most `concurrency` at a time."""
         jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(self._work(jobs))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(self._work(jobs))
+        except ExceptionGroup as errors:  # such as an input file that is missing
+            raise errors.exceptions[0] from errors
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -132,7 +137,7 @@ class Runner:
             try:
                 completion = await self._client.chat.completions.create(**body)
                 result = _with_completion(result, completion)
-            except (openai.OpenAIError, ValueError, KeyError, TypeError, IndexError) as error:
+            except (openai.OpenAIError, *MALFORMED) as error:
                 failures.append(_failure(error))
                 status = "infra_error" if failures[-1].code != OVERFLOW else "context_overflow"
                 delay_s = _retry_delay_s(error, len(failures))

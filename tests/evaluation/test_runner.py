@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from evaluation.results import RESULTS, Result, RunInfo, RunSettings, open_results, read_results
+from evaluation.samples import Draft, write_suite
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.evaluation.evaluation_process import report_of, rows, sandbox_eval, sums
+from tests.evaluation.evaluation_process import report_of, rows, sample, sandbox_eval, sums
 from tests.fakes.backend import Item, Raw, Refusal, scripted_backend
 from tests.fakes.server import running_proxy
 
@@ -71,8 +72,14 @@ async def test_infra_error_is_apart_and_sent_again_by_the_next_run(tmp_path: Pat
     assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0"]
 
 
-async def test_answer_of_another_form_than_a_completion_is_an_infra_error(tmp_path: Path) -> None:
-    script = [Raw(200, b'{"choices": []}', {"content-type": "application/json"})]
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(b'{"choices": []}', "application/json"), (b"{}", "application/json"), (b"Hi", "text/plain")],
+)
+async def test_response_that_is_no_completion_is_an_infra_error(
+    body: bytes, content_type: str, tmp_path: Path
+) -> None:
+    script = [Raw(200, body, {"content-type": content_type})]
     code, _, (result,) = await evaluate(tmp_path, script, *PLAIN)
     assert (code, result.status, result.failures[0].code) == (3, "infra_error", "bad_response")
 
@@ -133,6 +140,22 @@ async def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
         code, messages, _ = await evaluate(tmp_path, [RIGHT], *PLAIN)
     assert code == 1
     assert messages.endswith("another process writes to it.\n")
+
+
+async def test_input_file_that_is_missing_ends_the_run(tmp_path: Path) -> None:
+    drafts = [Draft(sample(), {"a.txt": "one"})]
+    data = tmp_path / "data" / "synthetic"
+    suite = write_suite(data, "synthetic", drafts, licence="none", source="a test")
+    path = data / "files" / suite.samples[0].files[0].sha256
+    path.unlink()
+    async with (
+        scripted_backend([], model=MODEL) as backend,
+        running_proxy(backend, "memory", tmp_path / "state") as url,
+    ):
+        ended = await sandbox_eval(*arguments(tmp_path, url))
+    assert ended.returncode == 1
+    assert f"{path}: No such file or directory. Prepare the suite again." in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 async def test_malformed_result_is_named(tmp_path: Path) -> None:

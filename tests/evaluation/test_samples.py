@@ -95,6 +95,7 @@ def test_changed_input_file_is_refused(tmp_path: Path) -> None:
 
 
 async def test_suite_that_is_not_prepared_is_named_with_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
     ended = await sandbox_eval(
         *("run", "--data", tmp_path, "--output", tmp_path / "out", "--models", "m"),
         *("--suites", "synthetic"),
