@@ -9,7 +9,7 @@ import pytest
 from evaluation.reasoning_gym_suite import FAMILIES
 from evaluation.scripted import BEHAVIOURS
 from evaluation.synthetic import KINDS
-from tests.evaluation.evaluation_process import rows, sandbox_eval
+from tests.evaluation.evaluation_process import ROOT, rows, sandbox_eval
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
@@ -52,3 +52,9 @@ def test_known_tool_calls_follow_from_the_behaviours(domain: str) -> None:
     failed = Counter(BEHAVIOURS[kind].tools for kind in kinds)["stumbles"] * COUNT // len(kinds)
     (row,) = (row for row in rows(KNOWN, "### Turns and tools") if row[0] == domain)
     assert row[3:5] == [str(total), str(failed)]
+
+
+def test_manual_shows_the_known_table() -> None:
+    table = KNOWN.partition("\n\n")[2].partition("\n\n")[0]
+    page = ROOT / "docs" / "research" / "evaluation.md"
+    assert f"```text\n{table}\n```" in page.read_text(encoding="utf-8")
