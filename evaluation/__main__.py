@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evaluation.samples import Suite
 
 DATA = Path("evaluation-data")
-SUITES = ("synthetic", "reasoning-gym")
+GENERATED = ("synthetic", "reasoning-gym")
+PAPER = ("aime25", "ugphysics", "chembench4k", "medxpertqa", "aa-lcr", "ifbench")
 DEFAULT_COUNT = 24
 """Divisible by the number of kinds of each domain."""
 
@@ -43,23 +47,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from evaluation import reasoning_gym_suite, synthetic
-    from evaluation.samples import SuiteError, write_suite
+    from evaluation.samples import SuiteError
 
-    names = arguments.suites or SUITES
-    if unknown := set(names) - set(SUITES):
-        raise SuiteError(f"no such suite: {', '.join(sorted(unknown))} (use {', '.join(SUITES)})")
+    names = arguments.suites or GENERATED
+    if unknown := set(names) - {*GENERATED, *PAPER}:
+        known = ", ".join((*GENERATED, *PAPER))
+        raise SuiteError(f"no such suite: {', '.join(sorted(unknown))} (use {known})")
+    if arguments.origin is not None and (len(names) > 1 or names[0] in GENERATED):
+        raise SuiteError(f"--from needs the name of one suite of {', '.join(PAPER)}")
     for name in names:
-        suite = synthetic if name == "synthetic" else reasoning_gym_suite
-        written = write_suite(
-            arguments.data / name,
-            name,
-            suite.generate(arguments.seed, arguments.count),
-            licence=suite.LICENCE,
-            source=f"{suite.source()}, seed {arguments.seed}",
-        )
-        print(f"{written.directory}: {written.manifest.count} samples", file=sys.stderr)
+        suite = _convert(name, arguments) if name in PAPER else _generate(name, arguments)
+        print(f"{suite.directory}: {suite.manifest.count} samples", file=sys.stderr)
     return 0
+
+
+def _generate(name: str, arguments: argparse.Namespace) -> "Suite":
+    from evaluation import reasoning_gym_suite, synthetic
+    from evaluation.samples import write_suite
+
+    suite = synthetic if name == "synthetic" else reasoning_gym_suite
+    return write_suite(
+        arguments.data / name,
+        name,
+        suite.generate(arguments.seed, arguments.count),
+        licence=suite.LICENCE,
+        source=f"{suite.source()}, seed {arguments.seed}",
+    )
+
+
+def _convert(name: str, arguments: argparse.Namespace) -> "Suite":
+    from evaluation.paper_suites import PAPER_SUITES, convert_suite
+    from evaluation.samples import write_suite
+
+    suite = PAPER_SUITES[name]
+    converted = convert_suite(name, arguments.origin, arguments.seed)
+    for note in converted.notes:
+        print(note, file=sys.stderr)
+    return write_suite(
+        arguments.data / name,
+        name,
+        converted.drafts,
+        licence=suite.licence,
+        source=converted.source,
+        protocol=suite.protocol,
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -68,9 +99,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from evaluation.progress import ProgressBar
     from evaluation.results import RunInfo, RunSettings, open_results
     from evaluation.runner import Plan, Runner
-    from evaluation.samples import load_suites
+    from evaluation.samples import load_suites, prepared_suites
 
-    suites = load_suites(arguments.data, arguments.suites)
+    suites = load_suites(arguments.data, arguments.suites or prepared_suites(arguments.data))
     plan = Plan(
         suites=suites,
         models=arguments.models,
@@ -86,6 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
         suites={suite.manifest.name: suite.manifest.sha256 for suite in suites},
         sandbox=arguments.sandbox,
         request=arguments.request,
+        protocols={suite.manifest.name: suite.manifest.protocol.fields() for suite in suites},
         seed=arguments.seed,
     )
     versions = {"llm-sandbox-proxy": version("llm-sandbox-proxy"), "openai": openai.__version__}
@@ -150,13 +182,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    sub = commands.add_parser("prepare", help="generate suites of problems")
+    sub = commands.add_parser("prepare", help="generate or convert suites of problems")
     sub.set_defaults(command=_prepare)
-    sub.add_argument("suites", nargs="*", metavar="SUITE", help=f"default: {' '.join(SUITES)}")
-    sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
-    sub.add_argument("--seed", type=int, default=0, help="seed of the problems")
     sub.add_argument(
-        "--count", type=_positive, default=DEFAULT_COUNT, help="problems of each domain"
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help=f"generated: {' '.join(GENERATED)} (default); converted: {' '.join(PAPER)}",
+    )
+    sub.add_argument(
+        "--from",
+        dest="origin",
+        metavar="SOURCE",
+        help="the data of a converted suite: a file, a directory, a wheel, or hf:OWNER/NAME;"
+        " default: the installed package that contains it",
+    )
+    sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
+    sub.add_argument("--seed", type=int, default=0, help="seed of the problems and of the draw")
+    sub.add_argument(
+        "--count",
+        type=_positive,
+        default=DEFAULT_COUNT,
+        help="problems of each domain of a generated suite",
     )
 
     sub = commands.add_parser("run", help="send the problems; the same command continues")
@@ -171,10 +218,14 @@ def _parser() -> argparse.ArgumentParser:
         help="environment variable with the proxy's key",
     )
     sub.add_argument("--data", type=Path, default=DATA, help="directory of the suites")
-    sub.add_argument("--suites", nargs="+", default=list(SUITES), choices=SUITES)
+    sub.add_argument(
+        "--suites", nargs="+", metavar="SUITE", help="default: all prepared suites in --data"
+    )
     modes = ["plain", "sandbox"]
     sub.add_argument("--modes", nargs="+", default=modes, choices=modes)
-    sub.add_argument("--repeats", type=_positive, default=1, help="requests for each problem")
+    sub.add_argument(
+        "--repeats", type=_positive, help="requests for each problem; default: the suite's protocol"
+    )
     sub.add_argument("--limit", type=_positive, help="problems of each domain; default: all")
     sub.add_argument("--concurrency", type=_positive, default=8, help="requests at a time")
     sub.add_argument("--seed", type=int, help="seed to send; each repeat adds 1; default: none")
@@ -185,14 +236,16 @@ def _parser() -> argparse.ArgumentParser:
         type=_object,
         default={},
         metavar="JSON",
-        help='fields of the sandbox object, such as \'{"profile": "paper"}\'',
+        help='fields of the sandbox object, such as \'{"profile": "paper"}\'; they replace those of'
+        " the suite's protocol",
     )
     sub.add_argument(
         "--request",
         type=_object,
         default={},
         metavar="JSON",
-        help="fields of all requests, such as '{\"temperature\": 0.7}'",
+        help="fields of all requests, such as '{\"temperature\": 0.7}'; they replace those of the"
+        " suite's protocol",
     )
     sub.add_argument(
         "--price",

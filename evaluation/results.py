@@ -101,6 +101,8 @@ class RunSettings(_Record):
     """The `sandbox` object of the requests with a sandbox."""
     request: Mapping[str, Any]
     """Further fields of all requests."""
+    protocols: Mapping[str, Mapping[str, Any]] = {}
+    """The fields that the protocols of the suites add, by the name of the suite."""
     seed: int | None
 
 

@@ -36,13 +36,15 @@ class Plan:
     suites: Sequence[Suite]
     models: Sequence[str]
     modes: Sequence[Mode] = MODES
-    repeats: int = 1
+    repeats: int | None = None
+    """The requests for each problem; None: by the protocol of its suite."""
     limit: int | None = None
     """The maximum number of samples of each domain."""
     sandbox: Mapping[str, Any] | None = None
-    """The `sandbox` object of the requests with a sandbox."""
+    """Fields of the `sandbox` object of the requests with a sandbox. They replace those of the
+    suite's protocol; a field that is None is not sent."""
     request: Mapping[str, Any] | None = None
-    """Further fields of all requests, such as temperature."""
+    """Further fields of all requests, such as temperature. They replace fields as above."""
     seed: int | None = None
     """The seed that the requests of the first repeat send; each repeat adds 1."""
     max_retries: int = 3
@@ -59,11 +61,25 @@ class Plan:
     def jobs(self) -> "Iterator[Job]":
         """Yield all requests. The modes follow each other, so that one does not slow the other."""
         samples = list(self.samples())
+        repeats = max(map(self.repeats_of, self.suites), default=0)
         for model in self.models:
             for mode in self.modes:
-                for repeat in range(self.repeats):
+                for repeat in range(repeats):
                     for suite, sample in samples:
-                        yield Job(Key(model, mode, repeat, sample.id), suite, sample)
+                        if repeat < self.repeats_of(suite):
+                            yield Job(Key(model, mode, repeat, sample.id), suite, sample)
+
+    def repeats_of(self, suite: Suite) -> int:
+        """Return the number of requests for each problem of a suite and mode."""
+        return self.repeats or suite.manifest.protocol.repeats
+
+    def request_of(self, suite: Suite) -> dict[str, Any]:
+        """Return the further fields of all requests of a suite."""
+        return _replaced(suite.manifest.protocol.request(), self.request)
+
+    def sandbox_of(self, suite: Suite) -> dict[str, Any]:
+        """Return the fields of the `sandbox` object of a suite's requests with a sandbox."""
+        return _replaced(suite.manifest.protocol.sandbox, self.sandbox)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +173,24 @@ class Runner:
         plan, sample = self._plan, job.sample
         texts = {file.name: job.suite.read(file) for file in sample.files}
         body: dict[str, Any] = {"model": self._name(job.key.mode, job.key.model)}
-        extra: dict[str, Any] = dict(plan.request or {})
+        extra = plan.request_of(job.suite)
         if job.key.mode == "plain":
-            content: Any = plain_prompt(sample.problem, texts)
+            content: Any = plain_prompt(sample.plain_problem or sample.problem, texts)
         else:
             content = [*map(_file_part, texts, texts.values())]
             content.append({"type": "text", "text": sample.problem})
             # Every answer of this column comes from a run with a sandbox, or is refused.
-            extra["sandbox"] = {"enabled": "always", **(plan.sandbox or {}), "steps": "events"}
+            sandbox = plan.sandbox_of(job.suite)
+            extra["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
         if plan.seed is not None:
             body["seed"] = plan.seed + job.key.repeat
         return {**body, "messages": [{"role": "user", "content": content}], "extra_body": extra}
+
+
+def _replaced(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields with the options in place of them, without those that are None."""
+    both = {**fields, **(options or {})}
+    return {name: value for name, value in both.items() if value is not None}
 
 
 def plain_prompt(problem: str, texts: Mapping[str, str]) -> str:

@@ -2,13 +2,14 @@
 
 A prepared suite is a directory:
 
-    manifest.json   name, count, hash, licence and source
+    manifest.json   name, count, hash, licence, source and protocol
     samples.jsonl   one sample a line
     files/          the input files of the samples
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-GraderName = Literal["number", "text", "verbatim", "json", "reasoning-gym"]
+GraderName = Literal[
+    "number", "text", "verbatim", "json", "reasoning-gym", "math", "choice", "judge", "ifbench"
+]
+ENTRY_FIELDS: Mapping[GraderName, Sequence[str]] = {
+    "reasoning-gym": (),
+    "judge": ("question", "rubric"),
+    "ifbench": ("key", "prompt", "instruction_id_list", "kwargs"),
+}
+"""The graders that need an entry, and the fields that it must have."""
 MANIFEST, SAMPLES, FILES = "manifest.json", "samples.jsonl", "files"
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 _Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
@@ -51,18 +60,41 @@ class Sample(_Record):
     """The family of problems inside the domain."""
     problem: Annotated[str, Field(min_length=1)]
     """The text for the model, with the form that the answer must have."""
+    plain_problem: Annotated[str, Field(min_length=1)] | None = None
+    """The text for the plain mode, if it differs from `problem`."""
     ground_truth: str
     grader: GraderName
     entry: Mapping[str, Any] | None = None
-    """The problem as reasoning-gym made it. Required by the grader `reasoning-gym`."""
+    """The data of the grader. See ENTRY_FIELDS."""
     files: Annotated[tuple[InputFile, ...], Field(strict=False)] = ()
     solution: str | None = None
     """A shell command that prints the right answer in a sandbox with the files. The scripted model
     runs it; other models never see it."""
 
 
+class Protocol(_Record):
+    """The settings of a suite's requests. Options of `sandbox-eval run` replace them."""
+
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Requests for each problem and mode."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """None: not sent."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Maximum tokens of one model call; None: not sent."""
+    sandbox: Mapping[str, Any] = {}
+    """Fields of the `sandbox` object of the requests with a sandbox."""
+
+    def request(self) -> dict[str, Any]:
+        """Return the fields of all requests, such as temperature."""
+        return self.model_dump(include={"temperature", "max_tokens"}, exclude_none=True)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that the protocol adds to requests."""
+        return self.model_dump(exclude={"repeats"}, exclude_defaults=True)
+
+
 class Manifest(_Record):
-    """The origin and the hash of a suite."""
+    """The origin, the hash and the protocol of a suite."""
 
     name: _Name
     count: Annotated[int, Field(ge=1)]
@@ -71,6 +103,7 @@ class Manifest(_Record):
     """The SHA-256 of samples.jsonl, which contains the hashes of the input files."""
     licence: str
     source: str
+    protocol: Protocol = Protocol()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +135,13 @@ class Suite:
 
 
 def write_suite(
-    directory: Path, name: str, drafts: Sequence[Draft], *, licence: str, source: str
+    directory: Path,
+    name: str,
+    drafts: Sequence[Draft],
+    *,
+    licence: str,
+    source: str,
+    protocol: Protocol | None = None,
 ) -> Suite:
     """Write a suite and return it. The manifest is written last: a suite without one is
     incomplete."""
@@ -113,7 +152,14 @@ def write_suite(
     data = "".join(lines).encode()
     (directory / SAMPLES).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
-    manifest = Manifest(name=name, count=len(lines), sha256=digest, licence=licence, source=source)
+    manifest = Manifest(
+        name=name,
+        count=len(lines),
+        sha256=digest,
+        licence=licence,
+        source=source,
+        protocol=protocol or Protocol(),
+    )
     (directory / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return load_suite(directory)
 
@@ -144,6 +190,14 @@ def load_suite(directory: Path) -> Suite:
             " again."
         )
     return Suite(directory, manifest, samples)
+
+
+def prepared_suites(data: Path) -> list[str]:
+    """Return the names of the suites in a directory, sorted. Raises SuiteError if there is none."""
+    names = sorted(path.parent.name for path in data.glob(f"*/{MANIFEST}"))
+    if not names:
+        raise SuiteError(f"{data}: no prepared suite. Prepare the suites: sandbox-eval prepare")
+    return names
 
 
 def load_suites(data: Path, names: Sequence[str]) -> list[Suite]:
@@ -179,19 +233,26 @@ def _read_samples(path: Path, data: bytes) -> Iterator[Sample]:
         if sample.id in lines:
             first = lines[sample.id]
             raise SuiteError(f"{path}:{number}: id: {sample.id} is also on line {first}")
-        if sample.grader == "reasoning-gym" and sample.entry is None:
-            raise SuiteError(f"{path}:{number}: entry: the grader reasoning-gym needs an entry")
-        if sample.grader == "json" and (fault := _json_fault(sample.ground_truth)):
-            raise SuiteError(f"{path}:{number}: ground_truth: {fault}")
+        if fault := _grader_fault(sample):
+            raise SuiteError(f"{path}:{number}: {fault}")
         lines[sample.id] = number
         yield sample
 
 
-def _json_fault(text: str) -> str | None:
-    try:
-        json.loads(text)
-    except ValueError as error:
-        return f"not JSON: {error}"
+def _grader_fault(sample: Sample) -> str | None:
+    """Return what the sample's grader misses in it, or None."""
+    fields = ENTRY_FIELDS.get(sample.grader)
+    if fields is not None and sample.entry is None:
+        return f"entry: the grader {sample.grader} needs an entry"
+    if missing := [name for name in fields or () if name not in (sample.entry or {})]:
+        return f"entry.{missing[0]}: the grader {sample.grader} needs this field"
+    if sample.grader == "choice" and not re.fullmatch("[A-Z]", sample.ground_truth):
+        return f"ground_truth: not one capital letter (got {sample.ground_truth[:20]!r})"
+    if sample.grader == "json":
+        try:
+            json.loads(sample.ground_truth)
+        except ValueError as error:
+            return f"ground_truth: not JSON: {error}"
     return None
 
 

