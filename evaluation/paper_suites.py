@@ -119,7 +119,7 @@ class Conversion:
     drafts: Sequence[Draft]
     source: str
     notes: Sequence[str]
-    """What the user should know, one line each."""
+    """Messages for the user, one line each."""
 
 
 def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
