@@ -140,9 +140,11 @@ COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 
 OPENWEBUI := tests/clients/openwebui
 ENGINES := tests/engines/requirements
 REFERENCE := tests/reference/reference
+GRADERS := tests/evaluation/graders/packages
 locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
 	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
+	$(COMPILE) --no-deps $(GRADERS).in --output-file $(GRADERS).txt
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
 	$(COMPILE) $(ENGINES)/vllm.in --override $(ENGINES)/vllm_without.txt --output-file $(ENGINES)/vllm.txt
 	for list in $(LOCKS)/node/*; do npm update --prefix $$list --package-lock-only --omit-lockfile-registry-resolved \

@@ -22,7 +22,7 @@ DEFAULT_COUNT = 24
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return the exit code: 0, 1 after an error, 130 after Ctrl-C, and 3 if some
-    requests have no answer because of infrastructure errors."""
+    requests have no answer because of infrastructure errors, or some answers no verdict."""
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
@@ -152,7 +152,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from evaluation.report import grade_results, render
+    from evaluation.grading import Grading, write_grades
+    from evaluation.judge import Judge
+    from evaluation.report import render
     from evaluation.results import REPORT, ResultsError, read_results, read_run
     from evaluation.samples import load_suites
 
@@ -164,10 +166,26 @@ def _report(arguments: argparse.Namespace) -> int:
                 f"{suite.directory}: not the suite of {arguments.output}, which has the hash"
                 f" {info.settings.suites[suite.manifest.name]}."
             )
-    text = render(info, suites, grade_results(suites, read_results(arguments.output)))
+    judge = arguments.judge_model and Judge(
+        model=arguments.judge_model,
+        base_url=arguments.judge_base_url,
+        api_key=os.environ.get(arguments.judge_api_key_env) or "none",
+        votes=arguments.judge_votes,
+    )
+    grading = Grading(arguments.output, arguments.grader, judge)
+    graded = grading.grade_results(suites, read_results(arguments.output))
+    write_grades(arguments.output, graded)
+    text = render(info, suites, graded)
     (arguments.output / REPORT).write_text(text, encoding="utf-8")
     print(text)
-    return 0
+    if failed := sum(
+        "judge failure: " in each.grader_error + each.reference_error for each in graded
+    ):
+        print(
+            f"The judge gave no verdict on {failed} answers. The same command asks again.",
+            file=sys.stderr,
+        )
+    return 3 if failed else 0
 
 
 def _self_check(arguments: argparse.Namespace) -> int:
@@ -260,6 +278,28 @@ def _parser() -> argparse.ArgumentParser:
     sub.set_defaults(command=_report)
     sub.add_argument("output", type=Path, help="directory of the results")
     sub.add_argument("--data", type=Path, help="directory of the suites; default: that of the run")
+    sub.add_argument(
+        "--grader",
+        default="strict",
+        choices=["strict", "reference", "both"],
+        help="strict: ours. reference: those of the package llm-in-sandbox. both: side by side",
+    )
+    sub.add_argument("--judge-model", metavar="MODEL", help="the judge of physics and long-context")
+    sub.add_argument(
+        "--judge-base-url",
+        default="http://127.0.0.1:8080/v1",
+        metavar="URL",
+        help="the judge's server, up to /v1",
+    )
+    sub.add_argument(
+        "--judge-api-key-env",
+        default="OPENAI_API_KEY",
+        metavar="NAME",
+        help="environment variable with the key of the judge's server",
+    )
+    sub.add_argument(
+        "--judge-votes", type=_positive, default=4, metavar="N", help="verdicts on each answer"
+    )
 
     sub = commands.add_parser(
         "self-check", help="evaluate a scripted model, and compare with its known results"

@@ -1,90 +1,83 @@
 """Graders: functions that compare an answer with the right answer. All are strict.
 
 An answer that does not have the form that its problem asks for is wrong, and counts as a format
-failure too. Each grading runs in a process of its own with a timeout.
+failure too. Each grading runs in a process of its own.
+
+The grader `judge` is in evaluation/judge.py.
 """
 
 import json
-import multiprocessing
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
-from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from fractions import Fraction
+from typing import Any
 
+from evaluation.ifbench_grader import check_instructions
+from evaluation.isolation import GraderError, preload, run_isolated
 from evaluation.reasoning_gym_suite import load_reasoning_gym
 from evaluation.samples import GraderName, Sample
 
-TIMEOUT_S = 30.0
-"""Timeout of one grading, in seconds."""
 MAX_ANSWER_CHARS = 100_000
 """A longer answer is a format failure."""
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", re.ASCII)
 _ANSWER_LINE = re.compile(r"answer:\s*(\S.*)", re.IGNORECASE)
-_PROCESSES = multiprocessing.get_context("forkserver")
-_Result = TypeVar("_Result")
+_CHOICE = re.compile(r"([A-Z])|\\(?:text|mathrm|textbf|mathbf)\{([A-Z])\}")
+_BOX = "\\boxed{"
+_LATEX_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_MATH_WORDS = frozenset(("sqrt", "pi", "sin", "cos", "tan", "exp", "log", "ln", "oo"))
+"""The words that may stand in an expression that is not LaTeX."""
+_MODULES: Mapping[str, Sequence[str]] = {
+    "reasoning-gym": ("reasoning_gym",),
+    "math": ("math_verify",),
+    "ifbench": ("nltk", "emoji", "syllapy"),
+}
+"""The modules that take long to import, by grader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
     """The judgement on one answer."""
 
-    score: int
-    """1 if the answer is right, else 0."""
+    score: Fraction
+    """1 if the answer is right, else 0. A judge with several votes also gives values between."""
     format_failure: bool = False
     """True if the answer does not have the form that the problem asks for."""
+    loose: bool | None = None
+    """True if the answer passes IFBench's loose test; None with other graders."""
 
 
-RIGHT, WRONG, UNFORMATTED = Grade(1), Grade(0), Grade(0, format_failure=True)
-
-
-class GraderError(Exception):
-    """A grading gave no judgement: it exceeded its timeout, or its process failed."""
+RIGHT, WRONG = Grade(Fraction(1)), Grade(Fraction(0))
+UNFORMATTED = Grade(Fraction(0), format_failure=True)
+Grader = Callable[[Sample, str], Grade]
 
 
 def grade(sample: Sample, answer: str) -> Grade:
     """Return the grade of an answer, in this process."""
-    if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
+    if is_unusable(answer):
         return UNFORMATTED
     return _GRADERS[sample.grader](sample, answer)
 
 
-def grade_all(work: Sequence[tuple[Sample, str]]) -> list[Grade | GraderError]:
+def is_unusable(answer: str) -> bool:
+    """Return True if an answer is empty or too long to be graded."""
+    return not answer.strip() or len(answer) > MAX_ANSWER_CHARS
+
+
+def grade_all(
+    work: Sequence[tuple[Sample, str]], grader: Grader = grade
+) -> list[Grade | GraderError]:
     """Return the grades of all answers, in order, each from a process of its own."""
-    if any(sample.grader == "reasoning-gym" for sample, _ in work):
+    names = {sample.grader for sample, _ in work}
+    if "reasoning-gym" in names:
         load_reasoning_gym()  # reports a missing package once, and not for each answer
-        _PROCESSES.set_forkserver_preload([__name__, "reasoning_gym"])
+    preload([__name__, *(module for name in sorted(names) for module in _MODULES.get(name, ()))])
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(lambda each: _grade_or_error(*each), work))
-
-
-def run_isolated(
-    function: Callable[..., _Result], *arguments: Any, timeout_s: float = TIMEOUT_S
-) -> _Result:
-    """Return the function's result from a new process. Raises GraderError if there is none."""
-    receiving, sending = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_send_result, args=(sending, function, arguments))
-    process.start()
-    sending.close()
-    try:
-        if not receiving.poll(timeout_s):
-            raise GraderError(f"no result within {timeout_s:g} s")
-        succeeded, result = receiving.recv()
-    except EOFError as error:
-        process.join()
-        raise GraderError(f"the process ended with exit code {process.exitcode}") from error
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        receiving.close()
-    if not succeeded:
-        raise GraderError(result)
-    value: _Result = result
-    return value
+        return list(threads.map(lambda each: _grade_or_error(grader, *each), work))
 
 
 def final_answer(text: str) -> str | None:
@@ -96,20 +89,26 @@ def final_answer(text: str) -> str | None:
     return lines[0] if len(lines) == 1 else None
 
 
-def _grade_or_error(sample: Sample, answer: str) -> Grade | GraderError:
+def boxed(text: str) -> str | None:
+    """Return the content of the last `\\boxed{…}` of a text. None if there is none, or if its brace
+    is not closed."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    depth = 0
+    for end in range(start + len(_BOX) - 1, len(text)):
+        if text[end] in "{}" and text[end - 1] != "\\":
+            depth += 1 if text[end] == "{" else -1
+        if not depth:
+            return text[start + len(_BOX) : end].strip()
+    return None
+
+
+def _grade_or_error(grader: Grader, sample: Sample, answer: str) -> Grade | GraderError:
     try:
-        return run_isolated(grade, sample, answer)
+        return run_isolated(grader, sample, answer)
     except GraderError as error:
         return error
-
-
-def _send_result(
-    sending: Connection, function: Callable[..., object], arguments: Sequence[Any]
-) -> None:
-    try:
-        sending.send((True, function(*arguments)))
-    except Exception as error:  # noqa: BLE001 - any error is the result of the process
-        sending.send((False, f"{type(error).__name__}: {error}"))
 
 
 def _grade_number(sample: Sample, text: str) -> Grade:
@@ -192,10 +191,62 @@ def _grade_reasoning_gym(sample: Sample, text: str) -> Grade:
         return UNFORMATTED
 
 
-_GRADERS: Mapping[GraderName, Callable[[Sample, str], Grade]] = {
+def _grade_math(sample: Sample, text: str) -> Grade:
+    """Compare mathematical expressions with math-verify. The answer is the last box, or a text that
+    is one expression."""
+    answer = _math_answer(text)
+    if not answer:
+        return UNFORMATTED
+    import math_verify
+
+    latex = math_verify.LatexExtractionConfig()
+    # The process of the grading has a timeout; the package's own ones count as a wrong answer.
+    right, given = (
+        math_verify.parse(f"{_BOX}{each}}}", targets, parsing_timeout=None)
+        for each, targets in (
+            (sample.ground_truth, [latex]),
+            (answer, [math_verify.ExprExtractionConfig(), latex]),
+        )
+    )
+    if not right:
+        raise ValueError(f"math-verify cannot read the right answer {sample.ground_truth!r}")
+    return RIGHT if math_verify.verify(right, given, timeout_seconds=None) else WRONG
+
+
+def _math_answer(text: str) -> str | None:
+    if "\\boxed" in text:
+        return boxed(text)
+    alone = text.strip().strip("$").strip()
+    words = _WORD.findall(_LATEX_COMMAND.sub(" ", alone))
+    return alone if "\n" not in alone and _MATH_WORDS.issuperset(words) else None
+
+
+def _grade_choice(sample: Sample, text: str) -> Grade:
+    """Compare the letters of two choices. The answer is a last line `Answer: X`, the last box, or
+    the letter alone."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = _ANSWER_LINE.fullmatch(lines[-1])
+    box = boxed(text)
+    answer = line[1] if line else box if box is not None else text.strip()
+    found = _CHOICE.fullmatch(answer)
+    if not found:
+        return UNFORMATTED
+    return RIGHT if sample.ground_truth in found.groups() else WRONG
+
+
+def _grade_ifbench(sample: Sample, text: str) -> Grade:
+    """Run IFBench's checkers. An answer that passes only its loose test is a format failure."""
+    strict, loose = check_instructions(sample.entry or {}, text)
+    return Grade(Fraction(strict), format_failure=loose and not strict, loose=loose)
+
+
+_GRADERS: Mapping[GraderName, Grader] = {
     "number": _grade_number,
     "text": _grade_text,
     "verbatim": _grade_verbatim,
     "json": _grade_json,
     "reasoning-gym": _grade_reasoning_gym,
+    "math": _grade_math,
+    "choice": _grade_choice,
+    "ifbench": _grade_ifbench,
 }

@@ -3,49 +3,17 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
-from evaluation.graders import Grade, GraderError, grade_all
-from evaluation.results import MODES, Mode, Result, RunInfo
-from evaluation.samples import Sample, Suite
+from evaluation.grading import FAILURES, Graded
+from evaluation.reference_graders import PACKAGE, reference_version
+from evaluation.results import MODES, Mode, RunInfo
+from evaluation.samples import Suite
 from evaluation.statistics import bootstrap_interval, mean, paired_p_value, percentile
 
 ALL = "all domains"
 NONE = "-"
 """The entry of a table's cell without a value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """A result with its sample and its grade."""
-
-    result: Result
-    sample: Sample
-    grade: Grade | None
-    """None for an infrastructure error, and if the grader failed."""
-    grader_error: str = ""
-
-
-def grade_results(suites: Sequence[Suite], results: Sequence[Result]) -> list[Graded]:
-    """Grade all answers. A prompt that does not fit the context window counts as wrong.
-
-    Results of samples that the suites do not have are left out.
-    """
-    samples = {sample.id: sample for suite in suites for sample in suite.samples}
-    known = [result for result in results if result.sample in samples]
-    answered = [result for result in known if result.status == "answered"]
-    grades = grade_all([(samples[result.sample], result.answer) for result in answered])
-    by_key = {result.key: found for result, found in zip(answered, grades, strict=True)}
-    return [_graded(result, samples[result.sample], by_key.get(result.key)) for result in known]
-
-
-def _graded(result: Result, sample: Sample, found: Grade | GraderError | None) -> Graded:
-    if isinstance(found, GraderError):
-        return Graded(result, sample, None, str(found))
-    if result.status == "context_overflow":
-        found = Grade(0)
-    return Graded(result, sample, found)
 
 
 def render(info: RunInfo, suites: Sequence[Suite], graded: Sequence[Graded]) -> str:
@@ -63,11 +31,13 @@ def render_results(graded: Sequence[Graded]) -> str:
             f"## {model}\n",
             _accuracy(of_model),
             _apart(of_model),
+            _graders(of_model),
             _tokens(of_model),
             _tools(of_model),
             _stop_reasons(of_model),
             _failures(of_model),
         )
+        if section
     )
 
 
@@ -137,6 +107,36 @@ def _apart(graded: Sequence[Graded]) -> str:
     )
     table = _table([*head, "grader failures", "infra errors"], rows)
     return f"### Results without an ordinary grade\n\n{table}\n{note}"
+
+
+def _graders(graded: Sequence[Graded]) -> str:
+    """Return the scores of both graders side by side, and the answers without a grade by their
+    reason; nothing if no answer has a judge, a second grade or no grade."""
+    if not any(each.judge or each.reference or each.grader_error for each in graded):
+        return ""
+    rows = [
+        [
+            domain,
+            mode,
+            _share([each.grade.score for each in group if each.grade]),
+            _share([each.reference.score for each in group if each.reference]),
+            _share(_loose_scores(group)),
+            str(sum(each.grade is not None and each.grade.format_failure for each in group)),
+            *(str(sum(each.failure == kind for each in group)) for kind in FAILURES),
+            str(sum(bool(each.reference_error) for each in group)),
+        ]
+        for domain, of_domain in _domains(graded)
+        for mode, group in _modes(of_domain)
+    ]
+    head = ["domain", "mode", "score", "reference", "loose", "format failures", *FAILURES]
+    judges = ", ".join(sorted({each.judge for each in graded if each.judge}))
+    note = (
+        f"Judge: {judges or 'none'}. Reference: the paper's own graders,"
+        f" {PACKAGE} {reference_version() or '(not installed)'}. Loose: IFBench's loose test."
+        " Scores are means in percent over the answers that have one, and each column leaves out"
+        " the answers that it has no grade for.\n"
+    )
+    return f"### Graders\n\n{_table([*head, 'without reference'], rows)}\n{note}"
 
 
 def _tokens(graded: Sequence[Graded]) -> str:
@@ -281,7 +281,7 @@ def _answered(graded: Sequence[Graded]) -> list[Graded]:
 
 def _scores(graded: Sequence[Graded], mode: str) -> Mapping[str, Fraction]:
     """Return the mean score of each problem that has a grade, by the sample's id."""
-    scores: dict[str, list[int]] = defaultdict(list)
+    scores: dict[str, list[Fraction]] = defaultdict(list)
     for each in graded:
         if each.result.mode == mode and each.grade is not None:
             scores[each.sample.id].append(each.grade.score)
@@ -298,6 +298,16 @@ def _percent(values: Sequence[Fraction], sign: str = "") -> str:
         return text
     low, high = interval
     return f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+
+
+def _share(scores: Sequence[Fraction]) -> str:
+    """Return the mean in percent."""
+    return f"{100 * mean(scores):.1f}" if scores else NONE
+
+
+def _loose_scores(graded: Sequence[Graded]) -> list[Fraction]:
+    grades = [each.grade for each in graded if each.grade]
+    return [Fraction(grade.loose) for grade in grades if grade.loose is not None]
 
 
 def _p_value(differences: Sequence[Fraction]) -> str:

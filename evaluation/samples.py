@@ -18,14 +18,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 GraderName = Literal[
-    "number", "text", "verbatim", "json", "reasoning-gym", "math", "choice", "judge", "ifbench"
+    "number", "text", "verbatim", "json", "reasoning-gym", "math", "choice", "ifbench", "judge"
 ]
-ENTRY_FIELDS: Mapping[GraderName, Sequence[str]] = {
-    "reasoning-gym": (),
-    "judge": ("question", "rubric"),
-    "ifbench": ("key", "prompt", "instruction_id_list", "kwargs"),
-}
-"""The graders that need an entry, and the fields that it must have."""
+Rubric = Literal["physics", "long-context"]
 MANIFEST, SAMPLES, FILES = "manifest.json", "samples.jsonl", "files"
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 _Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
@@ -65,7 +60,9 @@ class Sample(_Record):
     ground_truth: str
     grader: GraderName
     entry: Mapping[str, Any] | None = None
-    """The data of the grader. See ENTRY_FIELDS."""
+    """The data of the grader. reasoning-gym: the problem as the package made it. ifbench: key,
+    prompt, instruction_id_list and kwargs, as in the benchmark's file. judge: question and rubric
+    (physics or long-context). The other graders need none."""
     files: Annotated[tuple[InputFile, ...], Field(strict=False)] = ()
     solution: str | None = None
     """A shell command that prints the right answer in a sandbox with the files. The scripted model
@@ -91,6 +88,35 @@ class Protocol(_Record):
     def fields(self) -> dict[str, Any]:
         """Return the fields that the protocol adds to requests."""
         return self.model_dump(exclude={"repeats"}, exclude_defaults=True)
+
+
+class GymEntry(BaseModel):
+    """The entry of the grader `reasoning-gym`. Its fields depend on the family of problems."""
+
+
+class JudgeEntry(BaseModel):
+    """The entry of the grader `judge`."""
+
+    question: Annotated[str, Field(min_length=1)]
+    """The question for the judge, without instructions for the model."""
+    rubric: Rubric
+
+
+class IfbenchEntry(BaseModel):
+    """The entry of the grader `ifbench`."""
+
+    key: str | int
+    prompt: str
+    instruction_id_list: Annotated[Sequence[str], Field(min_length=1)]
+    kwargs: Sequence[Mapping[str, Any]]
+    """The arguments of each instruction."""
+
+
+_ENTRIES: Mapping[str, type[BaseModel]] = {
+    "reasoning-gym": GymEntry,
+    "judge": JudgeEntry,
+    "ifbench": IfbenchEntry,
+}
 
 
 class Manifest(_Record):
@@ -240,19 +266,26 @@ def _read_samples(path: Path, data: bytes) -> Iterator[Sample]:
 
 
 def _grader_fault(sample: Sample) -> str | None:
-    """Return what the sample's grader misses in it, or None."""
-    fields = ENTRY_FIELDS.get(sample.grader)
-    if fields is not None and sample.entry is None:
-        return f"entry: the grader {sample.grader} needs an entry"
-    if missing := [name for name in fields or () if name not in (sample.entry or {})]:
-        return f"entry.{missing[0]}: the grader {sample.grader} needs this field"
-    if sample.grader == "choice" and not re.fullmatch("[A-Z]", sample.ground_truth):
-        return f"ground_truth: not one capital letter (got {sample.ground_truth[:20]!r})"
-    if sample.grader == "json":
+    """Return the fault of the fields that the grader of a sample reads."""
+    if model := _ENTRIES.get(sample.grader):
+        if sample.entry is None:
+            return f"entry: the grader {sample.grader} needs an entry"
         try:
-            json.loads(sample.ground_truth)
-        except ValueError as error:
-            return f"ground_truth: not JSON: {error}"
+            model.model_validate(sample.entry)
+        except ValidationError as error:
+            return f"entry.{_first_fault(error)}"
+    if sample.grader == "json" and (fault := _json_fault(sample.ground_truth)):
+        return f"ground_truth: {fault}"
+    if sample.grader == "choice" and not re.fullmatch("[A-Z]", sample.ground_truth):
+        return f"ground_truth: not one capital letter: {sample.ground_truth!r}"
+    return None
+
+
+def _json_fault(text: str) -> str | None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        return f"not JSON: {error}"
     return None
 
 

@@ -6,6 +6,7 @@ also does not have the form that its problem asks for.
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,13 @@ from evaluation.graders import (
     RIGHT,
     UNFORMATTED,
     WRONG,
-    GraderError,
     grade,
     grade_all,
-    run_isolated,
 )
+from evaluation.isolation import GraderError, UngradableError, run_isolated
 from evaluation.samples import Sample
-from tests.evaluation.evaluation_process import sample
+from tests.evaluation.evaluation_process import answered, grades_of, rows, sample, sandbox_eval
+from tests.evaluation.labelled_answers import CHOICE, MATH, SENTENCE
 
 LABELS = {"right": RIGHT, "wrong": WRONG, "form": UNFORMATTED}
 Case = tuple[str, str, str]
@@ -179,7 +180,14 @@ JSONS: list[Case] = [
     (RECORD, "", "form"),
     (RECORD, "[" * 50_000, "form"),
 ]
-TABLES = {"number": NUMBERS, "text": TEXTS, "verbatim": VERBATIM, "json": JSONS}
+TABLES = {
+    "number": NUMBERS,
+    "text": TEXTS,
+    "verbatim": VERBATIM,
+    "json": JSONS,
+    "math": [(case.truth, case.answer, case.label) for case in MATH],
+    "choice": [(case.truth, case.answer, case.label) for case in CHOICE],
+}
 X = "\N{MULTIPLICATION SIGN}"
 GYM: list[tuple[str, dict[str, Any], str, str]] = [
     (family, entry, answer, label)
@@ -248,6 +256,8 @@ def problem(grader: str, ground_truth: str) -> Sample:
 
 @pytest.mark.parametrize("grader", TABLES)
 def test_grader_agrees_with_the_labels(grader: str) -> None:
+    if grader == "math":
+        pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
     cases = TABLES[grader]
     given = [(truth, text[:80], grade(problem(grader, truth), text)) for truth, text, _ in cases]
     assert given == [(truth, text[:80], LABELS[label]) for truth, text, label in cases]
@@ -296,3 +306,53 @@ def test_failed_grading_does_not_end_the_others() -> None:
     failed, right = grade_all([(unknown, "1"), (problem("number", "1"), "1")])
     assert isinstance(failed, GraderError)
     assert right == RIGHT
+
+
+def allocate(size: int) -> int:
+    return len(b"x" * size)
+
+
+def test_grading_above_its_memory_limit_is_no_grade() -> None:
+    with pytest.raises(GraderError, match="MemoryError"):
+        run_isolated(allocate, 2**33)
+
+
+def test_right_answer_that_math_verify_cannot_read_is_no_grade() -> None:
+    pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
+    (found,) = grade_all([(problem("math", ""), "7")])
+    assert str(found) == "ValueError: math-verify cannot read the right answer ''"
+
+
+def test_answer_that_takes_too_long_to_compare_is_no_grade() -> None:
+    pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
+    power = r"\boxed{9^{9^{9^{9}}}}"
+    with pytest.raises(GraderError):
+        run_isolated(grade, problem("math", "1"), power, timeout_s=2)
+
+
+def import_package(name: str) -> None:
+    __import__(name)
+
+
+def test_package_that_is_not_installed_makes_an_answer_ungradable() -> None:
+    with pytest.raises(UngradableError, match=r"^ungradable: the package no_such_package is not"):
+        run_isolated(import_package, "no_such_package")
+
+
+async def test_ungradable_answers_are_apart_and_not_wrong(tmp_path: Path) -> None:
+    entry = {"key": "1", "prompt": "Do.", "instruction_id_list": ["x:y"], "kwargs": [{}]}
+    instruction = sample(grader="ifbench", domain="instructions", ground_truth="", entry=entry)
+    output = answered(tmp_path, [(instruction, SENTENCE), (sample(), "Answer: 0")])
+    incomplete = tmp_path / "packages" / "ifbench"  # hides an installed one
+    incomplete.mkdir(parents=True)
+    (incomplete / "__init__.py").touch()
+    ended = await sandbox_eval("report", output, packages=incomplete.parent)
+    assert ended.returncode == 0, ended.stderr
+    first, second = grades_of(output)
+    assert (first["score"], second["score"]) == (None, 1.0)
+    assert first["error"].startswith("ungradable: the package ")
+    assert rows(ended.stdout, "## m")[0][:2] == ["instructions", "-"]
+    assert rows(ended.stdout, "### Graders")[0] == [
+        *("instructions", "plain", "-", "-", "-", "0", "1", "0", "0", "0")
+    ]
+    assert "| instructions | plain | grader: ungradable: the package " in ended.stdout

@@ -1,0 +1,89 @@
+"""Runs a grading in a process of its own, with a timeout and a memory limit, so that no answer can
+stop or slow the report. Defines the errors of an answer that has no grade."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+TIMEOUT_S = 30.0
+"""Timeout of one grading, in seconds."""
+MAX_MEMORY_BYTES = 4 * 2**30
+"""Address space of one grading."""
+_PROCESSES = multiprocessing.get_context("forkserver")
+_Result = TypeVar("_Result")
+
+
+class GraderError(Exception):
+    """A grading gave no judgement: it exceeded its timeout, or its process failed."""
+
+
+class UngradableError(GraderError):
+    """The answer cannot be graded here, because a package or a data file of the grader is missing,
+    or because the report has no judge. The message begins with `ungradable: `."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"ungradable: {reason}")
+        self.reason = reason
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import modules once for all gradings, if they are installed. Has an effect only before the
+    first grading."""
+    _PROCESSES.set_forkserver_preload([__name__, *modules])
+
+
+def run_isolated(
+    function: Callable[..., _Result], *arguments: Any, timeout_s: float = TIMEOUT_S
+) -> _Result:
+    """Return the function's result from a new process.
+
+    The function's output and its log are discarded. Raises UngradableError if a package is not
+    installed or the function raises it, and GraderError if there is no result for another reason.
+    """
+    receiving, sending = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_send_result, args=(sending, function, arguments))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(timeout_s):
+            raise GraderError(f"no result within {timeout_s:g} s")
+        kind, result = receiving.recv()
+    except EOFError as error:
+        process.join()
+        raise GraderError(f"the process ended with exit code {process.exitcode}") from error
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        receiving.close()
+    if kind == "ungradable":
+        raise UngradableError(result)
+    if kind == "failed":
+        raise GraderError(result)
+    value: _Result = result
+    return value
+
+
+def _send_result(
+    sending: Connection, function: Callable[..., object], arguments: Sequence[Any]
+) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    logging.disable()
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # noqa: PTH123 - a device
+        sending.send(_outcome(function, arguments))
+
+
+def _outcome(function: Callable[..., object], arguments: Sequence[Any]) -> tuple[str, object]:
+    try:
+        return "succeeded", function(*arguments)
+    except UngradableError as error:
+        return "ungradable", error.reason
+    except ModuleNotFoundError as error:
+        return "ungradable", f"the package {error.name} is not installed"
+    except Exception as error:  # noqa: BLE001 - any error is the result of the process
+        return "failed", f"{type(error).__name__}: {error}"[:500]

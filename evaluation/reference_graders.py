@@ -1,0 +1,102 @@
+"""The graders of the paper's own implementation, from the installed package llm-in-sandbox.
+
+They are looser than the strict graders: they search the answer in any text. Each is loaded from the
+package's file, so that the package's dependencies are not needed.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+from evaluation.graders import Grade
+from evaluation.ifbench_grader import check_instructions, load_ifbench
+from evaluation.isolation import UngradableError
+from evaluation.judge import Instructions, Question, Verdict
+from evaluation.samples import Sample
+
+PACKAGE, MODULE = "llm-in-sandbox", "llm_in_sandbox"
+INSTALL = "pip install --no-deps llm-in-sandbox==0.2.0"
+_FOLDERS: Mapping[str, str] = {
+    "math": "math",
+    "choice": "chem",
+    "ifbench": "instruct_follow",
+    "judge": "physics",
+}
+"""The package's folders, by grader."""
+_FOLDERS_OF_DOMAINS: Mapping[str, str] = {"biomedicine": "biomed", "long-context": "long_context"}
+"""The folders of domains that do not have their grader's first one."""
+
+
+def has_reference(sample: Sample) -> bool:
+    """Return True if the package has a grader for the sample."""
+    return sample.grader in _FOLDERS
+
+
+def reference_version() -> str | None:
+    """Return the version of the installed package, or None if it is not installed."""
+    return version(PACKAGE) if importlib.util.find_spec(MODULE) else None
+
+
+def grade_reference(sample: Sample, answer: str) -> Grade:
+    """Return the package's score of an answer, in this process. The package has no format failures.
+
+    Raises UngradableError if a package or a data file is missing, which the package's own function
+    counts as wrong.
+    """
+    if sample.grader != "ifbench":
+        return _score(sample, answer, sample.ground_truth)
+    entry = sample.entry or {}
+    check_instructions(entry, answer)
+    # The package imports IFBench's modules by their names in the benchmark's repository.
+    os.environ["IFBENCH_PATH"] = str(Path(load_ifbench().__file__ or "").parent)
+    return _score(
+        sample,
+        answer,
+        json.dumps({name: entry[name] for name in ("instruction_id_list", "kwargs")}),
+    )
+
+
+def reference_instructions(sample: Sample) -> Instructions:
+    """Return the package's prompt and reading of replies for the judged samples of a domain. A
+    reply without a verdict counts as wrong. Raises UngradableError."""
+    module = load_reference(sample, "judge")
+
+    def prompt(question: Question) -> str:
+        text: str = module.create_judge_prompt(question.text, question.reference, question.answer)
+        return text
+
+    def verdict(reply: str, _: bool) -> Verdict:
+        found: Verdict = module.extract_verdict(reply)
+        return found
+
+    return Instructions(f"{PACKAGE} {reference_version()} {module.__name__}", prompt, verdict)
+
+
+def load_reference(sample: Sample, name: str) -> ModuleType:
+    """Return the package's module `name` for a sample: `reward` or `judge`. Raises UngradableError
+    if the package or the module is not installed."""
+    return _load(_FOLDERS_OF_DOMAINS.get(sample.domain, _FOLDERS[sample.grader]), name)
+
+
+@cache
+def _load(folder: str, name: str) -> ModuleType:
+    package = importlib.util.find_spec(MODULE)
+    if package is None or not package.submodule_search_locations:
+        raise UngradableError(f"the package {PACKAGE} is not installed: {INSTALL}")
+    path = Path(package.submodule_search_locations[0], "benchmark", folder, f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"reference_{folder}_{name}", path)
+    if not path.exists() or spec is None or spec.loader is None:
+        raise UngradableError(f"the package {PACKAGE} has no file {path}: {INSTALL}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _score(sample: Sample, answer: str, ground_truth: str) -> Grade:
+    return Grade(Fraction(load_reference(sample, "reward").compute_score(answer, ground_truth)))
