@@ -8,13 +8,19 @@ from typing import Literal
 
 from evaluation.graders import UNFORMATTED, WRONG, Grade, grade_all, is_unusable
 from evaluation.isolation import GraderError, UngradableError
-from evaluation.judge import STRICT, Instructions, Judge, judge_all, open_judgements
+from evaluation.judge import (
+    STRICT,
+    Instructions,
+    Judge,
+    judge_all,
+    open_judgements,
+    reference_instructions,
+)
 from evaluation.reference_graders import (
     INSTALL,
     PACKAGE,
     grade_reference,
     has_reference,
-    reference_instructions,
     reference_version,
 )
 from evaluation.results import Result, ResultsError

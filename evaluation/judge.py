@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evaluation.graders import Grade
 from evaluation.isolation import GraderError
+from evaluation.reference_graders import PACKAGE, load_reference, reference_version
 from evaluation.results import ResultsError
 from evaluation.runner import MALFORMED
 from evaluation.samples import JudgeEntry, Rubric, Sample
@@ -283,7 +284,7 @@ def _code(error: Exception) -> str:
     return "malformed response"
 
 
-# The strict instructions
+# The instructions
 
 _RUBRICS: Mapping[Rubric, str] = {
     "physics": (
@@ -333,3 +334,19 @@ def strict_verdict(reply: str, is_cut: bool) -> Verdict | None:
 
 
 STRICT = Instructions("strict 1", strict_prompt, strict_verdict)
+
+
+def reference_instructions(sample: Sample) -> Instructions:
+    """Return the package's prompt and reading of replies for the judged samples of a domain. A
+    reply without a verdict counts as wrong. Raises UngradableError."""
+    module = load_reference(sample, "judge")
+
+    def prompt(question: Question) -> str:
+        text: str = module.create_judge_prompt(question.text, question.reference, question.answer)
+        return text
+
+    def verdict(reply: str, _: bool) -> Verdict:
+        found: Verdict = module.extract_verdict(reply)
+        return found
+
+    return Instructions(f"{PACKAGE} {reference_version()} {module.__name__}", prompt, verdict)

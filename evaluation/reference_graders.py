@@ -1,7 +1,8 @@
 """The graders of the paper's own implementation, from the installed package llm-in-sandbox.
 
 They are looser than the strict graders: they search the answer in any text. Each is loaded from the
-package's file, so that the package's dependencies are not needed.
+package's file, so that the package's dependencies are not needed. The reference's judge is in
+evaluation/judge.py.
 """
 
 import importlib.util
@@ -17,7 +18,6 @@ from types import ModuleType
 from evaluation.graders import Grade
 from evaluation.ifbench_grader import check_instructions, load_ifbench
 from evaluation.isolation import UngradableError
-from evaluation.judge import Instructions, Question, Verdict
 from evaluation.samples import Sample
 
 PACKAGE, MODULE = "llm-in-sandbox", "llm_in_sandbox"
@@ -60,22 +60,6 @@ def grade_reference(sample: Sample, answer: str) -> Grade:
         answer,
         json.dumps({name: entry[name] for name in ("instruction_id_list", "kwargs")}),
     )
-
-
-def reference_instructions(sample: Sample) -> Instructions:
-    """Return the package's prompt and reading of replies for the judged samples of a domain. A
-    reply without a verdict counts as wrong. Raises UngradableError."""
-    module = load_reference(sample, "judge")
-
-    def prompt(question: Question) -> str:
-        text: str = module.create_judge_prompt(question.text, question.reference, question.answer)
-        return text
-
-    def verdict(reply: str, _: bool) -> Verdict:
-        found: Verdict = module.extract_verdict(reply)
-        return found
-
-    return Instructions(f"{PACKAGE} {reference_version()} {module.__name__}", prompt, verdict)
 
 
 def load_reference(sample: Sample, name: str) -> ModuleType:
