@@ -4,10 +4,12 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import openai
 from openai.types.chat import ChatCompletion
 
@@ -124,20 +126,25 @@ class Runner:
     async def run(self, concurrency: int) -> None:
         """Send all requests that have no result yet, at most `concurrency` at a time."""
         jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done)
+        ssl_context = httpx.create_ssl_context()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
-                    group.create_task(self._work(jobs))
+                    # A pool of 64 connections costs 5 to 8 ms of CPU time for each request.
+                    http_client = httpx.AsyncClient(verify=ssl_context)
+                    await stack.enter_async_context(http_client)
+                    client = self._client.with_options(http_client=http_client)
+                    group.create_task(self._work(client, jobs))
         except ExceptionGroup as errors:  # such as an input file that is missing
             raise errors.exceptions[0] from errors
 
-    async def _work(self, jobs: Iterator[Job]) -> None:
+    async def _work(self, client: openai.AsyncOpenAI, jobs: Iterator[Job]) -> None:
         for job in jobs:
-            result = await self._result(job)
+            result = await self._result(client, job)
             self._writer.append(result)
             self._on_result(result)
 
-    async def _result(self, job: Job) -> Result:
+    async def _result(self, client: openai.AsyncOpenAI, job: Job) -> Result:
         """Send a request until it has a result, or until no retry is left."""
         failures: list[Failure] = []
         body = self._body(job)
@@ -151,7 +158,10 @@ class Runner:
                 latency_s=0.0,
             )
             try:
-                completion = await self._client.chat.completions.create(**body)
+                # create() converts all parts of the messages, which takes longer than sending them.
+                completion = await client.post(
+                    "/chat/completions", cast_to=ChatCompletion, body=body
+                )
                 result = _with_completion(result, completion)
             except (openai.OpenAIError, *MALFORMED) as error:
                 failures.append(_failure(error))
@@ -169,11 +179,11 @@ class Runner:
         return model + PLAIN_SUFFIX if mode == "plain" else model
 
     def _body(self, job: Job) -> dict[str, Any]:
-        """Return the arguments of the SDK's method."""
+        """Return the body of a request."""
         plan, sample = self._plan, job.sample
         texts = {file.name: job.suite.read(file) for file in sample.files}
-        body: dict[str, Any] = {"model": self._name(job.key.mode, job.key.model)}
-        extra = plan.request_of(job.suite)
+        body = plan.request_of(job.suite)
+        body["model"] = self._name(job.key.mode, job.key.model)
         if job.key.mode == "plain":
             content: Any = plain_prompt(sample.plain_problem or sample.problem, texts)
         else:
@@ -181,10 +191,10 @@ class Runner:
             content.append({"type": "text", "text": sample.problem})
             # Every answer of this column comes from a run with a sandbox, or is refused.
             sandbox = plan.sandbox_of(job.suite)
-            extra["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
+            body["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
         if plan.seed is not None:
             body["seed"] = plan.seed + job.key.repeat
-        return {**body, "messages": [{"role": "user", "content": content}], "extra_body": extra}
+        return {**body, "messages": [{"role": "user", "content": content}]}
 
 
 def _replaced(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
