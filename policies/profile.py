@@ -17,8 +17,8 @@ from policies.file_names import covered_patterns
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.observation import ObservationLimits
+from policies.paper_prompts import ReferencePrompts
 from policies.redaction import Redaction
-from policies.reference_style import ReferencePrompts
 from policies.rules import RuleSet
 from policies.workspace import InputLimits
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from policies.egress import Egress
 from policies.isolation import MIN_LIMITS
+from policies.paper_prompts import NO_CALL, ReferencePrompts
 from policies.profile import (
     FIXED_FIELDS,
     AgentSettings,
@@ -29,7 +30,6 @@ from policies.profile import (
     setting_paths,
 )
 from policies.prompts import TOOL_NAMES
-from policies.reference_style import NO_CALL, ReferencePrompts
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 from proxy.config import NOT_FINITE, Config, ConfigError, invalid_amounts
 from proxy.errors import BadRequestError, ForbiddenError

@@ -10,13 +10,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from policies.paper_prompts import ReferencePrompts
 from policies.profile import Profile
 from policies.prompts import NUDGE, SandboxContents, system_prompt
-from policies.reference_style import (
-    ReferencePrompts,
-    steps_remaining_line,
-    unknown_tool_observation,
-)
+from policies.reference_style import steps_remaining_line, unknown_tool_observation
 from policies.workspace import last_user_index
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message

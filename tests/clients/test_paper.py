@@ -14,8 +14,8 @@ import anyio
 import httpx
 import pytest
 
+from policies.paper_prompts import ReferencePrompts
 from policies.profile import Profile
-from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.fakes.backend import Held, Item, Refusal, ScriptedBackend, scripted_backend

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import httpx
 
-from policies.reference_style import ReferencePrompts
+from policies.paper_prompts import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from sandbox_runtime.tools import make_tools

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from policies.paper_prompts import ReferencePrompts
 from policies.profile import AgentSettings, Profile
-from policies.reference_style import ReferencePrompts
 from proxy.profiles import overlaid, shipped
 
 

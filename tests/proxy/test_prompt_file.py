@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from policies.reference_style import NO_CALL
+from policies.paper_prompts import NO_CALL
 from proxy.config import ConfigError, parse
 from proxy.profiles import build_profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
+from policies.paper_prompts import ReferencePrompts
 from policies.profile import Profile
-from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.reference_style import ReferencePrompts
+from policies.paper_prompts import ReferencePrompts
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 
