@@ -17,7 +17,7 @@ from policies.file_names import covered_patterns
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.observation import ObservationLimits
-from policies.paper_prompts import ReferencePrompts
+from policies.paper_prompts import Domain, ReferencePrompts
 from policies.redaction import Redaction
 from policies.rules import RuleSet
 from policies.workspace import InputLimits
@@ -40,6 +40,8 @@ class AgentSettings:
     style: Literal["default", "reference"] = "default"
     """default: the proxy's own style. reference: the style of the paper's reference implementation,
     with its observations byte for byte."""
+    domain: Domain = "general"
+    """The domain of the paper that selects the prompts of the reference style."""
     prompts: ReferencePrompts = ReferencePrompts()
     """The prompts of the reference style."""
 
@@ -55,6 +57,8 @@ class Profile:
     name: str = "default"
     about: str = ""
     """A paragraph on the purpose of the profile."""
+    extends: str = "default"
+    """The profile whose settings apply where this one has none. It must be defined before."""
     enabled: Enabled = "auto"
     """The requests that get a sandbox. always: every request, from its start. auto: requests that
     may need a sandbox, from the first tool call. never: none."""
@@ -179,7 +183,7 @@ SETTING_ORDERS = {
 
 # Overrides
 
-FIXED_FIELDS = frozenset({"name", "about", "skip_models", "agent"})
+FIXED_FIELDS = frozenset({"name", "about", "extends", "skip_models", "agent"})
 """Fields of a profile that keys and requests cannot override."""
 _COMPARED_WHOLE = ("isolation.network",)
 """Settings with several fields that are compared as one value."""

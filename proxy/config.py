@@ -231,11 +231,14 @@ class ModelConfig(_Section):
 
 
 class PaperConfig(_Section):
-    """The profile `paper`."""
+    """The prompts of the profile `paper` and of the profiles of its domains."""
 
+    prompts: Literal["own", "reference"] = "own"
+    """own: the proxy's own prompts. reference: those of the package llm-in-sandbox, which must be
+    installed."""
     prompt_file: Path | None = None
-    """Prompt file in the format of the reference implementation (its config/general.yaml); null:
-    the proxy's own prompts."""
+    """Prompt file in the format of the reference implementation (its config/general.yaml). It
+    replaces the prompts of the profile `paper` only."""
 
 
 class AuditConfig(_Section):

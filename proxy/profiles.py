@@ -1,24 +1,22 @@
 """The profiles of this server: built from the configuration, selected for each request, printed.
 
 `build_profiles` reads the shipped profiles and the operator's, `Profiles` selects the profile of a
-request, `overlaid` applies settings to a profile, `read_prompt_file` reads a prompt file, and
-`profile_table` shows all profiles as Markdown."""
+request, `overlaid` applies settings to a profile, and `profile_table` shows all profiles as
+Markdown."""
 
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from policies.egress import Egress
 from policies.isolation import MIN_LIMITS
-from policies.paper_prompts import NO_CALL, ReferencePrompts
+from policies.paper_prompts import Domain, ReferencePrompts
 from policies.profile import (
     FIXED_FIELDS,
     AgentSettings,
@@ -29,13 +27,13 @@ from policies.profile import (
     get_setting,
     setting_paths,
 )
-from policies.prompts import TOOL_NAMES
-from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 from proxy.config import NOT_FINITE, Config, ConfigError, invalid_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key
+from proxy.paper_prompts import read_prompts
 
 Tree = Mapping[str, Any]
+Prompts = Mapping[Domain, ReferencePrompts]
 REMOVED_PROFILES = {
     "finance": "copy it from examples/configs/finance.yaml",
     "offline": "write isolation: {network: {mode: none}} in a profile of your own",
@@ -163,27 +161,27 @@ def build_profiles(config: Config) -> Profiles:
 
     Raises ConfigError.
     """
-    prompt_file = config.paper.prompt_file
+    prompts = read_prompts(config.paper)
     base = Profile(
         limits=config.limits,
         isolation=config.isolation,
         inputs=config.inputs,
         artifacts=config.artifacts,
-        agent=AgentSettings(
-            prompts=read_prompt_file(prompt_file) if prompt_file else ReferencePrompts()
-        ),
+        agent=AgentSettings(prompts=prompts["general"]),
         budgets=config.budgets,
         watch=config.watch,
         audit=AuditSettings(config.audit.enabled, config.audit.required),
         redaction=config.redaction,
     )
-    named = {name: _extended(base, name, tree) for name, tree in shipped().items()}
+    named: dict[str, Profile] = {}
+    for name, tree in shipped().items():
+        extended = named[tree["extends"]] if "extends" in tree else base
+        named[name] = _extended(extended, name, tree, prompts)
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
             raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
-        own = {key: value for key, value in tree.items() if key != "extends"}
-        named[name] = _extended(named[extends], name, own)
+        named[name] = _extended(named[extends], name, {**tree, "extends": extends}, prompts)
     models = [
         ModelPolicy(pattern, model.profile, model.policy)
         for pattern, model in config.models.items()
@@ -227,9 +225,10 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
         raise ConfigError(f"{place}.{min(fixed)}: this can only be set in profiles")
 
 
-def _extended(base: Profile, name: str, tree: Tree) -> Profile:
+def _extended(base: Profile, name: str, tree: Tree, prompts: Prompts) -> Profile:
+    own = _with_prompts(_with_inherited_entries(base, tree), prompts)
     try:
-        return overlaid(base, {**_with_inherited_entries(base, tree), "name": name})
+        return overlaid(base, {**own, "name": name})
     except SettingError as error:
         raise ConfigError(f"profiles.{name}.{error.path}: {error.why}") from error
 
@@ -248,6 +247,15 @@ def _with_inherited_entries(base: Profile, tree: Tree) -> Tree:
             if isinstance(own, list) and isinstance(inherited, tuple):
                 settings_of[name] = [*inherited, *(each for each in own if each not in inherited)]
     return {**tree, **sections}
+
+
+def _with_prompts(tree: Tree, prompts: Prompts) -> Tree:
+    """Return the settings of `tree`, with the prompts of its domain if it names one."""
+    agent = tree.get("agent")
+    if not isinstance(agent, Mapping) or agent.get("domain") not in prompts:
+        return tree
+    found = asdict(prompts[agent["domain"]])
+    return {**tree, "agent": {**agent, "prompts": _merged(found, agent.get("prompts", {}))}}
 
 
 @cache
@@ -340,67 +348,6 @@ def _changed_paths(tree: Tree, above: str = "") -> list[str]:
     return paths
 
 
-# The prompt file
-
-_OUTPUT_DIRS = tuple(posixpath.dirname(path) for path in ANSWER_FILES)
-
-
-class _PromptFile(BaseModel):
-    """The fields of a prompt file that are read. Other fields, such as those of the reference's
-    benchmarks, are ignored."""
-
-    model_config = ConfigDict(frozen=True)
-
-    system_prompt: str
-    instance_prompt: str
-    output_dir: str = OUTPUT_DIR
-    continue_message: str = NO_CALL
-    """The reference has this text, and the tools, in its code instead of its files."""
-    tools: tuple[dict[str, Any], ...] = ()
-
-    @field_validator("output_dir")
-    @classmethod
-    def _check_output_dir(cls, path: str) -> str:
-        if path not in _OUTPUT_DIRS:
-            raise ValueError(f"answers are only read from {' and '.join(_OUTPUT_DIRS)}")
-        return path
-
-    @field_validator("tools")
-    @classmethod
-    def _check_tools(cls, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        functions = [tool.get("function") for tool in tools]
-        names = [each.get("name") for each in functions if isinstance(each, dict)]
-        if tools and names != list(TOOL_NAMES):
-            raise ValueError(f"the tools must be {', '.join(TOOL_NAMES)}, in this order")
-        return tools
-
-
-def read_prompt_file(path: Path) -> ReferencePrompts:
-    """Read the prompts of the reference style from a file in the reference's own format. Raises
-    ConfigError."""
-    try:
-        file = _PromptFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        prompts = ReferencePrompts(
-            system=file.system_prompt,
-            instance=file.instance_prompt,
-            no_call=file.continue_message,
-            output_dir=file.output_dir,
-            tools=file.tools,
-        )
-        prompts.system_prompt()
-        prompts.problem("")
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except (LookupError, AttributeError) as error:
-        raise ConfigError(
-            f"{path}: a prompt has an unknown placeholder {error}; write literal braces twice"
-        ) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    return prompts
-
-
 # The table of all profiles
 
 _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---|")
@@ -408,15 +355,19 @@ _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---
 
 def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[str]:
     """Yield the lines of a Markdown table: for each setting its value in the profile `usual`, the
-    profiles with another value, and the values to which a model, a key or a request may restrict
-    the setting."""
+    profiles with another value than the profile that they extend, and the values to which a model,
+    a key or a request may restrict the setting."""
     yield from _TABLE_HEAD
     for path in setting_paths(usual):
         value = get_setting(usual, path)
+        extended = {
+            name: get_setting(usual if each.extends == name else profiles[each.extends], path)
+            for name, each in profiles.items()
+        }
         others = [
             f"{name} {_shown(get_setting(each, path))}"
             for name, each in profiles.items()
-            if get_setting(each, path) != value
+            if each is not usual and get_setting(each, path) != extended[name]
         ]
         narrower = describe_stricter(path, value)
         yield f"| `{path}` | {_shown(value)} | {', '.join(others)} | {narrower} |"

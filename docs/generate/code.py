@@ -154,7 +154,8 @@ def profiles() -> str:
     lines = [
         "# Profiles",
         "",
-        "The shipped profiles. A setting that is not listed has its default in all of them.",
+        "The shipped profiles. A setting that is not listed for a profile has the value of the"
+        " profile that it extends: `paper` for `paper-math` and its siblings, else `default`.",
         "`sandbox-proxy profiles --config config.yaml` prints this table with your own profiles.",
         "",
     ]

@@ -8,7 +8,8 @@ import yaml
 
 from policies.paper_prompts import NO_CALL
 from proxy.config import ConfigError, parse
-from proxy.profiles import build_profiles, read_prompt_file
+from proxy.paper_prompts import read_prompt_file
+from proxy.profiles import build_profiles
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 

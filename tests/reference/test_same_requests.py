@@ -18,7 +18,8 @@ import yaml
 from policies.paper_prompts import ReferencePrompts
 from policies.profile import Profile
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.profiles import Profiles, read_prompt_file
+from proxy.paper_prompts import read_prompt_file
+from proxy.profiles import Profiles
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import ScriptedBackend, scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
