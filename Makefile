@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate test-harnesses openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -115,6 +115,13 @@ evaluate: install
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
 	rm -rf build/evaluation
 	$(BIN)/python -m evaluation self-check --output build/evaluation
+
+# lm-eval and inspect_ai before the proxy, compared with sandbox-eval; the first time they are
+# installed, 830 MB.
+test-harnesses: install
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	INSTALL_LARGE_STACKS=1 REQUIRE_LARGE_STACKS=1 REQUIRE_STACKS=1 \
+	  $(BIN)/python -m pytest -rs tests/evaluation/test_other_harnesses.py
 
 # A person at Open WebUI, in a browser; the first time it is installed, 1.8 GB.
 openwebui: install
