@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate test-harnesses openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine test-harnesses openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -115,6 +115,13 @@ evaluate: install
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
 	rm -rf build/evaluation
 	$(BIN)/python -m evaluation self-check --output build/evaluation
+
+# A real small model behind llama.cpp's server, with a few problems of each domain: less than ten
+# minutes on two cores. The report is build/evaluation-engine/report.md.
+evaluate-engine: engine
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	rm -rf build/evaluation-engine
+	$(BIN)/python -m tests.engines.evaluate --output build/evaluation-engine
 
 # lm-eval and inspect_ai before the proxy, compared with sandbox-eval; the first time they are
 # installed, 830 MB.

@@ -1,0 +1,79 @@
+"""Evaluate the small model of a real engine, with and without a sandbox: `make evaluate-engine`.
+
+The commands of `sandbox-eval` run as processes against a proxy in front of the model server. The
+model is far too small for the problems: the report shows that all parts work together, and nothing
+about the paper.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from bench.servers import ROOT
+from tests.engines.engine import MODEL, REQUEST_TIMEOUT_S
+from tests.engines.installation import NotInstalledError
+from tests.engines.servers import ENGINE, model_server, proxy, tools_always
+
+WINDOW = 8192
+"""Context window of a request in tokens, which is the model's own."""
+SLOTS = 2
+MAX_TURNS, MAX_TOKENS = 4, 256
+INFRA_ERRORS = 3
+"""The exit code of a run that has infrastructure errors, which the report lists."""
+COMMAND = (sys.executable, "-m", "evaluation")
+
+
+async def evaluate(output: Path, suites: Sequence[str], limit: int) -> None:
+    """Evaluate the model with `limit` problems of each domain, and write the report into a
+    directory. Raises NotInstalledError, and CalledProcessError if a command fails."""
+    ENGINE.find()
+    data = output / "data"
+    await _run("prepare", *suites, "--data", str(data))
+    async with (
+        model_server(tools=ENGINE.with_tools, window=WINDOW, slots=SLOTS) as server,
+        proxy(server.url, **tools_always()) as ours,
+    ):
+        await _run(
+            *("run", "--output", str(output), "--data", str(data), "--suites", *suites),
+            *("--base-url", ours.base_url, "--models", MODEL, "--limit", str(limit)),
+            *("--concurrency", str(SLOTS), "--seed", "0", "--timeout-s", str(REQUEST_TIMEOUT_S)),
+            *("--request", json.dumps({"temperature": 0.7, "max_tokens": MAX_TOKENS})),
+            *("--sandbox", json.dumps({"limits": {"max_turns": MAX_TURNS}})),
+            codes=(0, INFRA_ERRORS),
+        )
+    await _run("report", str(output))
+
+
+async def _run(*arguments: str, codes: Sequence[int] = (0,)) -> None:
+    """Run a command of `sandbox-eval`. Raises CalledProcessError for another exit code."""
+    command = [*COMMAND, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = await anyio.run_process(command, stdout=None, stderr=None, check=False, env=environment)
+    if ended.returncode not in codes:
+        raise subprocess.CalledProcessError(ended.returncode, command)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Evaluate the small model of a real engine.")
+    parser.add_argument("--output", type=Path, required=True, help="new directory of the results")
+    parser.add_argument("--suites", nargs="+", default=["synthetic", "reasoning-gym"])
+    parser.add_argument("--limit", type=int, default=4, help="problems of each domain")
+    options = parser.parse_args()
+    try:
+        anyio.run(evaluate, options.output, options.suites, options.limit)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    except NotInstalledError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
