@@ -42,6 +42,17 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TrajectorySettings:
+    """Limits on the trajectories of runs that clients have captured."""
+
+    retention_hours: float = 720.0
+    """Hours until a trajectory expires after its run has ended."""
+    quota_mib: int = 4096
+    """Maximum size of all stored trajectories of one key, in MiB, compressed. Above it, the oldest
+    ones are deleted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """A session: its owner, and the client's name for it."""
 

@@ -225,7 +225,9 @@ def require_keys(config: Config, address: str) -> None:
 def build_store(config: Config) -> Store:
     """Return the store. Raises ConfigError."""
     try:
-        return Store(_create_data_dir(config), config.sessions, config.responses)
+        return Store(
+            _create_data_dir(config), config.sessions, config.responses, config.trajectories
+        )
     except StoreError as error:
         raise ConfigError(f"server.data_dir: {error}") from error
 
@@ -253,7 +255,13 @@ def build_services(
     services = Services(
         model=model,
         runs=RunManager(
-            agent, store.suspended_runs, store.runs, _audit_logs(config), verdicts, metrics
+            agent,
+            store.suspended_runs,
+            store.runs,
+            _audit_logs(config),
+            verdicts,
+            metrics,
+            store.trajectories,
         ),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),

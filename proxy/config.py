@@ -36,7 +36,12 @@ from policies.pool import PoolSettings, capacity
 from policies.prices import Price
 from policies.redaction import Redaction
 from policies.rules import RuleSet
-from policies.sessions import FileLimits, ResponseSettings, SessionSettings
+from policies.sessions import (
+    FileLimits,
+    ResponseSettings,
+    SessionSettings,
+    TrajectorySettings,
+)
 from policies.steps import NarrationSetting, StepsSetting
 from policies.tool_support import ToolSupport
 from policies.workspace import InputLimits, Modality
@@ -280,6 +285,7 @@ class Config(_Section):
     files: FileLimits = FileLimits()
     sessions: SessionSettings = SessionSettings()
     responses: ResponseSettings = ResponseSettings()
+    trajectories: TrajectorySettings = TrajectorySettings()
 
     @model_validator(mode="after")
     def _pool_has_room(self) -> Self:

@@ -10,7 +10,8 @@ from functools import partial
 from policies.limits import StopReason
 from policies.profile import Profile
 from policies.prompts import SandboxContents
-from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.budget import RunBudget
+from proxy.agent.capture import metered_model
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
     AnswerDelta,
@@ -148,7 +149,8 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.limits.deadline_s):
-            completion = await _complete(MeteredModel(model, budget), task, emit, model_time)
+            metered = metered_model(model, budget, task, emit)
+            completion = await _complete(metered, task, emit, model_time)
     except TimeoutError as error:
         raise out_of_time(task) from error
     refusal = refusal_of(completion.message)

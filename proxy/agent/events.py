@@ -1,6 +1,6 @@
 """The events of a run, which observers and subscribers receive, and the deltas of model replies."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,27 @@ class ModelCallFailed:
     status: int
     """HTTP status of the backend."""
     retry_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallFinished:
+    """A model call has ended. Emitted only for runs whose trajectory is captured, and only to
+    observers."""
+
+    kept: int
+    """Number of messages at the start of the prompt that are those of the previous call."""
+    messages: Sequence[Mapping[str, Any]]
+    """The other messages of the prompt."""
+    settings: Mapping[str, Any]
+    """The fields of the call other than its messages: the tools, the temperature and so on."""
+    duration_s: float
+    """Seconds until the reply was complete, including retries."""
+    reply: Mapping[str, Any] | None = None
+    """The assistant message, as far as it arrived; None if nothing arrived."""
+    finish_reason: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """The error that ended the call, if the call failed or was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +236,7 @@ Event = (
     | TurnStarted
     | ModelCallAccepted
     | ModelCallFailed
+    | ModelCallFinished
     | ReasoningDelta
     | Narration
     | TextDelta

@@ -75,7 +75,7 @@ def redact_json(value: Any, secrets: SecretFinder) -> Any:
         return secrets.redact(value)
     if isinstance(value, Mapping):
         return {key: redact_json(item, secrets) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [redact_json(item, secrets) for item in value]
     return value
 

@@ -20,7 +20,8 @@ from proxy.agent.artifacts import (
     read_manifest,
     remove_answer_files,
 )
-from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.budget import RunBudget
+from proxy.agent.capture import metered_model
 from proxy.agent.context import ObservationFiles
 from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
@@ -119,7 +120,7 @@ class AgentLoop:
         schemas = self._executor.schemas_except("submit" if task.request.must_call else "")
         files = ObservationFiles(task.run_id, self._current_sandbox)
         window = ContextWindow(windows, model, task.session.owner, task.model)
-        metered = MeteredModel(model, self.budget, self._limits.model_timeout_s)
+        metered = metered_model(model, self.budget, task, emit, self._limits.model_timeout_s)
         messages, params = self._style.messages(task, self._input), self._style.params(task)
         self._conversation = Conversation(
             metered, task, messages, params, schemas, prompt, window, files

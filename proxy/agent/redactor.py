@@ -1,6 +1,7 @@
 """Redaction: takes the profile's secrets out of the events and the result of a run, before any
 observer or subscriber receives them."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from proxy.agent.events import (
     AnswerRestarted,
     ChoiceEvent,
     Event,
+    ModelCallFinished,
     ReasoningDelta,
     Refused,
     RuleMatched,
@@ -107,12 +109,23 @@ class _ChoiceRedactor:
                 yield replace(event, observation=self._secrets.redact(event.observation))
             case ToolCallStarted():
                 yield replace(event, arguments=redact_json(event.arguments, self._secrets))
+            case ModelCallFinished():
+                yield self._redact_call(event)
             case Refused(text):
                 yield Refused(self._secrets.redact(text))
             case RuleMatched():
                 yield replace(event, subject=self._secrets.redact(event.subject))
             case _:
                 yield event
+
+    def _redact_call(self, call: ModelCallFinished) -> ModelCallFinished:
+        return replace(
+            call,
+            messages=[_redact_message(message, self._secrets) for message in call.messages],
+            settings=redact_json(call.settings, self._secrets),
+            reply=_redact_message(call.reply, self._secrets) if call.reply else None,
+            error=self._secrets.redact(call.error) if call.error else None,
+        )
 
     def result(self, result: Result) -> Result:
         return replace(
@@ -137,6 +150,27 @@ class _ChoiceRedactor:
             for key, value in fields.items()
             if not isinstance(value, list | Mapping)
         }
+
+
+def _redact_message(message: Mapping[str, Any], secrets: SecretFinder) -> dict[str, Any]:
+    """Return a message without secrets. The arguments of tool calls are redacted as JSON, because a
+    pattern may not match a secret whose characters are escaped."""
+    redacted: dict[str, Any] = redact_json(message, secrets)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        redacted["tool_calls"] = [_redact_tool_call(call, secrets) for call in calls]
+    return redacted
+
+
+def _redact_tool_call(call: Any, secrets: SecretFinder) -> Any:
+    redacted = redact_json(call, secrets)
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except (TypeError, KeyError, ValueError, RecursionError):
+        return redacted
+    if (clean := redact_json(arguments, secrets)) != arguments:
+        redacted["function"]["arguments"] = json.dumps(clean)
+    return redacted
 
 
 def _unless_empty(piece: AnswerDelta | ReasoningDelta | ToolOutput) -> Iterator[Event]:

@@ -4,7 +4,7 @@ which the run reaches the server. `proxy.api.prepare` builds tasks."""
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from policies.answer_form import AnswerForm
 from policies.artifacts import ProducedFile
@@ -22,6 +22,9 @@ from proxy.body_memory import BodyReservation
 from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
+Capture = Literal["none", "messages"]
+"""The part of a run that is kept as its trajectory. messages: the model calls with their messages,
+the tool calls with their observations, and the result."""
 LAST_ATTEMPT_S = 2.0
 """Minimum time left for an attempt while the status line is held back, in seconds."""
 
@@ -278,6 +281,8 @@ class AgentTask:
     body_memory: BodyReservation | None = None
     """The memory that is reserved for the request's body. The reservation is released once the
     response is sent and the run has ended."""
+    capture: Capture = "none"
+    """The part of the run that its trajectory keeps."""
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """Time of the request, in seconds since 1970."""

@@ -311,6 +311,7 @@ _SANDBOX = _nullable(
         "usage": _enum(*USAGE_SCOPES),
         "deadline_s": {"type": "number", "exclusiveMinimum": 0},
         "on_disconnect": _enum("cancel", "detach"),
+        "capture": _enum("none", "messages"),
         "session": _TEXT,
         "container_id": _TEXT,
         "file_ids": _list(_TEXT),

@@ -239,6 +239,7 @@ async def prepare_request(
         ),
         credentials=model_request.credentials,
         body_memory=body_reservation(model_request.http),
+        capture=options.capture,
         observer=observer,
         created=created,
     )

@@ -1,9 +1,11 @@
-"""GET and DELETE /v1/runs/{id}: the state of a run, its result or its error."""
+"""GET and DELETE /v1/runs/{id}: the state of a run, its result or its error; and its trajectory."""
 
+import asyncio
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,9 +17,26 @@ from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesDep, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import RunMetadata
+from proxy.runs.trajectory_recorder import stored_texts
 from proxy.schemas.chat_response import ChatCompletionBuilder, completion_head
-from proxy.schemas.resources import RunObject
+from proxy.schemas.resources import (
+    Deleted,
+    OpenAITrajectory,
+    ReferenceTrajectory,
+    RunObject,
+    TrajectoryObject,
+    TrajectoryQuery,
+)
 from proxy.schemas.result_objects import usage
+from proxy.schemas.trajectory import (
+    TrajectoryFormat,
+    read_trajectory,
+    to_openai,
+    to_reference,
+)
+from proxy.store.trajectories import Gone, StoredTrajectory
+
+_CONVERTERS = {"openai": to_openai, "reference": to_reference}
 
 router = APIRouter(
     tags=["Runs"],
@@ -34,11 +53,74 @@ async def retrieve_run(
     return JSONResponse(_run_object(request, services, *await _find_run(services, owner, run_id)))
 
 
+@router.get(
+    "/v1/runs/{run_id}/trajectory",
+    response_model=TrajectoryObject | OpenAITrajectory | ReferenceTrajectory,
+    responses=errors(400, 404),
+)
+async def retrieve_trajectory(
+    services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
+) -> Response:
+    """Return the trajectory of a run whose request has `sandbox.capture: messages`. The trajectory
+    of a running run ends with its last complete turn."""
+    stored = await services.runs.trajectory(owner, run_id)
+    if stored is None:
+        await _find_run(services, owner, run_id)
+        raise NotFoundError(
+            f"The run {run_id!r} has no trajectory: its request did not have"
+            " sandbox.capture: messages.",
+            code="trajectory_not_captured",
+        )
+    if stored.gone:
+        raise _gone_error(run_id, stored.gone)
+    # In a thread: a trajectory may have megabytes.
+    return Response(
+        await asyncio.to_thread(_trajectory_json, stored, query.format),
+        media_type="application/json",
+    )
+
+
+@router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
+async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
+    """Delete the trajectory of a run. A run that goes on keeps no further part of it."""
+    if not await services.runs.delete_trajectory(owner, run_id):
+        raise NotFoundError(f"No trajectory of a run {run_id!r}.")
+    return Deleted(id=run_id, object="run.trajectory.deleted")
+
+
+def _gone_error(run_id: str, gone: Gone) -> NotFoundError:
+    match gone:
+        case "expired":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} has expired (trajectories.retention_hours).",
+                code="trajectory_expired",
+            )
+        case "quota":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} was deleted for newer ones"
+                " (trajectories.quota_mib).",
+                code="trajectory_expired",
+            )
+        case "deleted":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} was deleted.", code="trajectory_deleted"
+            )
+
+
+def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
+    found = read_trajectory(
+        stored.id, stored.created_at, stored_texts(stored), is_lost=stored.is_lost
+    )
+    convert = _CONVERTERS.get(format)
+    return json.dumps(convert(found) if convert else found).encode()
+
+
 @router.delete("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404, 409))
 async def cancel_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Cancel a run if it has not ended, and return it."""
+    """Cancel a run if it has not ended, delete its trajectory, and return it."""
+    await services.runs.delete_trajectory(owner, run_id)
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("a request cancelled it")

@@ -15,7 +15,7 @@ import anyio
 from policies.headers import ResponseHeader
 from policies.redaction import SecretFinder
 from proxy.agent.agent import Agent
-from proxy.agent.events import ALL_EVENTS, Emit, Event
+from proxy.agent.events import ALL_EVENTS, ChoiceEvent, Emit, Event, ModelCallFinished
 from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result
 from proxy.agent.suspension import SuspendedRunStore
@@ -33,7 +33,9 @@ from proxy.models.tool_support import ToolVerdicts
 from proxy.runs.archive import RunArchive
 from proxy.runs.event_log import Record
 from proxy.runs.run import RequestIdentity, Run, RunMetadata, Subscriber
+from proxy.runs.trajectory_recorder import TrajectoryRecorder
 from proxy.store.runs import RunRepository
+from proxy.store.trajectories import StoredTrajectory, TrajectoryRepository
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class RunManager:
         audit_logs: AuditLogs | None = None,
         tool_verdicts: ToolVerdicts | None = None,
         metrics: Metrics | None = None,
+        trajectories: TrajectoryRepository | None = None,
         *,
         grace_s: float = GRACE_S,
         keep_s: float = KEEP_S,
@@ -70,6 +73,7 @@ class RunManager:
             self.metrics.read_audit_failures(lambda: audit_logs.failures)
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._suspended_runs = suspended_runs
+        self._trajectories = trajectories
         self._archive = RunArchive(repository, keep_s)
         self._grace_s = grace_s
         self._runs: dict[str, Run] = {}
@@ -142,9 +146,10 @@ class RunManager:
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run, if the run has ended; its summary stays. The
-        idempotency key of the run can then be used again. A client that still reads the run gets
-        the rest."""
+        """Remove the outcome and the trajectory of the owner's run, if the run has ended; its
+        summary stays. The idempotency key of the run can then be used again. A client that still
+        reads the run gets the rest."""
+        await self.delete_trajectory(owner, run_id)
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
         run = self.get(owner, run_id)
@@ -153,6 +158,16 @@ class RunManager:
             await self._archive.delete(run_id)
         else:
             await self._archive.delete_ended(owner, run_id)
+
+    async def trajectory(self, owner: str, run_id: str) -> StoredTrajectory | None:
+        """Return the trajectory of the owner's run, or its tombstone. Return None if no trajectory
+        of the run was kept."""
+        return await self._trajectories.find(owner, run_id) if self._trajectories else None
+
+    async def delete_trajectory(self, owner: str, run_id: str) -> bool:
+        """Delete the trajectory of the owner's run. A run that goes on keeps no further part of it.
+        Return False if there is no trajectory."""
+        return self._trajectories is not None and await self._trajectories.delete(owner, run_id)
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
@@ -247,11 +262,14 @@ class RunManager:
         path."""
         log.info("run %s started, model %s", run.id, run.model)
         audit_log = self._audit_log(task, run.identity)
-        observers = [audit_log, self.metrics.start_run(task), task.observer]
+        recorder = self._trajectory_recorder(task, run.identity.owner)
+        observers = [audit_log, self.metrics.start_run(task), recorder, task.observer]
         unfinished = deque(observer for observer in observers if observer)
         try:
             if audit_log:
                 await audit_log.begin()
+            if recorder:
+                await recorder.begin()
             result = await self._answer(task, unfinished, emit)
             result = await self._suspend(run.identity.owner, result)
             while unfinished:
@@ -279,6 +297,11 @@ class RunManager:
         assert self.audit_logs, "a server whose profiles have an audit log has a directory for it"
         return self.audit_logs.of_run(task, identity.owner, identity.fingerprint)
 
+    def _trajectory_recorder(self, task: AgentTask, owner: str) -> TrajectoryRecorder | None:
+        if task.capture == "none" or self._trajectories is None:
+            return None
+        return TrajectoryRecorder(self._trajectories, owner, task)
+
     async def _answer(
         self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
     ) -> Result:
@@ -292,7 +315,8 @@ class RunManager:
         async def publish(event: Event) -> None:
             for observer in by_type[type(event)]:
                 await observer.on_event(event)
-            await emit(event)
+            if not _is_for_observers_only(event):
+                await emit(event)
 
         secrets = SecretFinder(task.profile.redaction)
         if not secrets:
@@ -399,6 +423,11 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
         case _:
             log.exception("run %s failed", run.id)
     return error
+
+
+def _is_for_observers_only(event: Event) -> bool:
+    inner = event.event if isinstance(event, ChoiceEvent) else event
+    return isinstance(inner, ModelCallFinished)
 
 
 def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:

@@ -1,7 +1,8 @@
 """The options of a request that all APIs share, from the body's `sandbox` object and from headers.
 
 They set the deadlines, the idempotency key, the fate of the run when the client disconnects, the
-form of the steps, the scope of the usage, and whether documents in long texts may become files.
+form of the steps, the scope of the usage, whether documents in long texts may become files, and
+whether a trajectory of the run is kept.
 """
 
 import math
@@ -20,6 +21,7 @@ from policies.observation import ObservationLimits
 from policies.profile import Enabled, PromptStyle
 from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
 from policies.workspace import InputLimits
+from proxy.agent.task import Capture
 from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
 from proxy.deprecated_settings import header as find_header
 from proxy.errors import BadRequestError
@@ -29,6 +31,7 @@ OnDisconnect = Literal["cancel", "detach"]
 READ_TIMEOUT_HEADERS = (RequestHeader.STAINLESS_READ_TIMEOUT, RequestHeader.STAINLESS_TIMEOUT)
 """Headers of OpenAI's SDKs: the timeout for each byte (Python), or for the first byte (Node)."""
 _ON_DISCONNECT: tuple[OnDisconnect, ...] = get_args(OnDisconnect)
+_CAPTURES: tuple[Capture, ...] = get_args(Capture)
 _RETRY_COUNT = re.compile(r"[0-9]{1,9}")
 _T = TypeVar("_T", bound=str)
 
@@ -65,6 +68,10 @@ class SandboxOptions(PolicyOptions, total=False):
     on_disconnect: OnDisconnect
     """The fate of the run when the client disconnects: `cancel` ends it, `detach` continues it.
     Default: the server's `on_disconnect`."""
+    capture: Capture
+    """The part of the run that is kept as its trajectory, for GET /v1/runs/{id}/trajectory.
+    `messages`: the model calls with their messages, the tool calls and the result. Default:
+    `none`."""
     session: str
     """The client's name for the session, whose files the run finds again. Default: the id of the
     chat in a header or in `metadata.session_id`, else none."""
@@ -93,6 +100,8 @@ class RequestOptions:
     """The model calls that the reported usage includes."""
     offload_documents: bool = True
     """True if documents in long texts may become files."""
+    capture: Capture = "none"
+    """The part of the run that is kept as its trajectory."""
 
     @property
     def client_timeout_s(self) -> float | None:
@@ -124,6 +133,7 @@ def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) ->
         usage=_choice(body, headers, "usage", RequestHeader.USAGE, USAGE_SCOPES)
         or default_usage_scope(headers),
         offload_documents=_may_offload_documents(sandbox, headers),
+        capture=_one_of(_CAPTURES, sandbox.get("capture"), "sandbox.capture") or "none",
     )
 
 
@@ -171,6 +181,11 @@ def _choice(
     value, param = sandbox.get(name) if isinstance(sandbox, dict) else None, f"sandbox.{name}"
     if value is None:
         value, param = headers.get(header), header.title()
+    return _one_of(values, value, param)
+
+
+def _one_of(values: tuple[_T, ...], value: object, param: str) -> _T | None:
+    """Return `value` if it is in `values`, or None if it is None. Raises BadRequestError."""
     if value is None:
         return None
     for known in values:

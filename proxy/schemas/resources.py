@@ -526,6 +526,112 @@ class RunObject(_Identified):
     error: ErrorDetail | None
 
 
+class TrajectoryQuery(BaseModel):
+    """The query of GET /v1/runs/{id}/trajectory."""
+
+    format: Literal["native", "openai", "reference"] = Field(
+        default="native",
+        description="native: the whole trajectory; openai: OpenAI's messages; reference: the format"
+        " of the paper's reference package.",
+    )
+
+
+class ModelCallObject(_ResponseModel):
+    """A model call of a trajectory."""
+
+    segment: int = Field(description="The index of the prompt's segment.")
+    prompt_messages: int = Field(
+        description="The number of messages of the prompt: the first ones of the segment."
+    )
+    turn: int
+    reply: int | None = Field(description="The index of the reply's message.")
+    settings: int = Field(description="The index of the call's settings.")
+    finish_reason: str
+    usage: dict[str, Any]
+    error: str | None
+    started_s: float = Field(description="Seconds from the start of the run.")
+    duration_s: float
+
+
+class ToolCallObject(_ResponseModel):
+    """A tool call of a trajectory. A call that has not ended has no observation."""
+
+    turn: int
+    model_call: int = Field(description="The index of the model call whose reply has the call.")
+    step: int
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    capabilities: list[str] = Field(description="The paper's meta-capabilities that it uses.")
+    started_s: float
+    observation: str | None = None
+    exit_code: int | None = None
+    output_lines: int | None = None
+    duration_s: float | None = None
+
+
+class TrajectoryResult(_ResponseModel):
+    """The result of a run, in its trajectory."""
+
+    answer: str
+    refusal: str | None
+    stop_reason: str
+    finish_reason: str
+    tool_calls: list[dict[str, Any]] = Field(description="Calls of the client's tools.")
+    usage: dict[str, Any]
+    stats: dict[str, Any]
+    container_id: str
+    files: list[dict[str, Any]] = Field(description="The produced files, without their contents.")
+    files_left_out: list[dict[str, Any]]
+    warnings: list[dict[str, Any]]
+    compactions: list[dict[str, Any]]
+
+
+class TrajectoryObject(_Identified):
+    """The trajectory of a run. Each message is in `messages` once. A segment is a list of indexes
+    of messages, to which a run only appends; a compaction begins a new segment."""
+
+    object: Literal["run.trajectory"] = "run.trajectory"
+    created_at: int
+    status: Literal["running", "completed", "failed", "cancelled"]
+    model: str | None
+    profile: str | None
+    route: str | None
+    choice: int = Field(description="The index of the choice, for requests with `n`.")
+    continues: str | None = Field(description="The id of the suspended run that the run continues.")
+    duration_s: float | None
+    is_truncated: bool = Field(description="True if contents were left out because of the size.")
+    messages: list[dict[str, Any]]
+    segments: list[list[int]]
+    settings: list[dict[str, Any]] = Field(
+        description="The distinct settings of the model calls: tools, temperature and so on."
+    )
+    turns: list[dict[str, Any]]
+    model_calls: list[ModelCallObject]
+    tool_calls: list[ToolCallObject]
+    rules: list[dict[str, Any]] = Field(description="The rules of the profile that matched.")
+    connections: list[dict[str, Any]] = Field(description="The network connections.")
+    result: TrajectoryResult | None
+    error: dict[str, Any] | None
+
+
+class OpenAITrajectory(_ResponseModel):
+    """The messages of a trajectory, in OpenAI's format of fine-tuning data."""
+
+    id: str
+    model: str | None
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+
+
+class ReferenceTrajectory(_ResponseModel):
+    """A trajectory in the format of the paper's reference package."""
+
+    problem_statement: str
+    steps: list[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
 # The server
 
 

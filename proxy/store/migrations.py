@@ -201,9 +201,30 @@ BACKEND_RESPONSES = (
     )""",
     "CREATE INDEX backend_responses_in_order ON backend_responses (owner, seq)",
 )
+TRAJECTORIES = (
+    """CREATE TABLE trajectories (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        process TEXT,
+        gone TEXT,
+        bytes BIGINT NOT NULL,
+        created_at BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        deleted_at BIGINT
+    )""",
+    "CREATE INDEX trajectories_of_owner ON trajectories (owner, seq)",
+    "CREATE INDEX trajectories_by_end ON trajectories (expires_at)",
+    """CREATE TABLE trajectory_parts (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        trajectory_id TEXT NOT NULL,
+        data BLOB NOT NULL
+    )""",
+    "CREATE INDEX parts_of_trajectory ON trajectory_parts (trajectory_id, seq)",
+)
 STEPS = (
     *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
-    *(TOOL_VERDICTS, BACKEND_RESPONSES),
+    *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES),
 )
 
 

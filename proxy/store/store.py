@@ -14,7 +14,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from policies.sessions import ResponseSettings, SessionSettings
+from policies.sessions import ResponseSettings, SessionSettings, TrajectorySettings
 from proxy.errors import StoreError
 from proxy.store.blobs import BlobStore
 from proxy.store.containers import ContainerFileRepository, ContainerRepository
@@ -24,6 +24,7 @@ from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
 from proxy.store.tool_verdicts import ToolVerdictRepository
+from proxy.store.trajectories import TrajectoryRepository
 from proxy.store.uploads import UploadRepository
 from proxy.store.workspaces import WorkspaceRepository
 from sandbox_runtime.ownership import Owner
@@ -61,6 +62,7 @@ class Store:
         directory: Path,
         sessions: SessionSettings = SessionSettings(),
         responses: ResponseSettings = ResponseSettings(),
+        trajectories: TrajectorySettings = TrajectorySettings(),
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -83,6 +85,7 @@ class Store:
         self.worker = self._register_process()
         """This process. Other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
+        self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
         self._with_blobs: tuple[BlobRepository, ...] = (
             self.uploads,
             self.containers,
@@ -94,6 +97,7 @@ class Store:
             self.responses,
             self.conversations,
             self.runs,
+            self.trajectories,
             self.spending,
             self.tool_verdicts,
         )

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Dialect,
     Float,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     types,
@@ -123,6 +124,17 @@ RUN_SUMMARIES = _with_seq(
     *_integer("created_at"),
     *_text("record"),
     *_integer("expires_at"),
+)
+# `gone` is why a trajectory has no parts: expired, quota or deleted; null if it has parts.
+TRAJECTORIES = _with_seq(
+    "trajectories",
+    *_text("id", "owner", "process", "gone"),
+    *_integer("bytes", "created_at", "expires_at", "deleted_at"),
+)
+TRAJECTORY_PARTS = _with_seq(
+    "trajectory_parts",
+    *_text("trajectory_id"),
+    Column("data", LargeBinary),
 )
 # The owners of responses that the backend stores for `:plain` models, under the backend's ids.
 BACKEND_RESPONSES = _with_seq(

@@ -188,7 +188,9 @@ def make_services(
     if isinstance(sandboxes, Pool):
         metrics.follow_pool(sandboxes)
     agent = Agent(WatchedModel(model, verdicts, metrics), workspaces, make_tools)
-    make_runs = make_runs or partial(RunManager, tool_verdicts=verdicts, metrics=metrics)
+    make_runs = make_runs or partial(
+        RunManager, tool_verdicts=verdicts, metrics=metrics, trajectories=store.trajectories
+    )
     services = Services(
         model=model,
         runs=make_runs(agent, store.suspended_runs, store.runs),

@@ -1,0 +1,387 @@
+"""The trajectory of a run, as it is written and as clients get it.
+
+`TrajectoryWriter` turns the events of a run into lines of JSON, which are stored. `read_trajectory`
+turns the lines into the trajectory in the native format; `to_openai` and `to_reference` convert it.
+A message that occurs in several prompts is written once.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from policies.capabilities import capabilities_of
+from proxy.agent.events import (
+    ChoiceEvent,
+    EgressDecided,
+    Event,
+    ModelCallFinished,
+    RuleMatched,
+    ToolCallFinished,
+    ToolCallStarted,
+    TurnStarted,
+)
+from proxy.agent.history import reasoning_texts, text_of
+from proxy.agent.result import Result
+from proxy.agent.task import AgentTask
+from proxy.errors import ProxyError
+from proxy.schemas.result_objects import sandbox_object
+
+TrajectoryFormat = Literal["native", "openai", "reference"]
+CAPTURED_EVENTS = frozenset(
+    {
+        ChoiceEvent,
+        TurnStarted,
+        ModelCallFinished,
+        ToolCallStarted,
+        ToolCallFinished,
+        RuleMatched,
+        EgressDecided,
+    }
+)
+MAX_CHARS = 64_000_000
+"""Maximum number of characters of a trajectory's lines. Beyond it, the contents of messages and
+observations are left out."""
+LEFT_OUT = f"[left out: the trajectory has more than {MAX_CHARS} characters]"
+Line = dict[str, Any]
+Object = dict[str, Any]
+
+
+# Writing
+
+
+class TrajectoryWriter:
+    """Turns the events of one choice of a run into the lines of its trajectory."""
+
+    def __init__(self, task: AgentTask, choice: int, max_chars: int = MAX_CHARS) -> None:
+        suspended = task.session.suspended_run
+        self._first: Line | None = {
+            "kind": "run",
+            "model": task.model,
+            "profile": task.profile.name,
+            "route": task.route,
+            "choice": choice,
+            "continues": suspended.run_id if suspended else None,
+        }
+        self._max_chars = max_chars
+        self._chars = 0
+        self._turn = 0
+        self._calls = 0
+        """Number of model calls so far."""
+        self._messages: dict[bytes, int] = {}
+        """The index of each message that was written, by the message's digest."""
+        self._settings: dict[bytes, int] = {}
+        """The index of each call's settings that were written, by their digest."""
+
+    def write(self, at_s: float, event: Event) -> Iterator[str]:
+        """Yield the lines for an event. `at_s` is the time since the start of the run, in
+        seconds."""
+        for line in self._lines(at_s, event):
+            yield self._dump(line)
+
+    def finish(self, at_s: float, end: Result | BaseException) -> Iterator[str]:
+        """Yield the last lines of a run that ends with a result, or with an error. CancelledError:
+        the run was cancelled."""
+        for line in (*self._begin(), {"kind": "end", "duration_s": at_s, **_end(end)}):
+            yield self._dump(line)
+
+    def _begin(self) -> list[Line]:
+        """Return the line about the run, the first time."""
+        first, self._first = self._first, None
+        return [first] if first else []
+
+    def _lines(self, at_s: float, event: Event) -> Iterator[Line]:
+        yield from self._begin()
+        match event:
+            case TurnStarted(turn):
+                self._turn = turn
+                yield {"kind": "turn", "turn": turn, "started_s": at_s}
+            case ModelCallFinished():
+                yield from self._call_lines(at_s, event)
+            case ToolCallStarted(step, call_id, name, arguments):
+                yield {
+                    "kind": "tool_call",
+                    "turn": self._turn,
+                    "model_call": self._calls - 1,
+                    "step": step,
+                    "id": call_id,
+                    "name": name,
+                    "arguments": arguments if self._has_room else {},
+                    "capabilities": sorted(map(str, capabilities_of(name, arguments))),
+                    "started_s": at_s,
+                }
+            case ToolCallFinished():
+                yield {
+                    "kind": "observation",
+                    "step": event.step,
+                    "observation": event.observation if self._has_room else LEFT_OUT,
+                    "exit_code": event.exit_code,
+                    "output_lines": event.output_lines,
+                    "duration_s": event.duration_s,
+                }
+            case RuleMatched():
+                yield {"kind": "rule", "turn": self._turn, "at_s": at_s, **asdict(event)}
+            case EgressDecided(decision):
+                yield {"kind": "connection", "turn": self._turn, "at_s": at_s, **asdict(decision)}
+
+    def _call_lines(self, at_s: float, call: ModelCallFinished) -> Iterator[Line]:
+        added, reply = [], None
+        for message in call.messages:
+            index, is_new = _index_of(message, self._messages)
+            added.append(index)
+            if is_new:
+                yield self._message_line(message)
+        if call.reply is not None:
+            reply, is_new = _index_of(call.reply, self._messages)
+            if is_new:
+                yield self._message_line(call.reply)
+        settings, is_new = _index_of(call.settings, self._settings)
+        if is_new:
+            yield {"kind": "settings", "settings": call.settings}
+        self._calls += 1
+        yield {
+            "kind": "model_call",
+            "turn": self._turn,
+            "kept": call.kept,
+            "added": added,
+            "reply": reply,
+            "settings": settings,
+            "finish_reason": call.finish_reason,
+            "usage": call.usage,
+            "error": call.error,
+            "started_s": max(0.0, at_s - call.duration_s),
+            "duration_s": call.duration_s,
+        }
+
+    def _message_line(self, message: Mapping[str, Any]) -> Line:
+        if self._has_room:
+            return {"kind": "message", "message": message}
+        return {"kind": "message", "message": {"role": message.get("role"), "content": LEFT_OUT}}
+
+    @property
+    def _has_room(self) -> bool:
+        return self._chars <= self._max_chars
+
+    def _dump(self, line: Line) -> str:
+        text = json.dumps(line)
+        self._chars += len(text)
+        return text
+
+
+def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bool]:
+    """Return the index of a value in `known`, and True if the value was added to it."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    count = len(known)
+    index = known.setdefault(digest, count)
+    return index, index == count
+
+
+def _end(end: Result | BaseException) -> Line:
+    if not isinstance(end, Result):
+        if not isinstance(end, Exception):
+            return {"status": "cancelled"}
+        if isinstance(end, ProxyError):
+            return {"status": "failed", **end.body()}
+        error = {"message": "The run failed.", "type": "server_error", "param": None, "code": None}
+        return {"status": "failed", "error": error}
+    about = sandbox_object(end)
+    return {
+        "status": "completed",
+        "result": {
+            "answer": end.answer,
+            "refusal": end.refusal,
+            "stop_reason": str(end.stop_reason),
+            "finish_reason": end.finish_reason,
+            "tool_calls": list(end.tool_calls),
+            "usage": end.usage,
+            "stats": end.stats.counts(),
+            "container_id": end.container_id,
+            # Without the links, which open the files for everybody until they expire.
+            "files": [{k: v for k, v in file.items() if k != "url"} for file in about["files"]],
+            "files_left_out": about.get("files_left_out", []),
+            "warnings": about.get("warnings", []),
+            "compactions": about.get("compactions", []),
+        },
+    }
+
+
+# Reading
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Collects the parts of a trajectory from its lines."""
+
+    about: Line = field(default_factory=dict)
+    end: Line = field(default_factory=dict)
+    tables: dict[str, list[Any]] = field(
+        default_factory=lambda: {
+            name: [] for name in ("message", "settings", "turn", "model_call", "rule", "connection")
+        }
+    )
+    tool_calls: dict[int, Line] = field(default_factory=dict)
+    """The tool calls by their steps."""
+    segments: list[list[int]] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    """The indexes of the messages of the latest prompt."""
+
+    def add(self, line: Line) -> None:
+        match line.pop("kind"):
+            case "run":
+                self.about = line
+            case "end":
+                self.end = line
+            case "message" | "settings" as kind:
+                self.tables[kind].append(line[kind])
+            case "tool_call":
+                self.tool_calls[line["step"]] = line
+            case "observation":
+                self.tool_calls[line["step"]] |= line
+            case "model_call":
+                self.tables["model_call"].append(self._call(line))
+            case kind:
+                self.tables[kind].append(line)
+
+    def _call(self, line: Line) -> Line:
+        self.prompt = [*self.prompt[: line.pop("kept")], *line.pop("added")]
+        segment = self._segment_of(self.prompt)
+        return {"segment": segment, "prompt_messages": len(self.prompt), **line}
+
+    def _segment_of(self, prompt: list[int]) -> int:
+        """Return the index of the segment that a prompt is the beginning of, or extends."""
+        for index in reversed(range(len(self.segments))):
+            segment = self.segments[index]
+            length = min(len(segment), len(prompt))
+            if segment[:length] == prompt[:length]:
+                segment.extend(prompt[length:])
+                return index
+        self.segments.append(list(prompt))
+        return len(self.segments) - 1
+
+
+def read_trajectory(
+    run_id: str, created_at: int, texts: Iterable[str], *, is_lost: bool = False
+) -> Object:
+    """Return the trajectory of stored lines in the native format. `is_lost` is True if the process
+    of the run ended before the run did."""
+    reader = _Reader()
+    for text in texts:
+        for line in text.split("\n"):
+            reader.add(json.loads(line))
+    messages, tool_calls = reader.tables["message"], list(reader.tool_calls.values())
+    contents = [message.get("content") for message in messages]
+    contents += [call.get("observation") for call in tool_calls]
+    return {
+        "id": run_id,
+        "object": "run.trajectory",
+        "created_at": created_at,
+        "status": reader.end.get("status", "failed" if is_lost else "running"),
+        "model": reader.about.get("model"),
+        "profile": reader.about.get("profile"),
+        "route": reader.about.get("route"),
+        "choice": reader.about.get("choice", 0),
+        "continues": reader.about.get("continues"),
+        "duration_s": reader.end.get("duration_s"),
+        "is_truncated": LEFT_OUT in contents,
+        "messages": messages,
+        "segments": reader.segments,
+        "settings": reader.tables["settings"],
+        "turns": reader.tables["turn"],
+        "model_calls": reader.tables["model_call"],
+        "tool_calls": tool_calls,
+        "rules": reader.tables["rule"],
+        "connections": reader.tables["connection"],
+        "result": reader.end.get("result"),
+        "error": reader.end.get("error"),
+    }
+
+
+def to_openai(trajectory: Object) -> Object:
+    """Return the messages and the tools of the last model call that has a reply, in OpenAI's format
+    of fine-tuning data: the prompt, the reply, the observations of its tool calls and the answer.
+    After a compaction, the prompt does not have the replaced messages."""
+    messages, tools = [], None
+    if call := _last_call(trajectory):
+        table, segment = trajectory["messages"], trajectory["segments"][call["segment"]]
+        messages = [table[index] for index in segment[: call["prompt_messages"]]]
+        messages += [table[call["reply"]], *_observations(trajectory, table[call["reply"]])]
+        tools = _tools_of(trajectory, call["segment"])
+    answer = (trajectory["result"] or {}).get("answer")
+    if answer and not (messages and _says(messages[-1], answer)):
+        messages.append({"role": "assistant", "content": answer})
+    found: Object = {"id": trajectory["id"], "model": trajectory["model"], "messages": messages}
+    return {**found, "tools": tools} if tools else found
+
+
+def _last_call(trajectory: Object) -> Object | None:
+    calls = [call for call in trajectory["model_calls"] if call["reply"] is not None]
+    return calls[-1] if calls else None
+
+
+def _observations(trajectory: Object, reply: Mapping[str, Any]) -> list[Object]:
+    """Return the tool messages that answer a reply, as far as its calls have been run."""
+    found = {call["id"]: call.get("observation") for call in trajectory["tool_calls"]}
+    calls = reply.get("tool_calls") or []
+    ids = [call.get("id") for call in calls if isinstance(call, dict)]
+    return [
+        {"role": "tool", "tool_call_id": call_id, "content": found[call_id]}
+        for call_id in ids
+        if found.get(call_id) is not None
+    ]
+
+
+def _tools_of(trajectory: Object, segment: int) -> Sequence[Any] | None:
+    """Return the tools of the last call in a segment that has tools, or None."""
+    settings = [
+        trajectory["settings"][call["settings"]]
+        for call in reversed(trajectory["model_calls"])
+        if call["segment"] == segment
+    ]
+    return next((each["tools"] for each in settings if each.get("tools")), None)
+
+
+def _says(message: Mapping[str, Any], answer: str) -> bool:
+    return message.get("role") == "assistant" and text_of(dict(message)).strip() == answer.strip()
+
+
+def to_reference(trajectory: Object) -> Object:
+    """Return the trajectory in the format of the paper's reference package (`Trajectory.to_dict` in
+    llm_in_sandbox/trajectory.py): one step for each tool call, or for a reply without a tool call.
+    The thought of a reply with several calls is in the first step. `exec_time` is the duration of
+    the model call in seconds."""
+    steps: list[Object] = []
+    for index, call in enumerate(trajectory["model_calls"]):
+        if call["reply"] is None:
+            continue
+        reply = trajectory["messages"][call["reply"]]
+        thought, reasoning = text_of(reply), "\n".join(reasoning_texts(reply))
+        run = [each for each in trajectory["tool_calls"] if each["model_call"] == index]
+        for tool_call in run or [{"name": "", "arguments": {}}]:
+            action = {"function": tool_call["name"], "parameters": tool_call["arguments"]}
+            steps.append(
+                {
+                    "thought": thought,
+                    "reasoning_content": reasoning,
+                    "action": action,
+                    "observation": tool_call.get("observation", ""),
+                    "metadata": {"step": len(steps) + 1, "exec_time": call["duration_s"]},
+                }
+            )
+            thought = reasoning = ""
+    return {
+        "problem_statement": _problem(trajectory),
+        "steps": steps,
+        "metadata": {"total_steps": len(steps)},
+    }
+
+
+def _problem(trajectory: Object) -> str:
+    """Return the text of the last user message in the first prompt."""
+    if not trajectory["model_calls"]:
+        return ""
+    first = trajectory["model_calls"][0]
+    prompt = trajectory["segments"][first["segment"]][: first["prompt_messages"]]
+    messages = [trajectory["messages"][index] for index in prompt]
+    users = [message for message in messages if message.get("role") == "user"]
+    return text_of(users[-1]) if users else ""

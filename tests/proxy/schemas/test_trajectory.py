@@ -1,0 +1,137 @@
+"""The lines of a trajectory, and the segments that are read from them."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.agent.events import (
+    Event,
+    ModelCallFinished,
+    ToolCallFinished,
+    ToolCallStarted,
+    TurnStarted,
+)
+from proxy.errors import BusyError
+from proxy.schemas.trajectory import LEFT_OUT, TrajectoryWriter, read_trajectory, to_openai
+from tests.fakes.results import SUBMITTED
+from tests.fakes.tasks import make_task
+from tests.proxy.agent.runs import MemoryArtifactStore
+
+SYSTEM = {"role": "system", "content": "Use the tools."}
+QUESTION = {"role": "user", "content": "How many?"}
+FIRST, SECOND = ({"role": "assistant", "content": text} for text in ("One.", "Two."))
+LONG = {"role": "user", "content": "output " * 100}
+STUB = {"role": "user", "content": "[moved]"}
+SUMMARY_REQUEST = {"role": "user", "content": "Summarize."}
+SUMMARY = {"role": "assistant", "content": "So far: one."}
+TASK = make_task("r1", MemoryArtifactStore(), "fake-model", [QUESTION])
+
+
+def model_call(
+    kept: int, *messages: dict[str, Any], reply: dict[str, Any] | None = None, **settings: Any
+) -> ModelCallFinished:
+    return ModelCallFinished(kept, messages, settings, 1.0, reply)
+
+
+def read(
+    events: Sequence[Event], end: Any = SUBMITTED, max_chars: int = 1_000_000
+) -> dict[str, Any]:
+    """Return the trajectory of a run with these events."""
+    writer = TrajectoryWriter(TASK, 0, max_chars)
+    lines = [line for event in events for line in writer.write(1.0, event)]
+    return read_trajectory("r1", 5, ["\n".join([*lines, *writer.finish(2.0, end)])])
+
+
+def prompts(trajectory: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Return the prompt of each model call, as a client reads it."""
+    return [
+        [
+            trajectory["messages"][index]
+            for index in trajectory["segments"][each["segment"]][: each["prompt_messages"]]
+        ]
+        for each in trajectory["model_calls"]
+    ]
+
+
+def test_compaction_begins_a_segment_and_repeated_messages_are_kept_once() -> None:
+    trajectory = read(
+        [
+            TurnStarted(1),
+            model_call(0, SYSTEM, QUESTION, reply=FIRST),
+            TurnStarted(2),
+            model_call(2, FIRST, LONG, reply=SECOND),
+            TurnStarted(3),
+            model_call(3, STUB, SECOND, QUESTION, reply=FIRST),
+        ]
+    )
+    assert trajectory["messages"] == [SYSTEM, QUESTION, FIRST, LONG, SECOND, STUB]
+    assert trajectory["segments"] == [[0, 1, 2, 3], [0, 1, 2, 5, 4, 1]]
+    assert prompts(trajectory) == [
+        [SYSTEM, QUESTION],
+        [SYSTEM, QUESTION, FIRST, LONG],
+        [SYSTEM, QUESTION, FIRST, STUB, SECOND, QUESTION],
+    ]
+
+
+def test_segment_continues_after_a_call_whose_prompt_is_not_part_of_it() -> None:
+    trajectory = read(
+        [
+            model_call(0, SYSTEM, QUESTION, reply=FIRST),
+            model_call(0, LONG, SUMMARY_REQUEST, reply=SUMMARY),
+            model_call(0, SYSTEM, QUESTION, FIRST, LONG, reply=SECOND),
+            model_call(4, reply=SECOND),
+        ]
+    )
+    assert [each["segment"] for each in trajectory["model_calls"]] == [0, 1, 0, 0]
+    assert prompts(trajectory)[2] == prompts(trajectory)[3] == [SYSTEM, QUESTION, FIRST, LONG]
+
+
+def test_settings_are_kept_once() -> None:
+    tools = [{"type": "function", "function": {"name": "execute_bash"}}]
+    trajectory = read(
+        [
+            model_call(0, QUESTION, reply=FIRST, tools=tools),
+            model_call(1, FIRST, reply=SECOND, tools=tools),
+            model_call(2, LONG, reply=FIRST),
+        ]
+    )
+    assert trajectory["settings"] == [{"tools": tools}, {}]
+    assert [each["settings"] for each in trajectory["model_calls"]] == [0, 0, 1]
+    # The last call has no tools, but the segment's earlier calls have.
+    assert to_openai(trajectory)["tools"] == tools
+
+
+def test_contents_beyond_the_size_limit_are_left_out() -> None:
+    started = ToolCallStarted(1, "call_1", "execute_bash", {"command": "x" * 500})
+    finished = ToolCallFinished(1, "call_1", "execute_bash", "y" * 500, 0, 1, 0.5)
+    events = [model_call(0, QUESTION, reply=FIRST), started, finished, model_call(1, LONG)]
+    whole, cut = read(events), read(events, max_chars=700)
+    assert (whole["is_truncated"], cut["is_truncated"]) == (False, True)
+    assert cut["messages"][:2] == [QUESTION, FIRST]
+    assert cut["messages"][2] == {"role": "user", "content": LEFT_OUT}
+    assert cut["tool_calls"][0]["observation"] == LEFT_OUT
+    assert cut["result"] == whole["result"]
+
+
+def test_call_that_has_not_ended_has_no_observation() -> None:
+    started = ToolCallStarted(1, "call_1", "execute_bash", {"command": "sleep 1"})
+    trajectory = read([model_call(0, QUESTION, reply=FIRST), started], asyncio.CancelledError())
+    assert "observation" not in trajectory["tool_calls"][0]
+    assert (trajectory["status"], trajectory["result"]) == ("cancelled", None)
+
+
+def test_end_of_a_failed_run_is_its_error() -> None:
+    failed = read([], BusyError("The server is busy."))
+    unknown = read([], ValueError("internal"))
+    assert (failed["status"], failed["error"]["message"]) == ("failed", "The server is busy.")
+    assert unknown["error"]["message"] == "The run failed."
+
+
+def test_trajectory_without_an_end_is_running_or_lost() -> None:
+    writer = TrajectoryWriter(TASK, 0)
+    lines = list(writer.write(1.0, TurnStarted(1)))
+    running = read_trajectory("r1", 5, lines)
+    lost = read_trajectory("r1", 5, lines, is_lost=True)
+    assert (running["status"], lost["status"]) == ("running", "failed")
+    assert running["turns"] == [{"turn": 1, "started_s": 1.0}]
+    assert read_trajectory("r1", 5, [])["model"] is None
