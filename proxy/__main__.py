@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, help_text in (
         ("serve", serve, "start the server"),
+        ("run", run_prompt, "answer one prompt with files, on a proxy of its own or a running one"),
         ("demo", demo, "answer one request from end to end, with a script in place of a model"),
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
         ("gc", gc, "remove the sandboxes of proxies that have crashed"),
@@ -153,9 +154,41 @@ def _add_options(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     if name == "build-rootfs":
         command.add_argument("tar", type=Path, help="file to write, for sandbox.bubblewrap.rootfs")
+    if name == "run":
+        _add_run_options(command)
     if name == "demo":
         command.add_argument("question", nargs="?", help="requires --backend-url and --model")
         command.add_argument("--model", help="one of the backend's models; default: a script")
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.epilog = (
+        "The answer is printed to stdout, the steps to stderr. Exit codes: 0: there is an answer;"
+        " 1: an error, or no answer; 2: wrong options; 130: interrupted."
+    )
+    command.add_argument("prompt")
+    command.add_argument("--model", help="default: the proxy's first model")
+    command.add_argument(
+        "--input-dir", type=Path, help="directory whose files the sandbox gets, without directories"
+    )
+    command.add_argument(
+        "--output-dir",
+        type=Path,
+        help="directory for the produced files (files/) and the trajectory (trajectory.json)",
+    )
+    command.add_argument("--profile", help="the profile of the request, such as paper")
+    command.add_argument(
+        "--trajectory-format",
+        choices=["native", "openai", "reference"],
+        default="native",
+        help="default: native",
+    )
+    command.add_argument(
+        "--base-url", help="URL of a running proxy, up to /v1; default: start one for the command"
+    )
+    command.add_argument(
+        "--api-key-env", metavar="NAME", help="environment variable with the running proxy's key"
+    )
 
 
 def _config(arguments: argparse.Namespace) -> "Config":
@@ -486,6 +519,52 @@ def demo(arguments: argparse.Namespace) -> int:
         services, pool = build_services(config, model, backend)
         lifespan = _lifespan(services, pool, backend)
         return asyncio.run(run_demo(services, lifespan, arguments.question, arguments.model))
+
+
+def run_prompt(arguments: argparse.Namespace) -> int:
+    """Answer one prompt, with a temporary server or a running one."""
+    import asyncio
+    import tempfile
+
+    from proxy.bootstrap import build_backend, build_model, build_services
+    from proxy.command_client import (
+        RunOptions,
+        create_output_dir,
+        input_files,
+        run_prompt,
+        run_with_temporary_server,
+    )
+    from proxy.config import ConfigError, parse, secret
+
+    options = RunOptions(
+        arguments.prompt,
+        arguments.model,
+        input_files(arguments.input_dir),
+        arguments.output_dir,
+        arguments.trajectory_format,
+    )
+    if arguments.base_url:
+        own = ("config", "backend_url", "backend_key_env", "sandbox")
+        if given := [name for name in own if getattr(arguments, name)]:
+            option = given[0].replace("_", "-")
+            raise ConfigError(f"--{option}: the proxy of --base-url has its own configuration")
+        key = secret(arguments.api_key_env) or "none"
+        create_output_dir(options.output_dir)
+        return asyncio.run(run_prompt(arguments.base_url, key, options, arguments.profile))
+    if arguments.api_key_env:
+        raise ConfigError("--api-key-env: give --base-url too, or --backend-key-env for the model")
+    config = _config(arguments)
+    create_output_dir(options.output_dir)
+    with tempfile.TemporaryDirectory(prefix="sandbox-run-") as directory:
+        tree = config.model_dump()
+        # A client that takes all content for the answer, and the only one.
+        tree["server"] |= {"data_dir": directory, "narration": "reasoning"}
+        tree["keys"], tree["backend"]["forward_client_key"] = [], False
+        config = parse(tree, "run")
+        model, backend = build_model(config), build_backend(config)
+        services, pool = build_services(config, model, backend)
+        lifespan = _lifespan(services, pool, backend)
+        return asyncio.run(run_with_temporary_server(services, lifespan, options))
 
 
 if __name__ == "__main__":

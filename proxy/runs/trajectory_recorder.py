@@ -15,7 +15,7 @@ from proxy.store.trajectories import StoredTrajectory, TrajectoryRepository
 log = logging.getLogger(__name__)
 
 COMPRESSION = 1
-"""zlib's fastest level. The text of trajectories shrinks to a fifth, at 100 MB a second."""
+"""zlib's fastest level: source code in JSON shrinks to a third."""
 CANNOT_STORE = "run %s: its trajectory cannot be stored"
 Moment = tuple[float, Event]
 """An event, and the seconds from the start of the run to the event."""

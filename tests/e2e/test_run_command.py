@@ -1,0 +1,129 @@
+"""`sandbox-proxy run`: one prompt with files, on a temporary server or on a running one."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.e2e.proxy_process import ROOT, environment, run, serving, write_config
+from tests.fakes.backend import Held, Item, Refusal, by_history, scripted_backend
+
+DEMO = {"backend": {"provider": "scripted", "script": str(ROOT / "proxy" / "demo.yaml")}}
+COPY = "wc -l < documents/data.csv; cp documents/data.csv output/copy.csv"
+SCRIPT = [
+    {"content": "I count the lines.", "tool_calls": [call("execute_bash", command=COPY)]},
+    text_reply("There are 2 lines: [copy](/testbed/output/copy.csv)"),
+]
+
+
+def write_inputs(home: Path) -> str:
+    directory = home / "in"
+    directory.mkdir()
+    (directory / "data.csv").write_text("a,b\n1,2\n")
+    return str(directory)
+
+
+async def error_of(home: Path, *arguments: str, **variables: str) -> str:
+    """Run a command that fails; return its only line on stderr."""
+    done = await run(home, "run", *arguments, **variables)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    return line
+
+
+def read_trajectory(home: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((home / "out" / "trajectory.json").read_text())
+    return found
+
+
+async def test_run_answers_and_writes_files_and_trajectory(tmp_path: Path) -> None:
+    async with scripted_backend(by_history(SCRIPT)) as backend:
+        done = await run(
+            tmp_path,
+            *("run", "How many lines?", "--model", "fake-model", "--sandbox", "bubblewrap"),
+            *("--input-dir", write_inputs(tmp_path), "--output-dir", "out"),
+            *("--backend-url", backend.base_url),
+            LLM_SANDBOX_BACKEND__TOOL_SUPPORT="always",
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode() == "There are 2 lines: [copy](out/files/copy.csv)\n"
+    steps = done.stderr.decode()
+    assert "I count the lines." in steps
+    assert f"$ {COPY}" in steps
+    assert (tmp_path / "out" / "files" / "copy.csv").read_text() == "a,b\n1,2\n"
+    trajectory = read_trajectory(tmp_path)
+    assert trajectory["status"] == "completed"
+    assert trajectory["object"] == "run.trajectory"
+    # The server's own data is gone.
+    assert not (tmp_path / "state").exists()
+
+
+async def test_run_uses_a_running_proxy_with_its_key(tmp_path: Path) -> None:
+    keys = {"keys": [{"name": "lab", "env": "LAB_KEY", "profiles": ["paper"]}]}
+    async with (
+        scripted_backend([tool_reply(call("submit", answer="42"))]) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url, keys, LAB_KEY="sk-1") as server,
+    ):
+        asked = ("--base-url", f"{server.url}/v1", "--model", "fake-model", "--profile", "paper")
+        refused = await error_of(tmp_path, "How many?", *asked)
+        done = await run(
+            tmp_path,
+            *("run", "How many?", *asked, "--output-dir", "out"),
+            *("--trajectory-format", "reference", "--api-key-env", "MY_KEY"),
+            MY_KEY="sk-1",
+        )
+    assert "Incorrect API key" in refused
+    assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr.decode()
+    trajectory = read_trajectory(tmp_path)
+    assert set(trajectory) == {"problem_statement", "steps", "metadata"}
+
+
+async def test_run_that_fails_keeps_its_trajectory(tmp_path: Path) -> None:
+    failing: list[Item] = [
+        tool_reply(call("execute_bash", command="echo 42")),
+        Refusal(400, "no more"),
+    ]
+    config = write_config(tmp_path, {"backend": {"tool_support": "always"}})
+    async with scripted_backend(failing) as backend:
+        asked = ("How many?", "--model", "fake-model", "--output-dir", "out", "--config", config)
+        options = ("--backend-url", backend.base_url, "--sandbox", "bubblewrap")
+        done = await run(tmp_path, "run", *asked, *options)
+    assert done.returncode == 1
+    assert "no more" in done.stderr.decode().splitlines()[-1]
+    assert read_trajectory(tmp_path)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--input-dir", "missing"], "--input-dir: missing"),
+        (["--input-dir", "."], "is a directory"),
+        (["--output-dir", "config.yaml"], "--output-dir: config.yaml"),
+        (["--base-url", "http://127.0.0.1:1/v1"], "http://127.0.0.1:1/v1: Connection error"),
+        (["--api-key-env", "NO_SUCH_KEY"], "--base-url"),
+        (["--base-url", "http://127.0.0.1:1/v1", "--sandbox", "docker"], "--sandbox"),
+    ],
+)
+async def test_mistake_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    own = [] if "--base-url" in arguments else ["--config", write_config(tmp_path, DEMO)]
+    assert words in await error_of(tmp_path, "How many?", *arguments, *own)
+
+
+async def test_interrupted_run_ends_at_once(tmp_path: Path) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with scripted_backend([held]) as backend:
+        command = [sys.executable, "-m", "proxy", "run", "How many?", "--model", "fake-model"]
+        command += ["--backend-url", backend.base_url, "--sandbox", "bubblewrap"]
+        with anyio.fail_after(60):
+            async with await anyio.open_process(
+                command, cwd=tmp_path, env=environment(tmp_path)
+            ) as process:
+                await backend.arrived(1)
+                process.send_signal(signal.SIGINT)
+                assert await process.wait() == 130
