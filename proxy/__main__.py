@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, help_text in (
         ("serve", serve, "start the server"),
-        ("run", run_prompt, "answer one prompt with files, on a proxy of its own or a running one"),
+        ("run", answer_prompt, "answer one prompt with files, on its own or a running proxy"),
         ("demo", demo, "answer one request from end to end, with a script in place of a model"),
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
         ("gc", gc, "remove the sandboxes of proxies that have crashed"),
@@ -521,7 +521,7 @@ def demo(arguments: argparse.Namespace) -> int:
         return asyncio.run(run_demo(services, lifespan, arguments.question, arguments.model))
 
 
-def run_prompt(arguments: argparse.Namespace) -> int:
+def answer_prompt(arguments: argparse.Namespace) -> int:
     """Answer one prompt, with a temporary server or a running one."""
     import asyncio
     import tempfile

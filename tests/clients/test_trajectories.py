@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from proxy.store.store import Store
-from tests.clients.chat_http import BODY, PATH, http_client, post_chat
+from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import EachKey, running_proxy
@@ -292,6 +294,31 @@ async def test_relayed_request_has_no_run_and_no_trajectory(tmp_path: Path) -> N
     assert "x-sandbox-run" not in relayed.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "How many?", "store": False}),
+        ("/v1/messages", {"messages": [QUESTION], "max_tokens": 100, "stream": True}),
+    ],
+)
+async def test_run_of_one_model_call_has_a_trajectory(
+    path: str, body: dict[str, Any], tmp_path: Path
+) -> None:
+    sandbox = {"enabled": "never", "capture": "messages"}
+    async with (
+        scripted_backend([ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        answered = await http.post(path, json={"model": "fake-model", **body, "sandbox": sandbox})
+        found = await trajectory(http, answered)
+    reply = {"role": "assistant", "content": "It is 42."}
+    assert found["messages"] == [QUESTION, reply]
+    assert (found["segments"], len(found["model_calls"])) == ([[0]], 1)
+    assert (found["turns"], found["tool_calls"]) == ([], [])
+    assert (found["route"], found["result"]["answer"]) == ("never", "It is 42.")
+
+
 async def test_only_the_owner_reads_and_deletes_a_trajectory(tmp_path: Path) -> None:
     other = {"authorization": "Bearer sk-other"}
     async with (
@@ -440,6 +467,25 @@ async def test_trajectory_of_a_running_run_that_is_deleted_does_not_come_back(
         found = await get_trajectory(http, run_id)
     assert deleted.json() == {"id": run_id, "object": "run.trajectory.deleted", "deleted": True}
     assert error_code(found) == (404, "trajectory_deleted")
+
+
+@pytest.mark.parametrize("table", ["trajectories", "trajectory_parts"])
+async def test_run_whose_trajectory_cannot_be_stored_still_answers(
+    table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        scripted_backend([STEP, ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+            database.execute(f"DROP TABLE {table}")
+            database.commit()
+        answered = await post_chat(http, **CAPTURE)
+    assert answer_text(answered) == "It is 42."
+    errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    run_id = answered.headers["x-sandbox-run"]
+    assert errors == [f"run {run_id}: its trajectory cannot be stored"]
 
 
 async def test_secrets_are_redacted_in_every_part_of_a_trajectory(tmp_path: Path) -> None:
