@@ -599,6 +599,9 @@ class TrajectoryObject(_Identified):
     route: str | None
     choice: int = Field(description="The index of the choice, for requests with `n`.")
     continues: str | None = Field(description="The id of the suspended run that the run continues.")
+    user_message: str = Field(
+        description="The text of the client's last user message, without what the proxy adds."
+    )
     duration_s: float | None
     is_truncated: bool = Field(description="True if contents were left out because of the size.")
     messages: list[dict[str, Any]]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from policies.capabilities import capabilities_of
+from policies.redaction import SecretFinder
 from proxy.agent.events import (
     ChoiceEvent,
     EgressDecided,
@@ -63,6 +64,7 @@ class TrajectoryWriter:
             "route": task.route,
             "choice": choice,
             "continues": suspended.run_id if suspended else None,
+            "user_message": _user_message(task),
         }
         self._max_chars = max_chars
         self._chars = 0
@@ -167,6 +169,12 @@ class TrajectoryWriter:
         text = json.dumps(line)
         self._chars += len(text)
         return text
+
+
+def _user_message(task: AgentTask) -> str:
+    """Return the text of the client's last user message, redacted, without what the proxy adds."""
+    users = [message for message in task.request.messages if message.get("role") == "user"]
+    return SecretFinder(task.profile.redaction).redact(text_of(users[-1])) if users else ""
 
 
 def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bool]:
@@ -282,6 +290,7 @@ def read_trajectory(
         "route": reader.about.get("route"),
         "choice": reader.about.get("choice", 0),
         "continues": reader.about.get("continues"),
+        "user_message": reader.about.get("user_message", ""),
         "duration_s": reader.end.get("duration_s"),
         "is_truncated": LEFT_OUT in contents,
         "messages": messages,
@@ -370,18 +379,7 @@ def to_reference(trajectory: Object) -> Object:
             )
             thought = reasoning = ""
     return {
-        "problem_statement": _problem(trajectory),
+        "problem_statement": trajectory["user_message"],
         "steps": steps,
         "metadata": {"total_steps": len(steps)},
     }
-
-
-def _problem(trajectory: Object) -> str:
-    """Return the text of the last user message in the first prompt."""
-    if not trajectory["model_calls"]:
-        return ""
-    first = trajectory["model_calls"][0]
-    prompt = trajectory["segments"][first["segment"]][: first["prompt_messages"]]
-    messages = [trajectory["messages"][index] for index in prompt]
-    users = [message for message in messages if message.get("role") == "user"]
-    return text_of(users[-1]) if users else ""

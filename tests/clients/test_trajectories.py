@@ -24,6 +24,7 @@ from proxy.store.store import Store
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.paper import paper
 from tests.fakes.server import EachKey, running_proxy
 
 TIMEOUT_S = 20
@@ -161,6 +162,26 @@ async def test_trajectory_in_the_formats_of_openai_and_of_the_reference(tmp_path
         "metadata": {"total_steps": 2},
     }
     assert unknown.status_code == 400
+
+
+async def test_profile_paper_in_the_format_of_the_reference(tmp_path: Path) -> None:
+    script = [{**STEP, "content": "I count."}, tool_reply(call("submit"))]
+    async with (
+        scripted_backend(script) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(paper())) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, **CAPTURE)
+        found = await trajectory(http, answered)
+        reference = (await get_trajectory(http, found["id"], "reference")).json()
+        prompts = [request.body["messages"] for request in backend.requests]
+    segment = [found["messages"][index] for index in found["segments"][0]]
+    assert [segment[: each["prompt_messages"]] for each in found["model_calls"]] == prompts
+    # The prompts have the number of steps that remain; the problem does not.
+    assert prompts[0][1]["content"] != "How many?"
+    assert reference["problem_statement"] == "How many?"
+    assert [step["action"]["function"] for step in reference["steps"]] == ["execute_bash", "submit"]
+    assert reference["steps"][0]["thought"] == "I count."
 
 
 async def test_openai_format_ends_in_the_submitted_answer(tmp_path: Path) -> None:
