@@ -232,11 +232,11 @@ def _reference(suite: PaperSuite, row: Row) -> Problem:
     kind = str(row.fields.get("qa_type") or row.fields.get("domain") or "")
     key = str(row.fields.get("id") or "")
     if suite.grader == "ifbench":
-        constraints = _parsed(row, "ground_truth", dict)
+        constraints = _object(row, "ground_truth")
         return _constrained(row, statement, key, constraints)
     if suite.grader == "choice":
         truth = _letter(row, "ground_truth", CHOICES)
-    files = _parsed(row, "input_files", dict) if row.fields.get("input_files") else {}
+    files = _object(row, "input_files") if row.fields.get("input_files") else {}
     documents = {}
     for number, (name, text) in enumerate(files.items(), 1):
         if not isinstance(text, str):
@@ -319,22 +319,24 @@ def _constrained(row: Row, prompt: str, key: str, fields: Mapping[str, Any]) -> 
 
 def _letter(row: Row, name: str, letters: str) -> str:
     """Return the letter of the right choice, which may be the only element of a list."""
-    value = row.fields.get(name)
+    if name not in row.fields:
+        raise row.without(name)
+    value = row.fields[name]
     letter = str(value[0] if isinstance(value, list) and len(value) == 1 else value).strip()
     if len(letter) != 1 or letter not in letters:
         raise SuiteError(f"{row.place}: {name}: {letter[:20]!r} is none of the choices {letters}")
     return letter
 
 
-def _parsed(row: Row, name: str, kind: type) -> Any:
+def _object(row: Row, name: str) -> dict[str, Any]:
     """Return a field that is an object or the JSON of one. Raises SuiteError."""
     value = row.fields.get(name)
     try:
         value = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SuiteError(f"{row.place}: {name}: not JSON: {error}") from error
-    if not isinstance(value, kind):
-        raise SuiteError(f"{row.place}: {name}: not a JSON {kind.__name__}")
+    if not isinstance(value, dict):
+        raise SuiteError(f"{row.place}: {name}: not a JSON object")
     return value
 
 

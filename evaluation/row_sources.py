@@ -65,10 +65,12 @@ class Row:
                 return value
             if name in self.fields:
                 raise SuiteError(f"{self.place}: {name}: text is required (got {_short(value)})")
-        raise SuiteError(
-            f"{self.place}: the field {names[0]} is missing. The fields are:"
-            f" {', '.join(self.fields)}"
-        )
+        raise self.without(names[0])
+
+    def without(self, name: str) -> SuiteError:
+        """Return the error for a field that is missing."""
+        known = ", ".join(self.fields)
+        return SuiteError(f"{self.place}: the field {name} is missing. The fields are: {known}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,13 +71,17 @@ def test_wheel_is_read_without_being_installed(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def hub(name: str, files: Mapping[str, bytes]) -> AsyncIterator[str]:
-    """Serve a data set as the hub does; yield the URL of the hub."""
+async def hub(
+    name: str, files: Mapping[str, bytes], sizes: Mapping[str, int] | None = None
+) -> AsyncIterator[str]:
+    """Serve a data set as the hub does; yield the URL of the hub. `sizes` are the sizes that it
+    announces, if they are not the real ones."""
     revision = "0123456789abcdef0123456789abcdef01234567"
     app = web.Application()
 
     async def info(_: web.Request) -> web.Response:
-        siblings = [{"rfilename": path, "size": len(data)} for path, data in files.items()]
+        announced = {path: len(data) for path, data in files.items()} | dict(sizes or {})
+        siblings = [{"rfilename": path, "size": size} for path, size in announced.items()]
         return web.json_response({"id": name, "sha": revision, "siblings": siblings})
 
     async def file(request: web.Request) -> web.Response:
@@ -124,3 +128,17 @@ async def test_data_set_that_the_hub_does_not_have_is_named(name: str, tmp_path:
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith(f"sandbox-eval: {name}: cannot be downloaded: ")
     assert ended.stderr.endswith("name the path of a copy with --from.\n")
+
+
+async def test_data_set_that_is_too_large_is_not_downloaded(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub", reason="the extra `evaluation` is not installed")
+    async with hub("someone/AIME25", {}, {"test.jsonl": 2**31}) as url:
+        ended = await sandbox_eval(
+            *("prepare", "aime25", "--from", "hf:someone/AIME25", "--data", tmp_path),
+            HF_ENDPOINT=url,
+            HF_HOME=str(tmp_path / "hf"),
+        )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "sandbox-eval: hf:someone/AIME25: 2147483648 bytes; at most 1073741824 are supported.\n",
+    )
