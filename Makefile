@@ -110,7 +110,7 @@ bench: install test-image
 	$(BIN)/python -m bench --image $(TEST_IMAGE)
 
 # The evaluation's scripted model through a real proxy with bubblewrap, compared with its known
-# results. The report is build/evaluation/report.md.
+# results. The reports are build/evaluation/report.md and report.html.
 evaluate: install
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
 	rm -rf build/evaluation

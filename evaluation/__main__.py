@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from evaluation.measures import Evaluation
     from evaluation.samples import Suite
 
 DATA = Path("evaluation-data")
@@ -152,18 +153,52 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from evaluation.html_report import write_html
+    from evaluation.report import render
+    from evaluation.results import REPORT
+
+    evaluation = _load(arguments.output, arguments)
+    text = render(evaluation)
+    (arguments.output / REPORT).write_text(text, encoding="utf-8")
+    print(text)
+    written = write_html(evaluation)
+    print(f"{written.path}: {written.summary}", file=sys.stderr)
+    if failed := sum(each.has_judge_failure for each in evaluation.graded):
+        print(
+            f"The judge gave no verdict on {failed} answers. The same command asks again.",
+            file=sys.stderr,
+        )
+    return 3 if failed else 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from evaluation.compare import check_suites, render
+    from evaluation.results import ResultsError
+
+    if len(set(arguments.outputs)) != len(arguments.outputs) or len(arguments.outputs) < 2:
+        raise ResultsError("compare needs two or more different directories")
+    check_suites(arguments.outputs)
+    text = render([_load(output, arguments) for output in arguments.outputs])
+    if arguments.output:
+        arguments.output.write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
+    """Return the evaluation in a directory, with its grades, which are written there too."""
     from evaluation.grading import Grading, write_grades
     from evaluation.judge import Judge
-    from evaluation.report import render
-    from evaluation.results import REPORT, ResultsError, read_results, read_run
+    from evaluation.measures import evaluation_of
+    from evaluation.results import ResultsError, read_results, read_run
     from evaluation.samples import load_suites
 
-    info = read_run(arguments.output)
+    info = read_run(output)
     suites = load_suites(arguments.data or Path(info.data), list(info.settings.suites))
     for suite in suites:
         if suite.manifest.sha256 != info.settings.suites[suite.manifest.name]:
             raise ResultsError(
-                f"{suite.directory}: not the suite of {arguments.output}, which has the hash"
+                f"{suite.directory}: not the suite of {output}, which has the hash"
                 f" {info.settings.suites[suite.manifest.name]}."
             )
     judge = arguments.judge_model and Judge(
@@ -172,20 +207,10 @@ def _report(arguments: argparse.Namespace) -> int:
         api_key=os.environ.get(arguments.judge_api_key_env) or "none",
         votes=arguments.judge_votes,
     )
-    grading = Grading(arguments.output, arguments.grader, judge)
-    graded = grading.grade_results(suites, read_results(arguments.output))
-    write_grades(arguments.output, graded)
-    text = render(info, suites, graded)
-    (arguments.output / REPORT).write_text(text, encoding="utf-8")
-    print(text)
-    if failed := sum(
-        "judge failure: " in each.grader_error + each.reference_error for each in graded
-    ):
-        print(
-            f"The judge gave no verdict on {failed} answers. The same command asks again.",
-            file=sys.stderr,
-        )
-    return 3 if failed else 0
+    grading = Grading(output, arguments.grader, judge)
+    graded = grading.grade_results(suites, read_results(output))
+    write_grades(output, graded)
+    return evaluation_of(output, info, suites, graded)
 
 
 def _self_check(arguments: argparse.Namespace) -> int:
@@ -274,10 +299,30 @@ def _parser() -> argparse.ArgumentParser:
         help="US dollars for a million tokens; may be repeated",
     )
 
-    sub = commands.add_parser("report", help="grade the answers and write report.md")
+    sub = commands.add_parser("report", help="grade the answers, write report.md and .html")
     sub.set_defaults(command=_report)
     sub.add_argument("output", type=Path, help="directory of the results")
     sub.add_argument("--data", type=Path, help="directory of the suites; default: that of the run")
+    _add_grader_options(sub)
+
+    sub = commands.add_parser("compare", help="compare the results of several evaluations")
+    sub.set_defaults(command=_compare)
+    sub.add_argument("outputs", type=Path, nargs="+", metavar="DIRECTORY", help="of results")
+    sub.add_argument(
+        "--data", type=Path, help="directory of the suites; default: those of the runs"
+    )
+    sub.add_argument("--output", type=Path, metavar="FILE", help="also write the comparison there")
+    _add_grader_options(sub)
+
+    sub = commands.add_parser(
+        "self-check", help="evaluate a scripted model, and compare with its known results"
+    )
+    sub.set_defaults(command=_self_check)
+    sub.add_argument("--output", type=Path, required=True, help="new directory of the results")
+    return parser
+
+
+def _add_grader_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--grader",
         default="strict",
@@ -300,13 +345,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--judge-votes", type=_positive, default=4, metavar="N", help="verdicts on each answer"
     )
-
-    sub = commands.add_parser(
-        "self-check", help="evaluate a scripted model, and compare with its known results"
-    )
-    sub.set_defaults(command=_self_check)
-    sub.add_argument("--output", type=Path, required=True, help="new directory of the results")
-    return parser
 
 
 def _positive(text: str) -> int:

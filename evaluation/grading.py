@@ -62,6 +62,11 @@ class Graded:
         kinds = (kind for kind in FAILURES if self.grader_error.startswith(f"{kind}: "))
         return next(kinds, "grader failure")
 
+    @property
+    def has_judge_failure(self) -> bool:
+        """True if the judge of one of the two graders gave no verdict."""
+        return "judge failure: " in self.grader_error + self.reference_error
+
 
 @dataclass(frozen=True, slots=True)
 class Grading:

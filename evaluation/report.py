@@ -1,90 +1,161 @@
-"""The report of an evaluation, in Markdown."""
+"""The sections of the report of an evaluation, and their form in Markdown."""
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from evaluation.grading import FAILURES, Graded
+from evaluation.measures import (
+    CAPABILITIES,
+    Evaluation,
+    accuracies,
+    answered,
+    average,
+    domains,
+    modes,
+    runs_of,
+    speeds,
+    token_uses,
+    tool_uses,
+)
 from evaluation.reference_graders import PACKAGE, reference_version
-from evaluation.results import MODES, Mode, RunInfo
-from evaluation.samples import Suite
-from evaluation.statistics import bootstrap_interval, mean, paired_p_value, percentile
+from evaluation.results import MODES
+from evaluation.statistics import Estimate, mean, percentile
 
-ALL = "all domains"
 NONE = "-"
 """The entry of a table's cell without a value."""
+RECONSTRUCTED = "reconstructed"
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
-def render(info: RunInfo, suites: Sequence[Suite], graded: Sequence[Graded]) -> str:
-    """Return the whole report."""
-    parts = [_header(info, suites), render_results(graded), _timing(info, graded)]
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the report with its title and an explanation."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def render(evaluation: Evaluation) -> str:
+    """Return the whole report in Markdown."""
+    parts = ["# Evaluation\n", *(f"- {name}: {value}" for name, value in facts(evaluation)), ""]
+    parts.append(_table(suites(evaluation)))
+    for model in evaluation.models:
+        graded = evaluation.of_model(model)
+        first, *others = sections(evaluation, graded)
+        parts += [f"## {model}\n", f"{_table(first)}\n{first.note}\n"]
+        parts += [render_section(section, "###") for section in others]
+    parts.append(render_section(speed(evaluation), "##"))
     return "\n".join(parts)
 
 
-def render_results(graded: Sequence[Graded]) -> str:
-    """Return the part of the report that does not depend on time."""
-    return "\n".join(
-        section
-        for model, of_model in _groups(graded, lambda each: each.result.model).items()
-        for section in (
-            f"## {model}\n",
-            _accuracy(of_model),
-            _apart(of_model),
-            _graders(of_model),
-            _tokens(of_model),
-            _tools(of_model),
-            _stop_reasons(of_model),
-            _failures(of_model),
-        )
-        if section
+def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Return the settings of the evaluation: names and values."""
+    settings = evaluation.info.settings
+    return [
+        ("sandbox", f"`{json.dumps(settings.sandbox)}`"),
+        ("request", f"`{json.dumps(settings.request)}`"),
+        ("seed", NONE if settings.seed is None else str(settings.seed)),
+        *(
+            (f"protocol of {name}", f"`{json.dumps(protocol)}`")
+            for name, protocol in settings.protocols.items()
+        ),
+        *evaluation.info.versions.items(),
+    ]
+
+
+def suites(evaluation: Evaluation) -> Section:
+    """Return the table of the suites."""
+    rows = [
+        [each.name, str(each.count), each.source, each.licence, f"`{each.sha256[:12]}`"]
+        for each in (suite.manifest for suite in evaluation.suites)
+    ]
+    return Section("Suites", ["suite", "samples", "source", "licence", "sha256"], rows)
+
+
+def sections(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Section]:
+    """Return the sections about a model that do not depend on time. The first one is the paper's
+    table."""
+    return [
+        _accuracy(graded),
+        _apart(graded),
+        *_graders(graded),
+        _tokens(graded),
+        _tools(evaluation, graded),
+        _capabilities(evaluation, graded),
+        _reasoning(evaluation, graded),
+        _ends(graded),
+        _errors(graded),
+    ]
+
+
+def speed(evaluation: Evaluation) -> Section:
+    """Return the section that depends on time."""
+    rows = []
+    for model in evaluation.models:
+        found = speeds(evaluation, evaluation.of_model(model))
+        plain = {each.domain: each.per_minute for each in found if each.mode == "plain"}
+        for each in found:
+            baseline = plain.get(each.domain) if each.mode == "sandbox" else None
+            numbers = (f"{each.per_minute:.1f}", f"{each.p50_s:.2f}", f"{each.p95_s:.2f}")
+            ratio = f"{each.per_minute / baseline:.2f}" if baseline else NONE
+            rows.append([model, each.domain, each.mode, str(each.answers), *numbers, ratio])
+    head = ["model", "domain", "mode", "answers", "per minute", "p50 (s)", "p95 (s)", "ratio"]
+    note = (
+        f"With {evaluation.info.concurrency} requests at a time. Answers per minute are the number"
+        " of requests at a time divided by their mean time; the ratio is to those of plain."
     )
+    return Section("Speed", head, rows, note)
+
+
+def percent(estimate: Estimate | None, sign: str = "") -> str:
+    """Return a mean and its interval in percent, such as `50.0 [25.0, 75.0]`."""
+    if estimate is None:
+        return NONE
+    text = f"{100 * estimate.mean:{sign}.1f}"
+    if estimate.interval is None:
+        return text
+    low, high = estimate.interval
+    return f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+
+
+def p_text(value: float) -> str:
+    """Return a p-value with four digits."""
+    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+
+
+def number(value: float, digits: int = 0) -> str:
+    """Return a number with separators, or NONE for 0."""
+    return f"{value:,.{digits}f}" if value else NONE
 
 
 # The sections
 
 
-def _header(info: RunInfo, suites: Sequence[Suite]) -> str:
-    settings = info.settings
-    facts = [
-        f"- sandbox: `{json.dumps(settings.sandbox)}`",
-        f"- request: `{json.dumps(settings.request)}`",
-        f"- seed: {NONE if settings.seed is None else settings.seed}",
-        *(f"- {name}: {version}" for name, version in info.versions.items()),
-    ]
-    rows = [
-        [each.name, str(each.count), each.source, each.licence, f"`{each.sha256[:12]}`"]
-        for each in (suite.manifest for suite in suites)
-    ]
-    table = _table(["suite", "samples", "source", "licence", "sha256"], rows)
-    return "\n".join(["# Evaluation\n", *facts, "", table])
-
-
-def _accuracy(graded: Sequence[Graded]) -> str:
-    """Return the paper's table, with the intervals and the paired test."""
+def _accuracy(graded: Sequence[Graded]) -> Section:
     rows = []
-    for domain, of_domain in _domains(graded):
-        plain, sandbox = (_scores(of_domain, mode) for mode in MODES)
-        shared = [sandbox[sample] - plain[sample] for sample in sorted(plain.keys() & sandbox)]
-        rows.append(
-            [
-                domain,
-                *(_percent(list(scores.values())) for scores in (plain, sandbox)),
-                _percent(shared, sign="+"),
-                str(len(shared)) if shared else NONE,
-                _p_value(shared),
-            ]
-        )
-    head = ["domain", "plain", "sandbox", "Δ", "pairs", "p"]
+    for each in accuracies(graded):
+        row = [each.domain, percent(each.plain), percent(each.sandbox)]
+        if found := each.difference:
+            pairs = str(found.estimate.count)
+            row += [percent(found.estimate, sign="+"), pairs, p_text(found.p_value)]
+        else:
+            row += [NONE, NONE, NONE]
+        rows.append(row)
     note = (
         "Accuracy in percent, with the 95 % interval of a bootstrap over problems; repeats of a"
         " problem are averaged first. Δ and p (exact sign-flip test) are over the pairs: the"
-        " problems with a grade in both modes.\n"
+        " problems with a grade in both modes."
     )
-    return f"{_table(head, rows)}\n{note}"
+    return Section("Accuracy", ["domain", "plain", "sandbox", "Δ", "pairs", "p"], rows, note)
 
 
-def _apart(graded: Sequence[Graded]) -> str:
+def _apart(graded: Sequence[Graded]) -> Section:
     """Return the counts of results that need a look before the accuracy is believed."""
     rows = [
         [
@@ -94,26 +165,27 @@ def _apart(graded: Sequence[Graded]) -> str:
             str(sum(each.grade is not None for each in group)),
             str(sum(each.grade is not None and each.grade.format_failure for each in group)),
             str(sum(each.result.status == "context_overflow" for each in group)),
-            str(sum(bool(each.grader_error) for each in group)),
+            str(sum(each.failure == "ungradable" for each in group)),
+            str(sum(each.failure not in (None, "ungradable") for each in group)),
             str(sum(each.result.status == "infra_error" for each in group)),
         ]
-        for domain, of_domain in _domains(graded)
-        for mode, group in _modes(of_domain)
+        for domain, of_domain in domains(graded)
+        for mode, group in modes(of_domain)
     ]
     head = ["domain", "mode", "results", "graded", "format failures", "context overflows"]
     note = (
-        "Format failures and context overflows count as wrong. Grader failures and infrastructure"
-        " errors have no grade and are not part of the accuracy.\n"
+        "Format failures and context overflows count as wrong. Ungradable answers, grader failures"
+        " and infrastructure errors have no grade and are not part of the accuracy."
     )
-    table = _table([*head, "grader failures", "infra errors"], rows)
-    return f"### Results without an ordinary grade\n\n{table}\n{note}"
+    more = ["ungradable", "grader failures", "infra errors"]
+    return Section("Results without an ordinary grade", [*head, *more], rows, note)
 
 
-def _graders(graded: Sequence[Graded]) -> str:
-    """Return the scores of both graders side by side, and the answers without a grade by their
-    reason; nothing if no answer has a judge, a second grade or no grade."""
+def _graders(graded: Sequence[Graded]) -> list[Section]:
+    """Return a section with the scores of both graders side by side, and the answers without a
+    grade by their reason. There is none if no answer has a judge, a second grade or no grade."""
     if not any(each.judge or each.reference or each.grader_error for each in graded):
-        return ""
+        return []
     rows = [
         [
             domain,
@@ -125,8 +197,8 @@ def _graders(graded: Sequence[Graded]) -> str:
             *(str(sum(each.failure == kind for each in group)) for kind in FAILURES),
             str(sum(bool(each.reference_error) for each in group)),
         ]
-        for domain, of_domain in _domains(graded)
-        for mode, group in _modes(of_domain)
+        for domain, of_domain in domains(graded)
+        for mode, group in modes(of_domain)
     ]
     head = ["domain", "mode", "score", "reference", "loose", "format failures", *FAILURES]
     judges = ", ".join(sorted({each.judge for each in graded if each.judge}))
@@ -134,170 +206,9 @@ def _graders(graded: Sequence[Graded]) -> str:
         f"Judge: {judges or 'none'}. Reference: the paper's own graders,"
         f" {PACKAGE} {reference_version() or '(not installed)'}. Loose: IFBench's loose test."
         " Scores are means in percent over the answers that have one, and each column leaves out"
-        " the answers that it has no grade for.\n"
+        " the answers that it has no grade for."
     )
-    return f"### Graders\n\n{_table([*head, 'without reference'], rows)}\n{note}"
-
-
-def _tokens(graded: Sequence[Graded]) -> str:
-    rows = []
-    for domain, of_domain in _domains(_answered(graded)):
-        plain, sandbox = (
-            [each.result for each in of_domain if each.result.mode == mode] for mode in MODES
-        )
-        runs = [result.sandbox for result in sandbox if result.sandbox]
-        trajectory = sum(run.trajectory_tokens for run in runs)
-        plain_mean = _mean([each.prompt_tokens + each.completion_tokens for each in plain])
-        sandbox_mean = _mean([run.trajectory_tokens for run in runs])
-        share = sum(run.observation_tokens for run in runs)
-        ratio = sandbox_mean / plain_mean if sandbox_mean and plain_mean else None
-        rows.append(
-            [
-                domain,
-                _number(_mean([each.prompt_tokens for each in plain])),
-                _number(_mean([each.completion_tokens for each in plain])),
-                _number(_mean([each.prompt_tokens for each in sandbox])),
-                _number(_mean([each.completion_tokens for each in sandbox])),
-                _number(sandbox_mean),
-                f"{share / trajectory:.1%}" if trajectory else NONE,
-                f"{ratio:.2f}" if ratio is not None else NONE,
-            ]
-        )
-    head = ["domain", "plain: prompt", "plain: completion", "sandbox: prompt"]
-    more = ["sandbox: completion", "trajectory", "observations", "ratio"]
-    note = (
-        "Mean tokens of an answer, as the backend counts them. Prompt and completion are sums over"
-        " all model calls. The trajectory counts each token once; observations is the share of tool"
-        " output in it; ratio is the trajectory divided by prompt and completion of plain.\n"
-    )
-    return f"### Tokens\n\n{_table([*head, *more], rows)}\n{note}"
-
-
-def _tools(graded: Sequence[Graded]) -> str:
-    rows = []
-    for domain, of_domain in _domains(_answered(graded)):
-        runs = [each.result.sandbox for each in of_domain if each.result.sandbox]
-        if not runs:
-            continue
-        turns = sum(run.turns for run in runs)
-        uses = Counter[str]()
-        for run in runs:
-            uses.update(run.capability_turns)
-        rows.append(
-            [
-                domain,
-                _number(_mean([run.turns for run in runs]), 1),
-                _number(_mean([run.model_calls for run in runs]), 1),
-                str(sum(run.tool_calls for run in runs)),
-                str(sum(run.failed_tool_calls for run in runs)),
-                " ".join(f"{name} {uses[name] / turns:.1%}" for name in sorted(uses) if turns),
-            ]
-        )
-    head = ["domain", "turns", "model calls", "tool calls", "failed", "turns with a capability"]
-    note = (
-        "Turns and model calls are means; tool calls are sums. A tool call has failed if its"
-        " command did not exit with 0. The proxy assigns the capabilities.\n"
-    )
-    return f"### Turns and tools\n\n{_table(head, rows)}\n{note}"
-
-
-def _stop_reasons(graded: Sequence[Graded]) -> str:
-    rows = []
-    for domain, of_domain in _domains(_answered(graded)):
-        runs = [each.result.sandbox for each in of_domain if each.result.sandbox]
-        plain = Counter(
-            each.result.finish_reason for each in of_domain if each.result.mode == "plain"
-        )
-        sandbox = Counter(run.stop_reason for run in runs)
-        rows.append([domain, _counts(plain), _counts(sandbox)])
-    table = _table(["domain", "plain: finish reasons", "sandbox: stop reasons"], rows)
-    return f"### Ends of the answers\n\n{table}"
-
-
-def _failures(graded: Sequence[Graded]) -> str:
-    """Return all errors and retries by code, and all grader failures."""
-    final, retried = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for each in graded:
-        codes = [failure.code for failure in each.result.failures]
-        if each.result.status != "answered":
-            final[each.sample.domain, each.result.mode, codes.pop()] += 1
-        for code in codes:
-            retried[each.sample.domain, each.result.mode, code] += 1
-        if each.grader_error:
-            final[each.sample.domain, each.result.mode, f"grader: {each.grader_error}"] += 1
-    if not final and not retried:
-        return "### Errors\n\nThere are none.\n"
-    rows = [
-        [*place, str(final[place]), str(retried[place])] for place in sorted({*final, *retried})
-    ]
-    return f"### Errors\n\n{_table(['domain', 'mode', 'error', 'results', 'retried'], rows)}"
-
-
-def _timing(info: RunInfo, graded: Sequence[Graded]) -> str:
-    rows = []
-    for model, of_model in _groups(_answered(graded), lambda each: each.result.model).items():
-        for mode, group in _modes(of_model):
-            times = [each.result.latency_s for each in group]
-            per_minute = 60 * info.concurrency / _mean(times) if sum(times) else 0.0
-            rows.append(
-                [
-                    *(model, mode, str(len(times)), f"{per_minute:.1f}"),
-                    *(f"{percentile(times, share):.2f}" for share in (0.5, 0.95)),
-                ]
-            )
-    table = _table(["model", "mode", "answers", "per minute", "p50 (s)", "p95 (s)"], rows)
-    note = (
-        f"With {info.concurrency} requests at a time. Answers per minute are the number of requests"
-        " at a time divided by their mean time.\n"
-    )
-    return f"## Speed\n\n{table}\n{note}"
-
-
-# Groups and cells
-
-
-def _groups(graded: Sequence[Graded], key: Callable[[Graded], str]) -> dict[str, list[Graded]]:
-    groups: dict[str, list[Graded]] = defaultdict(list)
-    for each in graded:
-        groups[key(each)].append(each)
-    return dict(sorted(groups.items()))
-
-
-def _domains(graded: Sequence[Graded]) -> Iterator[tuple[str, Sequence[Graded]]]:
-    """Yield the results of each domain, and then those of all."""
-    yield from _groups(graded, lambda each: each.sample.domain).items()
-    yield ALL, graded
-
-
-def _modes(graded: Sequence[Graded]) -> Iterator[tuple[Mode, list[Graded]]]:
-    for mode in MODES:
-        if group := [each for each in graded if each.result.mode == mode]:
-            yield mode, group
-
-
-def _answered(graded: Sequence[Graded]) -> list[Graded]:
-    return [each for each in graded if each.result.status == "answered"]
-
-
-def _scores(graded: Sequence[Graded], mode: str) -> Mapping[str, Fraction]:
-    """Return the mean score of each problem that has a grade, by the sample's id."""
-    scores: dict[str, list[Fraction]] = defaultdict(list)
-    for each in graded:
-        if each.result.mode == mode and each.grade is not None:
-            scores[each.sample.id].append(each.grade.score)
-    return {sample: Fraction(sum(found), len(found)) for sample, found in sorted(scores.items())}
-
-
-def _percent(values: Sequence[Fraction], sign: str = "") -> str:
-    """Return the mean and its interval in percent, such as `50.0 [25.0, 75.0]`."""
-    if not values:
-        return NONE
-    interval = bootstrap_interval(values)
-    text = f"{100 * mean(values):{sign}.1f}"
-    if interval is None:
-        return text
-    low, high = interval
-    return f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    return [Section("Graders", [*head, "without reference"], rows, note)]
 
 
 def _share(scores: Sequence[Fraction]) -> str:
@@ -310,29 +221,145 @@ def _loose_scores(graded: Sequence[Graded]) -> list[Fraction]:
     return [Fraction(grade.loose) for grade in grades if grade.loose is not None]
 
 
-def _p_value(differences: Sequence[Fraction]) -> str:
-    if not differences:
-        return NONE
-    value = paired_p_value(differences)
-    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+def _tokens(graded: Sequence[Graded]) -> Section:
+    rows = []
+    for use in token_uses(graded):
+        means = (
+            *(use.plain_prompt, use.plain_completion),
+            *(use.sandbox_prompt, use.sandbox_completion, use.trajectory),
+        )
+        parts = (use.first_prompt, use.model, use.environment)
+        shares = [f"{part / use.trajectory:.1%}" if use.trajectory else NONE for part in parts]
+        ratio = NONE if use.ratio is None else f"{use.ratio:.2f}"
+        rows.append([use.domain, *map(number, means), *shares, ratio])
+    head = ["domain", "plain: prompt", "plain: completion", "sandbox: prompt"]
+    more = ["sandbox: completion", "trajectory", "first prompt", "model", "environment", "ratio"]
+    note = (
+        "Mean tokens of an answer, as the backend counts them. Prompt and completion are sums over"
+        " all model calls. The trajectory counts each token once, and consists of the first prompt,"
+        " the text of the model and the environment, which is the output of tools. The ratio is the"
+        " trajectory divided by prompt and completion of plain."
+    )
+    return Section("Tokens", [*head, *more], rows, note)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _tools(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
+    rows = []
+    for use in tool_uses(evaluation, graded):
+        failed = f"{use.failed_tool_calls / use.tool_calls:.1%}" if use.tool_calls else NONE
+        rows.append(
+            [
+                use.domain,
+                number(average(use.turns), 1),
+                *(str(percentile(use.turns, share)) for share in (0.5, 0.95)),
+                number(use.model_calls, 1),
+                str(use.tool_calls),
+                str(use.failed_tool_calls),
+                failed,
+            ]
+        )
+    head = ["domain", "turns", "p50", "p95", "model calls", "tool calls", "failed", "failed share"]
+    note = (
+        "Turns and model calls are means, with the median and the 95th percentile of the turns;"
+        " tool calls are sums. A tool call has failed if its command did not exit with 0."
+    )
+    return Section("Turns and tools", head, rows, note)
 
 
-def _number(value: float, digits: int = 0) -> str:
-    return f"{value:,.{digits}f}" if value else NONE
+def _capabilities(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
+    rows = []
+    for use in tool_uses(evaluation, graded):
+        shares = [*(use.capability_turns[name] for name in CAPABILITIES), use.idle]
+        if use.pattern_idle is None:
+            patterns = [NONE] * (len(CAPABILITIES) + 1)
+        else:
+            found = [*(use.pattern_calls[name] for name in CAPABILITIES), use.pattern_idle]
+            patterns = [f"{share:.1%}" for share in found]
+        rows.append([use.domain, *(f"{share:.1%}" for share in shares), *patterns])
+    names = [*(name.replace("_", " ") for name in CAPABILITIES), "idle"]
+    head = ["domain", *names, *(f"{RECONSTRUCTED}: {name}" for name in names)]
+    note = (
+        "The share of turns that used a capability. The first columns are the proxy's"
+        f" classification. The columns marked {RECONSTRUCTED} count the tool calls that contain a"
+        " plain text pattern, for each turn: a reconstruction of the paper's Table 15, whose list"
+        " is not known, so that they are not the paper's measure. An idle turn has no capability"
+        " and no submission. The idle shares are lower bounds: capabilities that share a turn count"
+        " as turns of their own, and so do several calls in one turn."
+    )
+    return Section("Capabilities", head, rows, note)
+
+
+def _reasoning(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:
+    rows = []
+    for domain, of_domain in domains(answered(graded)):
+        for mode, group in modes(of_domain):
+            keys = [each.result.key for each in group if each.result.key in evaluation.patterns]
+            found = [evaluation.patterns[key] for key in keys]
+            means = (
+                average([patterns.verification for patterns in found]),
+                average([patterns.structure for patterns in found]),
+            )
+            rows.append([domain, mode, str(len(found)), *(f"{mean:.2f}" for mean in means)])
+    head = ["domain", "mode", "answers", "verification", "structure"]
+    note = (
+        "Mean counts in the reasoning and the text of an answer. Verification: words such as"
+        " “verify”, “double-check” and “make sure”. Structure: headings, items of lists and"
+        " numbered steps. The patterns are of this project, not of the paper."
+    )
+    return Section("Reasoning patterns", head, rows, note)
+
+
+def _ends(graded: Sequence[Graded]) -> Section:
+    rows = []
+    for domain, of_domain in domains(answered(graded)):
+        plain = Counter(
+            each.result.finish_reason for each in of_domain if each.result.mode == MODES[0]
+        )
+        sandbox = Counter(run.stop_reason for run in runs_of(of_domain))
+        rows.append([domain, _counts(plain), _counts(sandbox)])
+    head = ["domain", "plain: finish reasons", "sandbox: stop reasons"]
+    return Section("Ends of the answers", head, rows)
+
+
+def _errors(graded: Sequence[Graded]) -> Section:
+    """Return all errors and retries by code, and all grader failures."""
+    final, retried = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for each in graded:
+        codes = [failure.code for failure in each.result.failures]
+        if each.result.status != "answered":
+            final[each.sample.domain, each.result.mode, codes.pop()] += 1
+        for code in codes:
+            retried[each.sample.domain, each.result.mode, code] += 1
+        if each.grader_error:
+            final[each.sample.domain, each.result.mode, f"grader: {each.grader_error}"] += 1
+    rows = [
+        [*place, str(final[place]), str(retried[place])] for place in sorted({*final, *retried})
+    ]
+    note = "" if rows else "There are none."
+    return Section("Errors", ["domain", "mode", "error", "results", "retried"], rows, note)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name or 'none'} {counts[name]}" for name in sorted(counts)) or NONE
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+# Markdown
+
+
+def render_section(section: Section, marks: str) -> str:
+    """Return a section in Markdown; `marks` begins its heading."""
+    parts = [f"{marks} {section.title}\n"]
+    parts += [_table(section)] if section.rows else []
+    parts += [f"{section.note}\n"] if section.note else []
+    return "\n".join(parts)
+
+
+def _table(section: Section) -> str:
+    lines = [section.head, ["---"] * len(section.head), *section.rows]
     return "".join(f"| {' | '.join(_escaped(line))} |\n" for line in lines)
 
 
 def _escaped(cells: Sequence[str]) -> list[str]:
-    return [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
+    """Return the cells on one line each, without HTML, as codes of errors are hostile texts."""
+    lines = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return [_TAG.sub("&lt;", line) for line in lines]

@@ -1,14 +1,17 @@
 """The directory of an evaluation: its settings, and one line for each request at once.
 
-run.json        the settings, which a resumed run must have too
-results.jsonl   one record a line, in the order of the ends of the requests
-report.md       the report
+run.json             the settings, which a resumed run must have too
+results.jsonl        one record a line, in the order of the ends of the requests
+trajectories.jsonl   the steps of each completion, one record a line
+report.md            the report
+report.html          the report with charts and the trajectories
 """
 
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -17,7 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 Mode = Literal["plain", "sandbox"]
 Status = Literal["answered", "context_overflow", "infra_error"]
 MODES: tuple[Mode, ...] = ("plain", "sandbox")
-RUN, RESULTS, REPORT = "run.json", "results.jsonl", "report.md"
+RUN, RESULTS, TRAJECTORIES = "run.json", "results.jsonl", "trajectories.jsonl"
+REPORT, HTML_REPORT = "report.md", "report.html"
+_BLOCK_BYTES = 1 << 16
 
 
 class ResultsError(ValueError):
@@ -92,6 +97,49 @@ class Result(_Record):
         return Key(self.model, self.mode, self.repeat, self.sample)
 
 
+class Step(_Record):
+    """One tool call of a run, without the submission of the answer."""
+
+    tool: str
+    arguments: Mapping[str, str]
+    """Values that are no text are in JSON."""
+    observation: str = ""
+    """The text that the model got."""
+    exit_code: int | None = None
+    duration_ms: int | None = None
+    """None for a call that did not end."""
+
+
+class ProducedFile(_Record):
+    """A file that a run returned."""
+
+    path: str
+    size_bytes: int
+
+
+class Trajectory(_Record):
+    """The way from a problem to an answer. Its result has the same key and the same start."""
+
+    model: str
+    mode: Mode
+    repeat: int
+    sample: str
+    started: str
+    run_id: str = ""
+    """The proxy's id of the run; empty without a sandbox."""
+    reasoning: str = ""
+    """The model's reasoning, and its text between the tool calls."""
+    steps: tuple[Step, ...] = ()
+    steps_left_out: int = 0
+    """The number of steps that exceed the bounds."""
+    files: tuple[ProducedFile, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.model, self.mode, self.repeat, self.sample)
+
+
 class RunSettings(_Record):
     """The settings that must not change between the parts of an evaluation."""
 
@@ -119,17 +167,21 @@ class RunInfo(_Record):
 
 
 class ResultWriter:
-    """Appends records to results.jsonl."""
+    """Appends records to results.jsonl and trajectories.jsonl."""
 
-    def __init__(self, file: IO[bytes], done: set[Key]) -> None:
-        self._file = file
+    def __init__(self, results: IO[bytes], trajectories: IO[bytes], done: set[Key]) -> None:
+        self._results = results
+        self._trajectories = trajectories
         self.done = done
         """The keys that need no further request. Infrastructure errors are not among them."""
 
-    def append(self, result: Result) -> None:
-        """Write a record. It survives the end of this process."""
-        self._file.write(result.model_dump_json().encode() + b"\n")
-        self._file.flush()
+    def append(self, result: Result, trajectory: Trajectory | None = None) -> None:
+        """Write a result and its trajectory. Both survive the end of this process."""
+        # The trajectory is first, so that a kill between the lines leaves no result without one.
+        # The next run sends the request again, and the reader ignores the first trajectory.
+        if trajectory is not None:
+            _write_line(self._trajectories, trajectory)
+        _write_line(self._results, result)
         if result.status != "infra_error":
             self.done.add(result.key)
 
@@ -143,19 +195,23 @@ def open_results(directory: Path, info: RunInfo) -> Iterator[ResultWriter]:
     leaves, is removed.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / RESULTS).open("a+b") as file:
+    with (
+        (directory / RESULTS).open("a+b") as file,
+        (directory / TRAJECTORIES).open("a+b") as trajectories,
+    ):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ResultsError(f"{directory}: another process writes to it.") from error
         _check_settings(directory, info.settings)
         (directory / RUN).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        _remove_unfinished_line(file)
+        _remove_unfinished_line(trajectories)
         file.seek(0)
         data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
         latest = {result.key: result for result in _parse(directory / RESULTS, data)}
         done = {key for key, result in latest.items() if result.status != "infra_error"}
-        yield ResultWriter(file, done)
+        yield ResultWriter(file, trajectories, done)
 
 
 def read_run(directory: Path) -> RunInfo:
@@ -177,6 +233,60 @@ def read_results(directory: Path) -> list[Result]:
         raise ResultsError(f"{directory / RESULTS}: {error.strerror}.") from error
     latest = {result.key: result for result in _parse(directory / RESULTS, data)}
     return [latest[key] for key in sorted(latest)]
+
+
+class Trajectories:
+    """The trajectories of an evaluation. They stay in the file, and are read one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Find the records. An evaluation without the file has no trajectories. Raises
+        ResultsError if a record is malformed."""
+        self._path = directory / TRAJECTORIES
+        self._places: dict[tuple[Key, str], tuple[int, int]] = {}
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            offset = 0
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):  # else a killed process has left it
+                    trajectory = self._parse(line, number)
+                    self._places[trajectory.key, trajectory.started] = (number, offset)
+                offset += len(line)
+
+    def of(self, result: Result) -> Trajectory | None:
+        """Return the trajectory of a result, or None if there is none."""
+        place = self._places.get((result.key, result.started))
+        if place is None:
+            return None
+        number, offset = place
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            return self._parse(file.readline(), number)
+
+    def _parse(self, line: bytes, number: int) -> Trajectory:
+        try:
+            return Trajectory.model_validate_json(line)
+        except ValidationError as error:
+            raise ResultsError(f"{self._path}:{number}: {_first_fault(error)}") from error
+
+
+def _write_line(file: IO[bytes], record: _Record) -> None:
+    file.write(record.model_dump_json().encode() + b"\n")
+    file.flush()
+
+
+def _remove_unfinished_line(file: IO[bytes]) -> None:
+    """Remove a last line without an end. The file is read backwards, as it may be large."""
+    end = file.seek(0, SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            file.truncate(start + newline + 1)
+            return
+        end = start
+    file.truncate(0)
 
 
 def _parse(path: Path, data: bytes) -> Iterator[Result]:

@@ -13,8 +13,18 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletion
 
-from evaluation.results import MODES, Failure, Key, Mode, Result, ResultWriter, SandboxUse
+from evaluation.results import (
+    MODES,
+    Failure,
+    Key,
+    Mode,
+    Result,
+    ResultWriter,
+    SandboxUse,
+    Trajectory,
+)
 from evaluation.samples import Sample, Suite
+from evaluation.trajectories import clean, trajectory_of
 
 PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
@@ -140,12 +150,15 @@ class Runner:
 
     async def _work(self, client: openai.AsyncOpenAI, jobs: Iterator[Job]) -> None:
         for job in jobs:
-            result = await self._result(client, job)
-            self._writer.append(result)
+            result, trajectory = await self._result(client, job)
+            self._writer.append(result, trajectory)
             self._on_result(result)
 
-    async def _result(self, client: openai.AsyncOpenAI, job: Job) -> Result:
-        """Send a request until it has a result, or until no retry is left."""
+    async def _result(
+        self, client: openai.AsyncOpenAI, job: Job
+    ) -> tuple[Result, Trajectory | None]:
+        """Send a request until it has a result, or until no retry is left. An error has no
+        trajectory."""
         failures: list[Failure] = []
         body = self._body(job)
         while True:
@@ -157,11 +170,13 @@ class Runner:
                 started=started.isoformat(timespec="milliseconds"),
                 latency_s=0.0,
             )
+            trajectory = None
             try:
                 # create() converts all parts of the messages, which takes longer than sending them.
                 completion = await client.post(
                     "/chat/completions", cast_to=ChatCompletion, body=body
                 )
+                trajectory = trajectory_of(result, completion)
                 result = _with_completion(result, completion)
             except (openai.OpenAIError, *MALFORMED) as error:
                 failures.append(_failure(error))
@@ -173,7 +188,7 @@ class Runner:
                 result = result.model_copy(update={"status": status})
             latency_s = round(time.perf_counter() - clock, 3)
             update = {"latency_s": latency_s, "failures": (*failures, *result.failures)}
-            return result.model_copy(update=update)
+            return result.model_copy(update=update), trajectory
 
     def _name(self, mode: Mode, model: str) -> str:
         return model + PLAIN_SUFFIX if mode == "plain" else model
@@ -222,7 +237,7 @@ def _with_completion(result: Result, completion: ChatCompletion) -> Result:
     choice = completion.choices[0]
     usage = completion.usage
     update: dict[str, Any] = {
-        "answer": choice.message.content or "",
+        "answer": clean(choice.message.content or ""),
         "finish_reason": choice.finish_reason or "",
         "prompt_tokens": usage.prompt_tokens if usage else 0,
         "completion_tokens": usage.completion_tokens if usage else 0,

@@ -4,10 +4,30 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 RESAMPLES = 10_000
 SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    """None for one value."""
+    count: int
+    """The number of values."""
+
+
+def estimate(values: Sequence[Fraction]) -> Estimate | None:
+    """Return the mean of the values and its bootstrap interval, or None without values."""
+    if not values:
+        return None
+    return Estimate(mean(values), bootstrap_interval(values), len(values))
 
 
 def mean(values: Sequence[Fraction]) -> float:
@@ -22,8 +42,11 @@ def bootstrap_interval(values: Sequence[Fraction]) -> tuple[float, float] | None
     Each value belongs to one problem, so that the interval is over problems. The same values give
     the same interval.
     """
-    if len(values) < 2:
-        return None
+    return _interval(tuple(values)) if len(values) > 1 else None
+
+
+@lru_cache(maxsize=1000)  # both reports and the charts show the same intervals
+def _interval(values: tuple[Fraction, ...]) -> tuple[float, float]:
     rng = random.Random(SEED)
     # Integers over a common denominator: their sums do not depend on the order of addition.
     scale, numbers = _integers(values)

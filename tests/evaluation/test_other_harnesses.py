@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from evaluation.report import grade_results
+from evaluation.grading import Grading
 from evaluation.results import MODES, Mode, read_results
 from evaluation.samples import Suite
 from evaluation.scripted import NAME, ScriptedModel, serving
@@ -59,7 +59,7 @@ async def evaluate(home: Path) -> Evaluated:
     assert ended.returncode == 0, ended.stderr
     exported = {sample.id for group in tasks_of(suite.samples).values() for sample in group}
     scores: dict[Mode, dict[str, float]] = {mode: {} for mode in MODES}
-    for each in grade_results([suite], read_results(home / "output")):
+    for each in Grading(home).grade_results([suite], read_results(home / "output")):
         if each.sample.id in exported:
             assert each.grade is not None
             scores[each.result.mode][each.sample.id] = float(each.grade.score)

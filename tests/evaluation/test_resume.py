@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from evaluation.results import RESULTS, read_results
+from evaluation.results import RESULTS, TRAJECTORIES, Trajectories, read_results
 from evaluation.samples import Suite
 from evaluation.scripted import ScriptedModel, serving
 from evaluation.self_check import results_of, run_arguments
@@ -102,12 +102,18 @@ async def test_killed_runner_continues(
         finished = len(read_results(output))
         with (output / RESULTS).open("ab") as file:
             file.write(b'{"model": "scripted-mod')  # as a kill in the midst of a write leaves it
+        with (output / TRAJECTORIES).open("ab") as file:
+            file.write(b'{"model": "scripted-mod')
         continued = await sandbox_eval(*arguments(suite, output, server.url))
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert 0 < finished < TOTAL
     assert continued.returncode == 0, continued.stderr
     assert f"{TOTAL} of {TOTAL} requests, 0 infra errors" in continued.stderr
     assert len((output / RESULTS).read_text("utf-8").splitlines()) == TOTAL
+    results, trajectories = read_results(output), Trajectories(output)
+    assert [trajectories.of(each) is not None for each in results] == [
+        each.status == "answered" for each in results
+    ]
     assert results_of(await report_of(output)) == undisturbed.results
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.results import RESULTS, Result, RunInfo, RunSettings, open_results, read_results
+from evaluation.results import (
+    RESULTS,
+    Result,
+    RunInfo,
+    RunSettings,
+    Trajectories,
+    open_results,
+    read_results,
+)
 from evaluation.samples import Draft, write_suite
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.evaluation.evaluation_process import report_of, rows, sample, sandbox_eval, sums
@@ -64,12 +72,12 @@ async def test_infra_error_is_apart_and_sent_again_by_the_next_run(tmp_path: Pat
     assert "1 requests have no answer because of infrastructure errors." in messages
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0] == ["sums", "-", "-", "-", "-", "-"]
-    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "0", "0", "0", "0", "1"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "0", "0", "0", "0", "0", "1"]
     code, _, (result,) = await evaluate(tmp_path, [RIGHT], *PLAIN)
     assert (code, result.status) == (0, "answered")
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0] == ["sums", "100.0", "-", "-", "-", "-"]
-    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0", "0"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ async def test_context_overflow_counts_as_wrong(tmp_path: Path) -> None:
     assert (code, result.status) == (0, "context_overflow")
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0][1] == "0.0"
-    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "1", "0", "0"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "1", "0", "0", "0"]
 
 
 async def test_run_with_a_sandbox_is_recorded_with_its_numbers(tmp_path: Path) -> None:
@@ -103,6 +111,23 @@ async def test_run_with_a_sandbox_is_recorded_with_its_numbers(tmp_path: Path) -
     assert result.sandbox.route == "always"
     assert (result.sandbox.turns, result.sandbox.model_calls) == (2, 2)
     assert (result.sandbox.tool_calls, result.sandbox.failed_tool_calls) == (1, 1)
+
+
+async def test_run_with_a_sandbox_keeps_its_trajectory(tmp_path: Path) -> None:
+    command = "echo 0 > /testbed/output/a.txt; exit 3"
+    script = [
+        tool_reply(call("execute_bash", command=command), content="I count."),
+        tool_reply(call("submit", answer="Answer: 0")),
+    ]
+    _, _, (result,) = await evaluate(tmp_path, script, "--modes", "sandbox")
+    trajectory = Trajectories(tmp_path / "output").of(result)
+    assert trajectory is not None
+    assert "I count." in trajectory.reasoning
+    (step,) = trajectory.steps
+    assert (step.tool, step.arguments) == ("execute_bash", {"command": command})
+    assert "Exit code: 3" in step.observation
+    assert step.exit_code == 3
+    assert [file.path for file in trajectory.files] == ["/testbed/output/a.txt"]
 
 
 async def test_requests_send_the_seed_of_their_repeat(tmp_path: Path) -> None:

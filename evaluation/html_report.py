@@ -1,0 +1,262 @@
+"""The report of an evaluation as one HTML page, with charts and the trajectories.
+
+The page loads nothing. Texts of models and commands are hostile: the templates escape all of them,
+and the page's policy permits no script but its own. The samples are inert `template` elements. If
+they exceed MAX_EMBEDDED_CHARS, each sample becomes a page of its own in a directory beside the
+report.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from evaluation.charts import Chart, accuracy_chart, capability_chart, token_chart, turn_chart
+from evaluation.grading import Graded
+from evaluation.measures import Evaluation, accuracies, token_uses, tool_uses
+from evaluation.report import NONE, Section, facts, sections, speed, suites
+from evaluation.results import HTML_REPORT, MODES, Mode, Step
+from evaluation.trajectories import capabilities_of, shorten
+
+MAX_EMBEDDED_CHARS = 16_000_000
+"""Maximum length of the samples in the page."""
+MAX_SAMPLES = 20_000
+"""Maximum number of samples in the viewer."""
+MAX_TEXT_CHARS = 20_000
+"""Maximum length of one text in the viewer."""
+SAMPLE_PAGES = "report-samples"
+"""The directory beside the report for the pages of samples."""
+_NUMERIC = re.compile(r"[-+<]?[ \d.,%\[\]+-]*")
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that change the direction of the text around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A written report."""
+
+    path: Path
+    summary: str
+    """The number of samples, and the directory of their pages if they have their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The answer of one mode in the viewer."""
+
+    mode: Mode
+    graded: Graded | None
+    verdict: str
+    """right, wrong, partly with the score, ungraded, or missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One problem, model and repeat in the viewer."""
+
+    number: int
+    model: str
+    repeat: int
+    sides: Sequence[Side]
+
+    @property
+    def sample(self) -> Any:
+        """The problem."""
+        return next(side.graded.sample for side in self.sides if side.graded)
+
+    @property
+    def states(self) -> str:
+        """The mode, status and grade of each answer, as the filters read them."""
+        return "|".join(
+            f"{side.mode} {side.graded.result.status} {side.verdict.partition(' ')[0]}"
+            for side in self.sides
+            if side.graded
+        )
+
+
+@dataclass(slots=True)
+class _Shortener:
+    """Shortens texts and counts them."""
+
+    count: int = field(default=0)
+
+    def __call__(self, text: str) -> str:
+        self.count += len(text) > MAX_TEXT_CHARS
+        return shorten(text, MAX_TEXT_CHARS)
+
+
+def write_html(evaluation: Evaluation) -> Written:
+    """Write report.html, and the pages of samples if they do not fit into it."""
+    shortener = _Shortener()
+    templates = _environment(shortener)
+    pages = evaluation.directory / SAMPLE_PAGES
+    _remove_pages(pages)
+    rows, left_out = _rows(evaluation)
+    embedded = _sample_texts(evaluation, rows, templates)
+    if embedded is None:
+        pages.mkdir(exist_ok=True)
+        page = templates.get_template("sample_page.html")
+        for row in rows:
+            text = _sample_text(evaluation, row, templates)
+            html = page.render(row=row, content=text, report=HTML_REPORT, styles=_styles(templates))
+            (pages / f"{row.number}.html").write_text(html, encoding="utf-8")
+    script = _source(templates, "report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = templates.get_template("report.html").render(
+        evaluation=evaluation,
+        facts=facts(evaluation),
+        suites=suites(evaluation),
+        speed=speed(evaluation),
+        models=[(model, *_model(evaluation, model)) for model in evaluation.models],
+        rows=rows,
+        embedded=embedded,
+        filters=_filters(rows),
+        left_out=left_out,
+        shortened=shortener.count,
+        max_chars=MAX_TEXT_CHARS,
+        pages=SAMPLE_PAGES,
+        styles=_styles(templates),
+        script=Markup(script),
+        script_digest=digest,
+    )
+    path = evaluation.directory / HTML_REPORT
+    path.write_text(html, encoding="utf-8")
+    place = "in the page" if embedded is not None else f"on pages in {pages}"
+    return Written(path, f"{len(rows)} samples {place}, {left_out} left out")
+
+
+def _environment(shortener: _Shortener) -> Environment:
+    templates = Environment(
+        loader=PackageLoader("evaluation"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(
+        shorten=shortener, command=_command, is_numeric=_numeric_columns, labels=capabilities_of
+    )
+    return templates
+
+
+def _visible(value: Any) -> Any:
+    """Replace characters in a text that a browser hides, or that reorder the text around them."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n"))
+    return value
+
+
+def _source(templates: Environment, name: str) -> str:
+    """Return the text of a file beside the templates."""
+    if templates.loader is None:
+        raise TypeError("the environment has no loader")
+    return templates.loader.get_source(templates, name)[0]
+
+
+def _styles(templates: Environment) -> Markup:
+    return Markup(_source(templates, "report.css"))  # a file of this package, not of a model
+
+
+def _remove_pages(directory: Path) -> None:
+    """Remove the pages of an earlier report."""
+    for path in directory.glob("*.html"):
+        if path.stem.isdigit():
+            path.unlink()
+
+
+def _model(evaluation: Evaluation, model: str) -> tuple[list[Section], list[Chart]]:
+    """Return the sections about a model and its charts."""
+    graded = evaluation.of_model(model)
+    charts = [accuracy_chart(accuracies(graded)), token_chart(token_uses(graded))]
+    if uses := tool_uses(evaluation, graded):
+        charts += [capability_chart(uses), turn_chart(uses[-1])]
+    return sections(evaluation, graded), charts
+
+
+# The samples
+
+
+def _rows(evaluation: Evaluation) -> tuple[list[SampleRow], int]:
+    """Return the rows of the viewer, and the number of those that are left out."""
+    found: dict[tuple[str, str, int], dict[Mode, Graded]] = {}
+    for each in evaluation.graded:
+        place = (each.result.model, each.result.sample, each.result.repeat)
+        found.setdefault(place, {})[each.result.mode] = each
+    kept = sorted(found)[:MAX_SAMPLES]
+    rows = [
+        SampleRow(number, model, repeat, _sides(found[model, sample, repeat]))
+        for number, (model, sample, repeat) in enumerate(kept, 1)
+    ]
+    return rows, len(found) - len(kept)
+
+
+def _sides(by_mode: Mapping[Mode, Graded]) -> list[Side]:
+    return [Side(mode, by_mode.get(mode), _verdict(by_mode.get(mode))) for mode in MODES]
+
+
+def _verdict(graded: Graded | None) -> str:
+    if graded is None:
+        return "missing"
+    if graded.grade is None:
+        return "ungraded"
+    score = float(graded.grade.score)
+    return "right" if score == 1 else f"partly ({score:.0%})" if score else "wrong"
+
+
+def _sample_texts(
+    evaluation: Evaluation, rows: Sequence[SampleRow], templates: Environment
+) -> list[Markup] | None:
+    """Return the HTML of all samples, or None if they exceed MAX_EMBEDDED_CHARS."""
+    texts, chars = [], 0
+    for row in rows:
+        texts.append(_sample_text(evaluation, row, templates))
+        chars += len(texts[-1])
+        if chars > MAX_EMBEDDED_CHARS:
+            return None
+    return texts
+
+
+def _sample_text(evaluation: Evaluation, row: SampleRow, templates: Environment) -> Markup:
+    """Return the HTML of a sample. The trajectories are read for it, and not kept."""
+    trajectories = [
+        side.graded and evaluation.trajectories.of(side.graded.result) for side in row.sides
+    ]
+    sides = list(zip(row.sides, trajectories, strict=True))
+    return Markup(templates.get_template("sample.html").render(row=row, sides=sides))
+
+
+def _filters(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
+    """Return the choices of each filter that has more than one."""
+    states = [state.split(" ") for row in rows for state in row.states.split("|")]
+    choices = {
+        "model": {row.model for row in rows},
+        "domain": {row.sample.domain for row in rows},
+        "mode": {state[0] for state in states},
+        "status": {state[1] for state in states},
+        "grade": {state[2] for state in states},
+    }
+    return {name: sorted(found) for name, found in choices.items() if len(found) > 1}
+
+
+def _command(step: Step) -> str:
+    """Return a tool call as text: the command, or the arguments one a line."""
+    arguments = step.arguments
+    if step.tool == "execute_bash" and set(arguments) <= {"command"}:
+        return arguments.get("command", "")
+    return "\n".join(f"{name}: {value}" for name, value in arguments.items())
+
+
+# Tables
+
+
+def _numeric_columns(section: Section) -> list[bool]:
+    """Return for each column if all its cells are numbers or empty."""
+    columns: Iterator[tuple[str, ...]] = zip(*section.rows, strict=True)
+    return [all(cell == NONE or _NUMERIC.fullmatch(cell) for cell in column) for column in columns]

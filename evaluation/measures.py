@@ -1,0 +1,305 @@
+"""The numbers of an evaluation by domain: accuracy, tokens, turns, capabilities and speed.
+
+The reports, the charts and the comparison show these numbers.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from evaluation.grading import Graded
+from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
+from evaluation.samples import Suite
+from evaluation.statistics import Estimate, estimate, paired_p_value, percentile
+from evaluation.trajectories import Patterns, patterns_of
+
+ALL = "all domains"
+CAPABILITIES = ("computation", "external_resources", "file_management")
+"""The paper's meta-capabilities, as the proxy names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A graded evaluation."""
+
+    directory: Path
+    info: RunInfo
+    suites: Sequence[Suite]
+    graded: Sequence[Graded]
+    trajectories: Trajectories
+    patterns: Mapping[Key, Patterns]
+    """The patterns in the answers that have a trajectory."""
+
+    def of_model(self, model: str) -> list[Graded]:
+        """Return the results of a model."""
+        return [each for each in self.graded if each.result.model == model]
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models, sorted."""
+        return sorted({each.result.model for each in self.graded})
+
+
+def evaluation_of(
+    directory: Path, info: RunInfo, suites: Sequence[Suite], graded: Sequence[Graded]
+) -> Evaluation:
+    """Return the evaluation in a directory, with the patterns of all its trajectories."""
+    trajectories = Trajectories(directory)
+    patterns = {}
+    for each in graded:
+        if trajectory := trajectories.of(each.result):
+            patterns[each.result.key] = patterns_of(each.result, trajectory)
+    return Evaluation(directory, info, suites, graded, trajectories, patterns)
+
+
+# Groups
+
+
+def groups(graded: Sequence[Graded], key: Callable[[Graded], str]) -> dict[str, list[Graded]]:
+    """Return the results by key, sorted."""
+    found: dict[str, list[Graded]] = defaultdict(list)
+    for each in graded:
+        found[key(each)].append(each)
+    return dict(sorted(found.items()))
+
+
+def domains(graded: Sequence[Graded]) -> Iterator[tuple[str, Sequence[Graded]]]:
+    """Yield the results of each domain, and then those of all."""
+    yield from groups(graded, lambda each: each.sample.domain).items()
+    yield ALL, graded
+
+
+def modes(graded: Sequence[Graded]) -> Iterator[tuple[Mode, list[Graded]]]:
+    """Yield the results of each mode that has any."""
+    for mode in MODES:
+        if group := [each for each in graded if each.result.mode == mode]:
+            yield mode, group
+
+
+def answered(graded: Sequence[Graded]) -> list[Graded]:
+    """Return the results that have an answer."""
+    return [each for each in graded if each.result.status == "answered"]
+
+
+def average(values: Sequence[float]) -> float:
+    """Return the mean, or 0 without values."""
+    return sum(values) / len(values) if values else 0.0
+
+
+# Accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The difference of two accuracies over the problems that have a grade in both."""
+
+    estimate: Estimate
+    p_value: float
+    """The p-value of the exact sign-flip test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The accuracy in a domain, from 0 to 1. None where nothing has a grade."""
+
+    domain: str
+    plain: Estimate | None
+    sandbox: Estimate | None
+    difference: Difference | None
+
+
+def accuracies(graded: Sequence[Graded]) -> list[Accuracy]:
+    """Return the accuracy in each domain, and in all."""
+    found = []
+    for domain, of_domain in domains(graded):
+        plain, sandbox = (scores(of_domain, mode) for mode in MODES)
+        found.append(
+            Accuracy(
+                domain,
+                estimate(list(plain.values())),
+                estimate(list(sandbox.values())),
+                difference(plain, sandbox),
+            )
+        )
+    return found
+
+
+def scores(graded: Sequence[Graded], mode: Mode) -> Mapping[str, Fraction]:
+    """Return the mean score of each problem that has a grade, by the sample's id."""
+    found: dict[str, list[Fraction]] = defaultdict(list)
+    for each in graded:
+        if each.result.mode == mode and each.grade is not None:
+            found[each.sample.id].append(Fraction(each.grade.score))
+    return {sample: sum(of, Fraction(0)) / len(of) for sample, of in sorted(found.items())}
+
+
+def difference(before: Mapping[str, Fraction], after: Mapping[str, Fraction]) -> Difference | None:
+    """Return the difference `after` - `before` over the shared problems; None if there are none."""
+    values = [after[sample] - before[sample] for sample in sorted(before.keys() & after)]
+    found = estimate(values)
+    return Difference(found, paired_p_value(values)) if found else None
+
+
+# Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUse:
+    """Mean tokens of an answer in a domain; 0 where there are no answers."""
+
+    domain: str
+    plain_prompt: float
+    plain_completion: float
+    sandbox_prompt: float
+    """The sum over all model calls."""
+    sandbox_completion: float
+    trajectory: float
+    """Each token of the run counts once."""
+    first_prompt: float
+    """The part of the trajectory that is neither of the model nor of the environment."""
+    model: float
+    """The part of the trajectory that the model wrote."""
+    environment: float
+    """The part of the trajectory that is output of tools."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The trajectory divided by the tokens of plain; None without one of them."""
+        plain = self.plain_prompt + self.plain_completion
+        return self.trajectory / plain if plain and self.trajectory else None
+
+
+def token_uses(graded: Sequence[Graded]) -> list[TokenUse]:
+    """Return the tokens in each domain, and in all."""
+    return [_token_use(domain, of_domain) for domain, of_domain in domains(answered(graded))]
+
+
+def _token_use(domain: str, graded: Sequence[Graded]) -> TokenUse:
+    plain = [each.result for each in graded if each.result.mode == "plain"]
+    sandbox = [each.result for each in graded if each.result.mode == "sandbox"]
+    runs = runs_of(graded)
+    trajectory = average([run.trajectory_tokens for run in runs])
+    environment = average([run.observation_tokens for run in runs])
+    completion = average([each.completion_tokens for each in sandbox])
+    model = min(completion, trajectory - environment)
+    return TokenUse(
+        domain,
+        plain_prompt=average([each.prompt_tokens for each in plain]),
+        plain_completion=average([each.completion_tokens for each in plain]),
+        sandbox_prompt=average([each.prompt_tokens for each in sandbox]),
+        sandbox_completion=completion,
+        trajectory=trajectory,
+        first_prompt=max(0.0, trajectory - environment - model),
+        model=model,
+        environment=environment,
+    )
+
+
+# Turns, tools and capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The turns and tool calls of the runs in a domain."""
+
+    domain: str
+    runs: int
+    turns: Sequence[int]
+    """The number of turns of each run, sorted."""
+    model_calls: float
+    """The mean."""
+    tool_calls: int
+    failed_tool_calls: int
+    capability_turns: Mapping[str, float]
+    """The share of turns that used a capability, by the proxy's classification."""
+    idle: float
+    """The share of turns without a submission and without a capability. It is a lower bound: the
+    proxy does not say which capabilities share a turn."""
+    pattern_calls: Mapping[str, float]
+    """The number of tool calls that match TABLE15, divided by the number of turns."""
+    pattern_idle: float | None
+    """The share of turns without a submission and without a pattern of TABLE15. It is a lower bound
+    if a turn has several calls, and None if no run has a trajectory."""
+
+
+def tool_uses(evaluation: Evaluation, graded: Sequence[Graded]) -> list[ToolUse]:
+    """Return the use of tools in each domain that has runs, and in all."""
+    found = []
+    for domain, of_domain in domains(answered(graded)):
+        if runs := runs_of(of_domain):
+            found.append(_tool_use(evaluation, domain, of_domain, runs))
+    return found
+
+
+def _tool_use(
+    evaluation: Evaluation, domain: str, graded: Sequence[Graded], runs: Sequence[SandboxUse]
+) -> ToolUse:
+    capability_turns, pattern_calls = Counter[str](), Counter[str]()
+    idle_turns = kept_turns = pattern_idle_turns = 0
+    for each in graded:
+        run, patterns = each.result.sandbox, evaluation.patterns.get(each.result.key)
+        if run is None:
+            continue
+        capability_turns.update(run.capability_turns)
+        others = run.turns - (run.stop_reason == "submitted")
+        idle_turns += max(0, others - sum(run.capability_turns.values()))
+        if patterns is not None:
+            kept_turns += run.turns
+            pattern_calls.update(patterns.calls)
+            pattern_idle_turns += max(0, others - patterns.matched_calls)
+    turns = sum(run.turns for run in runs)
+    return ToolUse(
+        domain,
+        runs=len(runs),
+        turns=sorted(run.turns for run in runs),
+        model_calls=average([run.model_calls for run in runs]),
+        tool_calls=sum(run.tool_calls for run in runs),
+        failed_tool_calls=sum(run.failed_tool_calls for run in runs),
+        capability_turns={name: _share(capability_turns[name], turns) for name in CAPABILITIES},
+        idle=_share(idle_turns, turns),
+        pattern_calls={name: _share(pattern_calls[name], kept_turns) for name in CAPABILITIES},
+        pattern_idle=pattern_idle_turns / kept_turns if kept_turns else None,
+    )
+
+
+def runs_of(graded: Sequence[Graded]) -> list[SandboxUse]:
+    """Return the numbers of the runs with a sandbox."""
+    return [each.result.sandbox for each in graded if each.result.sandbox]
+
+
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0
+
+
+# Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The speed of the answers in a domain and a mode."""
+
+    domain: str
+    mode: Mode
+    answers: int
+    per_minute: float
+    """The number of requests at a time divided by their mean time."""
+    p50_s: float
+    p95_s: float
+
+
+def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
+    """Return the speed of each mode in each domain, and in all."""
+    return [
+        _speed(evaluation, domain, mode, group)
+        for domain, of_domain in domains(answered(graded))
+        for mode, group in modes(of_domain)
+    ]
+
+
+def _speed(evaluation: Evaluation, domain: str, mode: Mode, graded: Sequence[Graded]) -> Speed:
+    times = [each.result.latency_s for each in graded]
+    per_minute = 60 * evaluation.info.concurrency / average(times) if sum(times) else 0.0
+    p50_s, p95_s = (percentile(times, share) for share in (0.5, 0.95))
+    return Speed(domain, mode, len(times), per_minute, p50_s, p95_s)

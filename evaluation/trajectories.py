@@ -1,0 +1,160 @@
+"""Makes trajectories of completions, and counts patterns in them.
+
+The patterns for tool calls are a reconstruction of the paper's Table 15. Only examples of its list
+are known, and the other patterns are of the same kind. The patterns for texts are of this project.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openai.types.chat import ChatCompletion
+
+from evaluation.results import ProducedFile, Result, Step, Trajectory
+
+MAX_STEPS = 500
+MAX_TEXT_CHARS = 40_000
+"""Maximum length of one text. The proxy's limit for observations is lower by default."""
+MAX_STEPS_CHARS = 2_000_000
+"""Maximum length of all steps of one trajectory."""
+MAX_ARGUMENTS = 20
+MAX_FILES = 100
+MAX_WARNINGS = 20
+CODE_ARGUMENTS = ("command", "file_text", "new_str")
+"""The arguments of the sandbox's tools that have code."""
+
+TABLE15: Mapping[str, Sequence[str]] = {
+    "computation": (
+        *("range(", "while ", "itertools", "solve(", "solve_ivp(", "odeint(", "minimize("),
+        *("linprog(", "numpy", "scipy", "sympy"),
+    ),
+    "external_resources": (
+        *("pip install", "pip3 install", "apt install", "apt-get install", "conda install"),
+        *("npm install", "curl ", "wget ", "git clone", "requests.get(", "urlopen(", "rdkit"),
+    ),
+    "file_management": (
+        *("open(", "cat ", "grep ", "pathlib", "head ", "tail ", "sed ", "awk ", "ls -", "ls /"),
+        *("find /", "find .", "read_csv(", "os.listdir(", "os.walk("),
+    ),
+}
+"""Plain substrings by capability. They also match inside longer words."""
+VERIFICATION = re.compile(
+    r"\b(?:verif(?:y|ies|ied|ying|ication)|(?:double|re|sanity)[- ]?check(?:s|ed|ing)?"
+    r"|check(?:s|ed|ing)?|confirm(?:s|ed|ing)?|make sure)\b",
+    re.IGNORECASE,
+)
+STRUCTURE = re.compile(
+    r"^ {0,3}(?:#{1,6} |[-*+] |\d{1,3}[.)] |step \d)", re.IGNORECASE | re.MULTILINE
+)
+"""The beginning of a line that is a heading, an item of a list or a numbered step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """The patterns in one answer and its trajectory."""
+
+    calls: Mapping[str, int]
+    """The number of tool calls that match TABLE15, by capability."""
+    matched_calls: int
+    """The number of tool calls that match any pattern of TABLE15."""
+    verification: int
+    """The number of words of verification in the reasoning and the answer."""
+    structure: int
+    """The number of headings, items and numbered steps in the reasoning and the answer."""
+
+
+def trajectory_of(result: Result, completion: ChatCompletion) -> Trajectory:
+    """Return the trajectory of a completion. Raises the errors of a malformed completion.
+
+    Texts that exceed the bounds of this module are shortened.
+    """
+    message = completion.choices[0].message.model_extra or {}
+    sandbox = (completion.model_extra or {}).get("sandbox") or {}
+    all_steps = list(_steps(sandbox.get("events") or ()))
+    steps = _within_bounds(all_steps)
+    files = (sandbox.get("files") or ())[:MAX_FILES]
+    warnings = (sandbox.get("warnings") or ())[:MAX_WARNINGS]
+    return Trajectory(
+        **result.key._asdict(),
+        started=result.started,
+        run_id=_kept(sandbox.get("run_id") or ""),
+        reasoning=_kept(message.get("reasoning") or message.get("reasoning_content") or ""),
+        steps=steps,
+        steps_left_out=len(all_steps) - len(steps),
+        files=tuple(
+            ProducedFile(path=_kept(each["path"]), size_bytes=each["bytes"]) for each in files
+        ),
+        warnings=tuple(_kept(f"{each['code']}: {each['message']}") for each in warnings),
+    )
+
+
+def patterns_of(result: Result, trajectory: Trajectory) -> Patterns:
+    """Return the patterns in an answer and its trajectory."""
+    calls: Counter[str] = Counter()
+    matched_calls = 0
+    for step in trajectory.steps:
+        found = capabilities_of(step)
+        calls.update(found)
+        matched_calls += bool(found)
+    text = f"{trajectory.reasoning}\n{result.answer}"
+    counts = (len(pattern.findall(text)) for pattern in (VERIFICATION, STRUCTURE))
+    return Patterns(calls, matched_calls, *counts)
+
+
+def capabilities_of(step: Step) -> list[str]:
+    """Return the capabilities whose patterns of TABLE15 match the code of a tool call."""
+    code = "\n".join(step.arguments.get(name, "") for name in CODE_ARGUMENTS)
+    return [name for name, parts in TABLE15.items() if any(part in code for part in parts)]
+
+
+def shorten(text: str, max_chars: int) -> str:
+    """Return a text, without its middle if it is longer than `max_chars`. A mark in its place says
+    how many characters are left out."""
+    if len(text) <= max_chars:
+        return text
+    head, tail = text[: max_chars // 2], text[len(text) - max_chars // 2 :]
+    return f"{head}\n[{len(text) - len(head) - len(tail):,} characters left out]\n{tail}"
+
+
+def clean(text: str) -> str:
+    """Return a text without lone surrogates, which cannot be written to a file."""
+    return text.encode(errors="replace").decode()
+
+
+def _steps(events: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
+    """Yield the steps of a run's events, in their order."""
+    ends = {event["step"]: event for event in events if event["kind"] == "tool_end"}
+    for event in events:
+        if event["kind"] == "tool_start":
+            end = ends.get(event["step"], {})
+            arguments = list(event["arguments"].items())[:MAX_ARGUMENTS]
+            yield Step(
+                tool=_kept(event["tool"]),
+                arguments={_kept(name): _kept(_text_of(value)) for name, value in arguments},
+                observation=_kept(end.get("observation") or ""),
+                exit_code=end.get("exit_code"),
+                duration_ms=end.get("ms"),
+            )
+
+
+def _within_bounds(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the first steps, up to MAX_STEPS and MAX_STEPS_CHARS."""
+    kept: list[Step] = []
+    chars = 0
+    for step in steps[:MAX_STEPS]:
+        chars += len(step.observation) + sum(map(len, step.arguments.values()))
+        if chars > MAX_STEPS_CHARS:
+            break
+        kept.append(step)
+    return tuple(kept)
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _kept(text: str) -> str:
+    return shorten(clean(text), MAX_TEXT_CHARS)

@@ -1,0 +1,86 @@
+"""The sections of the report that the scripted model does not cover, against numbers by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from evaluation.results import Failure
+from evaluation.samples import Draft, write_suite
+from tests.evaluation.evaluation_process import report_of, rows, sample, sums
+from tests.evaluation.made_results import USE, plain, trajectory, with_sandbox, write
+
+pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
+
+
+async def test_tokens_of_the_trajectory_have_three_parts(tmp_path: Path) -> None:
+    # 150 tokens: 30 of the model, 20 of the environment, and the first prompt.
+    records = [(plain("sum/0", "0"), None), (with_sandbox("sum/0", "0"), None)]
+    write(tmp_path / "output", sums(tmp_path / "data"), records)
+    (row, total) = rows(await report_of(tmp_path / "output"), "### Tokens")
+    shares = ["66.7%", "20.0%", "13.3%"]
+    assert row == ["sums", "100", "30", "100", "30", "150", *shares, "1.15"]
+    assert total == ["all domains", *row[1:]]
+
+
+async def test_turns_tools_and_capabilities_of_two_runs(tmp_path: Path) -> None:
+    long = USE.model_copy(
+        update={"turns": 6, "tool_calls": 5, "failed_tool_calls": 3, "stop_reason": "max_turns"}
+    )
+    first = with_sandbox("sum/0", "0")
+    second = with_sandbox("sum/1", "2", sandbox=long)
+    records = [
+        (first, trajectory(first, "cat a | python3 -c 'range(1)'")),
+        (second, trajectory(second, "pip install x", *["echo"] * 4)),
+    ]
+    write(tmp_path / "output", sums(tmp_path / "data", 2), records)
+    report = await report_of(tmp_path / "output")
+    tools = ["4.0", "2", "6", "2.0", "6", "3", "50.0%"]
+    assert rows(report, "### Turns and tools")[0] == ["sums", *tools]
+    # 8 turns, of which each run used one for computation, and the first one submitted in one.
+    proxy = ["25.0%", "0.0%", "0.0%", "62.5%"]
+    patterns = ["12.5%", "12.5%", "12.5%", "62.5%"]
+    assert rows(report, "### Capabilities")[0] == ["sums", *proxy, *patterns]
+
+
+async def test_runs_without_trajectories_have_no_patterns(tmp_path: Path) -> None:
+    write(tmp_path / "output", sums(tmp_path / "data"), [(with_sandbox("sum/0", "0"), None)])
+    report = await report_of(tmp_path / "output")
+    assert rows(report, "### Capabilities")[0][5:] == ["-"] * 4
+    assert rows(report, "### Reasoning patterns")[0] == ["sums", "sandbox", "0", "0.00", "0.00"]
+
+
+async def test_reasoning_patterns_are_means_of_answers(tmp_path: Path) -> None:
+    first, second = plain("sum/0", "I checked it.\n\n- one\n- two"), plain("sum/1", "2")
+    records = [(first, trajectory(first)), (second, trajectory(second))]
+    write(tmp_path / "output", sums(tmp_path / "data", 2), records)
+    report = await report_of(tmp_path / "output")
+    assert rows(report, "### Reasoning patterns")[0] == ["sums", "plain", "2", "0.50", "1.00"]
+
+
+async def test_speed_is_that_of_each_domain_and_mode(tmp_path: Path) -> None:
+    drafts = [Draft(sample(0)), Draft(sample(1, domain="others"))]
+    data = tmp_path / "data" / "synthetic"
+    suite = write_suite(data, "synthetic", drafts, licence="none", source="a test")
+    records = [
+        (plain("sum/0", "0", latency_s=1.0), None),
+        (plain("sum/1", "2", latency_s=5.0), None),
+        (with_sandbox("sum/1", "2", latency_s=8.0), None),
+    ]
+    write(tmp_path / "output", suite, records)
+    report = await report_of(tmp_path / "output")
+    assert rows(report, "## Speed") == [  # with 4 requests at a time
+        ["made-model", "others", "plain", "1", "48.0", "5.00", "5.00", "-"],
+        ["made-model", "others", "sandbox", "1", "30.0", "8.00", "8.00", "0.62"],
+        ["made-model", "sums", "plain", "1", "240.0", "1.00", "1.00", "-"],
+        ["made-model", "all domains", "plain", "2", "80.0", "1.00", "5.00", "-"],
+        ["made-model", "all domains", "sandbox", "1", "30.0", "8.00", "8.00", "0.38"],
+    ]
+
+
+async def test_hostile_text_is_no_html_in_the_markdown_report(tmp_path: Path) -> None:
+    failure = Failure(code="<script>alert(1)</script>|x", message="m")
+    result = plain("sum/0", "", status="infra_error", failures=[failure])
+    write(tmp_path / "output", sums(tmp_path / "data"), [(result, None)])
+    report = await report_of(tmp_path / "output")
+    assert r"| sums | plain | &lt;script>alert(1)&lt;/script>\|x | 1 | 0 |" in report
+    assert "<script" not in report
