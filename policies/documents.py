@@ -1,6 +1,6 @@
 """Finds the documents inside a long text, and offloads them to files that the model can read.
 
-Each search takes time linear in any text: every pattern matches within one line or one tag.
+Each search takes time linear in any text: every pattern matches within one tag or a few lines.
 """
 
 import re
@@ -433,8 +433,8 @@ def _kept_chars(segment: Segment) -> int:
 
 
 def _offload(segment: Segment, save_file: SaveFile, head_chars: int) -> str:
-    """Write a long segment to a file. Return the text for the prompt that stands for the
-    segment."""
+    """Return the text for the prompt that stands for a segment. A long segment is written to a
+    file."""
     text = segment.text
     if _is_short(segment):
         return text
@@ -454,14 +454,16 @@ def _size(text: str) -> str:
 
 
 def _head(text: str) -> str:
-    """Return the first lines of a text."""
+    """Return the start of a text, at most KEPT_CHARS characters, without an incomplete last line
+    unless that line is long."""
     head = text[:KEPT_CHARS]
     end = head.rfind("\n")
     return head[:end] if end > KEPT_CHARS // 2 else head
 
 
 def _tail(text: str) -> str:
-    """Return the last lines of a text."""
+    """Return the end of a text, at most KEPT_CHARS characters, without an incomplete first line
+    unless that line is long."""
     tail = text[-KEPT_CHARS:]
     start = tail.find("\n") + 1
     return tail[start:] if 0 < start < KEPT_CHARS // 2 else tail

@@ -108,7 +108,8 @@ class _Rule:
 
 
 class EgressRules:
-    """The parsed rules of an Egress. Raises ValueError for an invalid rule."""
+    """The parsed rules of an Egress. Raises ValueError for an invalid rule, for allowed hosts in a
+    mode that ignores them, and for a header that cannot be added."""
 
     def __init__(self, egress: Egress) -> None:
         if egress.allowed_hosts and egress.mode != "allowlist":
@@ -135,7 +136,8 @@ class EgressRules:
         return f"{denied} is not in this sandbox's allowlist (allowed: {self._summary()})"
 
     def is_reachable(self, address: IPAddress) -> bool:
-        """Return True if connections to this address are allowed, whatever its host name."""
+        """Return True if an address is public or in `allowed_cidrs`. `refusal` decides about the
+        host and the port."""
         return is_public(address) or any(address in network for network in self._networks)
 
     def headers_for(self, target: Target) -> tuple[BoundHeader, ...]:

@@ -93,7 +93,8 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 
 
 def guess_mime_type(filename: str) -> str:
-    """Return the media type of a file by its extension."""
+    """Return the media type of a file by its extension, or UNKNOWN_TYPE for an unknown
+    extension."""
     _, extension = _split(strip_trailing_dots_and_spaces(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
 

@@ -91,8 +91,9 @@ class EditResult:
 
 
 def view_file(path: str, content: str, view_range: Sequence[int] | None) -> str:
-    """Return the observation of a view of a file: its lines, or the lines of the range, with
-    numbers."""
+    """Return the observation of a view of a file: its numbered lines, or those in `view_range`
+    (first and last line, -1 for the end), clipped to _CLIP_CHARS. An empty file gives a note, an
+    invalid range an error message."""
     if not content:
         return f"(empty file: {path})"
     lines = _tabless(content).split("\n")

@@ -420,7 +420,8 @@ def gc(arguments: argparse.Namespace) -> int:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Verify the audit logs. Return 1 if any log was changed, truncated or removed."""
+    """Verify the audit logs and print each finding. Return 1 if a log was changed, truncated or
+    removed, is not in the index, or is named but does not exist. An unfinished log is no fault."""
     import logging
 
     from proxy.audit.audit_log import verify

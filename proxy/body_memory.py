@@ -13,7 +13,8 @@ COPIES = 3
 
 
 class BodyMemory:
-    """Counts the bytes that are reserved for the bodies of requests."""
+    """Counts the bytes reserved for the bodies of requests, and limits them in total and per
+    owner."""
 
     def __init__(self, max_bytes: int = DEFAULT_MIB << 20, share_bytes: int | None = None) -> None:
         """`share_bytes` is the maximum for the requests of one owner; None: `max_bytes`."""
@@ -55,8 +56,8 @@ class BodyReservation:
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """Reserve more bytes. Raises BusyError. Raises BodyTooLargeError if the request alone
-        exceeds an owner's share."""
+        """Reserve more bytes. Raises BusyError if too few bytes are left at present, and
+        BodyTooLargeError if the request alone exceeds an owner's share."""
         if self._bytes + count > self._memory.share_bytes:
             raise BodyTooLargeError(
                 f"{self._memory.share_bytes >> 20} MiB, as it is held in memory"
@@ -65,12 +66,12 @@ class BodyReservation:
         self._bytes += count
 
     def retain(self) -> None:
-        """Delay the release of the bytes until `release` has been called once more."""
+        """Add a hold on the bytes, which a further call of `release` drops."""
         self._retain_count += 1
 
     def release(self) -> None:
-        """Release the bytes at the last call. One call is made for the request, and one for each
-        `retain`."""
+        """Drop one hold on the bytes, and release them with the last hold. The request has one
+        hold, and each `retain` adds one."""
         self._retain_count -= 1
         if not self._retain_count and self._bytes:
             self._memory.release(self._owner, self._bytes)

@@ -1,15 +1,15 @@
 """The HTTP server: uvicorn with limits on connections, and a shutdown that answers its clients.
 
 `HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection, with
-time and size limits on unfinished requests and unread responses. `ConnectionRegistry` limits the
-number of connections. `CoalescingTransport` sends the writes of one iteration of the event loop
-together.
+limits on the time and size of unfinished requests, and on the time of unread responses and of
+idleness. `ConnectionRegistry` limits the number of connections. `CoalescingTransport` sends the
+writes of one iteration of the event loop together.
 
-uvicorn's httptools protocol is extended, because httptools takes half of h11's time
-(`bench/relay.py`) and uvicorn has none of these limits. tests/proxy/test_connections.py tests the
-time limits, test_connection_bounds.py the connection and pipelining limits,
-tests/clients/test_http_protocol.py the parser's limits and the upgrade offers, and
-tests/proxy/test_coalescing.py the transport.
+uvicorn's httptools protocol is extended, because httptools takes half of h11's time (decision
+0028), and uvicorn limits only the number of connections and the keep-alive time.
+tests/proxy/test_connections.py tests the time limits, test_connection_bounds.py the connection and
+pipelining limits, tests/clients/test_http_protocol.py the parser's limits and the upgrade offers,
+and tests/proxy/test_coalescing.py the transport.
 """
 
 import asyncio
@@ -187,7 +187,8 @@ class ConnectionRegistry(ServerState):
             each.idle.pop(connection, None)
 
     def make_room(self, connection: "HTTPProtocol") -> bool:
-        """Return True if one more request may be answered on the connection."""
+        """Return True if one more request may be answered on the connection. Close idle connections
+        if needed."""
         for each in connection.groups:  # noqa: SIM110 - a loop is faster, and every request needs it
             if not each.make_room():
                 return False
@@ -510,7 +511,8 @@ class HTTPServer(uvicorn.Server):
 
 
 class _ShutdownMiddleware:
-    """Answers requests that the shutdown cancels with a ServerStopsError."""
+    """Answers each request that the shutdown cancels with a ServerStopsError, unless its response
+    has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.stops = False

@@ -1,5 +1,6 @@
-"""The images and root file systems of sandboxes: the commands that build them, and two checks of
-`doctor` that run inside a sandbox, for the image's programs and the host's pseudo-terminals."""
+"""The images and root file systems of sandboxes: the commands that build them, the list of an
+image's programs, and two checks of `doctor` that run inside a sandbox, for these programs and for
+the host's pseudo-terminals."""
 
 import subprocess
 from collections.abc import Mapping

@@ -24,7 +24,8 @@ class Owner:
         self._fd = self._lock_new_file(self._locks / self.id)
 
     def is_dead(self, owner_id: str) -> bool:
-        """Return True if the process of an owner of this installation has ended."""
+        """Return True if no living process holds the owner's lock. `owner_id` must be of this
+        installation: an unknown id counts as dead."""
         if owner_id == self.id:
             return False
         path = self._locks / Path(owner_id).name
@@ -42,11 +43,10 @@ class Owner:
             os.close(fd)
 
     def forget_dead(self) -> None:
-        """Remove the lock files of dead owners. Call it once no sandbox or run of a
-        dead owner is left."""
-        os.utime(
-            self._fd
-        )  # a cleaner of old files must not remove our lock: we would count as dead
+        """Remove the lock files of dead owners, whose ids still count as dead. Renew the
+        modification time of this owner's lock file: call this regularly, or a cleaner of old files
+        may remove the lock, and this owner would count as dead."""
+        os.utime(self._fd)
         for path in self._locks.iterdir():
             if self.is_dead(path.name):
                 path.unlink(missing_ok=True)

@@ -26,7 +26,8 @@ TRANSFER_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class OutputCap:
-    """Limits of the returned part of each output stream: half from its start, half from its end."""
+    """Limits on what is returned of each output stream. Of a longer stream, half of the returned
+    part is its start and half its end."""
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000

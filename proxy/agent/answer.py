@@ -1,5 +1,5 @@
 """The answer on its way to the client: streamed piece by piece, with paths of produced files
-rewritten to links."""
+rewritten to links. Also reads the answer file of a sandbox."""
 
 import re
 from bisect import bisect_left
@@ -93,7 +93,8 @@ class AnswerWriter:
             await self.write(piece, sandbox)
 
     async def finish(self, answer: str, sandbox: Sandbox | None) -> None:
-        """Send the part of `answer` that has not been sent yet."""
+        """Send the part of `answer` that has not been sent yet: all of it, as a new answer, if it
+        does not begin with the text so far."""
         if not answer.startswith(self.source.rstrip()):
             await self.begin()
         if self._narration and not self.source and self._narration.matches(answer):

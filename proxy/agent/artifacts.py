@@ -48,7 +48,8 @@ SANDBOX_LOST = RunWarning(
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """The files in the output directory at the end of a run."""
+    """The files in the output directory that a run has produced, may have produced, or links to in
+    its answer."""
 
     is_complete: bool
     """False if there were too many files to list all of them in time."""
@@ -213,7 +214,8 @@ async def write_manifest(sandbox: Sandbox, identities: Mapping[str, str]) -> Non
 
 
 async def list_output_files(sandbox: Sandbox) -> list[ProducedFile]:
-    """Return the regular files in the output directory, or none if listing times out."""
+    """Return the regular files in the output directory, or none if it is missing or listing times
+    out."""
     listing = await _listing(sandbox, None, LINK_LISTING_S)
     return [
         ProducedFile(output_path(entry.path), entry.bytes)

@@ -82,8 +82,8 @@ class BestAnswer:
         *,
         takes_prose: bool,
     ) -> None:
-        """`seconds` is the timeout of the final-answer call; None rules the call out. `takes_prose`
-        is True if the model's prose can be the answer."""
+        """`seconds` is the timeout of the final-answer call; None: the call is not made.
+        `takes_prose` is True if the model's last prose can be the answer without that call."""
         self._takes_prose = takes_prose
         self._task = task
         self._outcome = outcome
@@ -93,8 +93,9 @@ class BestAnswer:
     async def find(
         self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
     ) -> str:
-        """Return the answer, or "" if the run ends in client tool calls or a refusal. `is_plain` is
-        True if the client's parameters were sent with the call that wrote the answer."""
+        """Return the answer, or "" if the run ends in client tool calls, one of which may be cut
+        off, or in a refusal. `is_plain` is True if the client's parameters were sent with the call
+        that wrote the answer."""
         has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
         if has_no_answer or self._outcome.has_cut_call:
             return ""

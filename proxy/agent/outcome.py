@@ -1,5 +1,5 @@
-"""The outcome of a run: its state while the run goes on, the client tool calls that it ends in, and
-the suspended run that waits for their results."""
+"""The outcome of a run. `RunOutcome` collects it during the run; `client_tool_calls` returns the
+calls that the client gets, `suspend_run` the run that waits for their results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +59,8 @@ class RunOutcome:
 
     def record_narration(self, turn: Turn, reply: Completion, *, is_echo: bool) -> None:
         """Record the prose beside tool calls. It becomes the answer if the run finds no better
-        answer. Prose that repeats the proxy's own texts (`is_echo`) is ignored."""
+        answer. Prose that repeats the proxy's own texts (`is_echo`) is ignored, and so is the
+        prose of calls that were written as text."""
         prose = "" if turn.as_text or is_echo else text_of(reply.message).strip()
         if prose:
             self.prose = prose

@@ -92,7 +92,8 @@ def parse_turn(message: Message, names: Collection[str], new_id: Iterator[str]) 
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a call of a `custom` tool."""
+    """Return the text in the arguments of a call of a `custom` tool: the text of `input`, or the
+    arguments themselves if they have none."""
     parsed = _loads(arguments)
     text = parsed.get("input") if isinstance(parsed, dict) else None
     return text if isinstance(text, str) else arguments
@@ -255,9 +256,13 @@ def _as_calls(value: Any) -> list[_Written]:
 
 
 def _as_call(value: Any) -> tuple[str, Any] | None:
-    """Return the name and the arguments of a call in the form `{"name": …, "arguments": …}`, also
-    inside `function`, or in the form of an object with each argument beside the name. Return None
-    for another value."""
+    """Return the name and the arguments of a tool call, or None if the value is no call.
+
+    Accepts `{"name": …, "arguments": …}`, also inside `function`, and `{"name": …, "path": …}` with
+    the arguments beside the name. `tool` or `function` may stand for `name`, and any of
+    ARGUMENT_KEYS for `arguments`. The arguments need not be an object; an invalid JSON text gives
+    None as the arguments.
+    """
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):
@@ -309,7 +314,8 @@ class TextArgument:
 
     @property
     def is_complete(self) -> bool:
-        """True if the text was read to its end: no unescaped quote cut it short."""
+        """True if no unescaped quote ended the text early. A text that is cut off without a quote
+        counts as complete."""
         return self._state == "inside" or bool(_END.match(self._pending))
 
     def _look_for_start(self) -> None:

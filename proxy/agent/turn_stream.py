@@ -37,8 +37,11 @@ HOLD_CHARS; or not before the reply is complete."""
 
 
 class FirstCallProgress:
-    """Emits the progress of a run's first model call, which decides the HTTP status of a streamed
-    response, and ends the retries when the status can be held back no longer."""
+    """Emits the progress of a run's first model call until the backend accepts the call.
+
+    While the HTTP status of a streamed response is held back, a retry that would come too late to
+    decide the status is prevented.
+    """
 
     def __init__(self, hold: StatusHold | None, emit: Emit) -> None:
         self._hold = hold
@@ -47,7 +50,7 @@ class FirstCallProgress:
 
     async def on_progress(self, progress: CallProgress) -> None:
         """Emit the progress of the first call; ignore later calls. Raises StopRetryingError if the
-        status can be held back no longer."""
+        status is still held back, and the next attempt would come too late to decide it."""
         if self._is_accepted:
             return
         await self._emit(progress)

@@ -67,7 +67,7 @@ class BackendCheck:
         self._result = ""
 
     async def result(self) -> str:
-        """Return one line about the backend: the number of its models, or that it lists none."""
+        """Return one line about the backend: the number of its models, or why it lists none."""
         async with self._lock:
             if time.monotonic() >= self._expires:
                 self._result = await self._check()
@@ -175,7 +175,7 @@ async def _models(request: Request) -> list[dict[str, Any]]:
 @router.get("/v1/capabilities", response_model=Capabilities, responses=errors("4XX"))
 async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
-    `backend_error` is set, if the backend does not answer."""
+    `backend_error` is set, if the backend does not list them."""
     names = services.profiles.names_for(key) if key else list(services.profiles.named)
     served, failure = await while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
@@ -232,7 +232,9 @@ def _settings(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
     dependencies=[REQUIRES_OPERATOR],
 )
 async def metrics(request: Request, services: ServicesDep) -> Response:
-    """Return the metrics of the backend and of the proxy, in Prometheus's format."""
+    """Return the metrics of the backend and of the proxy in Prometheus's text format, or in
+    OpenMetrics if the client accepts it and the backend does not answer in the text format. The
+    backend's metrics are left out if they are late, too large or unreadable."""
     wanted = _wanted_format(request.headers.get(RequestHeader.ACCEPT, ""))
     upstream = get_model(request).upstream
     backend_metrics, media_format = await while_connected(
@@ -252,7 +254,8 @@ def _wanted_format(accept: str) -> str:
 
 async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[bytes, str]:
     """Return the backend's metrics in complete lines, and their format. The format is text if the
-    backend has no OpenMetrics, and `wanted` if the backend has no metrics or times out."""
+    backend answers in it, else `wanted`. The metrics are empty if the backend has none, fails, or
+    is too slow."""
     if upstream is None:
         return b"", wanted
     try:

@@ -201,7 +201,9 @@ class ToolCallBuilder:
         self._chars = 0
 
     def add(self, pieces: list[dict[str, Any]]) -> list[ModelDelta]:
-        """Add the `tool_calls` of one chunk and return their deltas. Raises BackendError."""
+        """Add the `tool_calls` of one chunk and return their deltas. Once there are more than
+        MAX_CALLS calls, further pieces are ignored. Raises AnswerTooLargeError. Use it within
+        `wrong_types_as_backend_error`."""
         deltas: list[ModelDelta] = []
         for piece in pieces:
             if len(self._calls) > MAX_CALLS:

@@ -137,7 +137,8 @@ class CompletionStream:
             raise connection_lost()
 
     def build(self) -> Completion:
-        """Return the completion so far."""
+        """Return the completion so far. Until the backend has sent a finish reason, it is
+        `tool_calls` if there are calls, else `stop`."""
         return self._builder.build()
 
     def _deltas(self, events: Iterable[bytes]) -> Iterator[ModelDelta]:

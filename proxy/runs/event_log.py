@@ -200,7 +200,8 @@ class Record:
         return Record(self.status, (), result, self.error, is_summary=True)
 
     def to_json(self) -> str:
-        """Return the JSON that `from_json` reads."""
+        """Return the events, the result and the error as the JSON text that `from_json` reads. The
+        status and `is_summary` are not included."""
         return json.dumps(
             {
                 "events": [_event_to_json(event) for event in self.events],

@@ -182,8 +182,8 @@ class RunManager:
             await run.wait_until_ended()
 
     async def stop(self, patience_s: float = 0) -> None:
-        """Wait up to `patience_s` seconds for the runs to end, then cancel the others. Their
-        subscribers get RunLostError."""
+        """Wait up to `patience_s` seconds for the runs to end. Then cancel the runs that have not
+        ended, and wait for their end. Their subscribers get RunLostError."""
         with anyio.move_on_after(patience_s):
             for run in self._running_runs():
                 await run.wait_until_ended()

@@ -121,7 +121,7 @@ class Run:
 
     @property
     def can_be_joined(self) -> bool:
-        """True if the run has a result or may still reach one."""
+        """True if the run has a result that no client has deleted, or may still reach one."""
         if self.cancel_reason or self.is_deleted:
             return False
         return self.status in ("running", "completed")
@@ -177,7 +177,8 @@ class Run:
                 self._on_unsubscribed(self)
 
     def cancel(self, why: str) -> None:
-        """Cancel the run. Safe to call twice."""
+        """Cancel the run, and do not wait for its end. `why` becomes `cancel_reason`. Do nothing if
+        the run has ended or was cancelled before."""
         if not self.cancel_reason and not self.has_ended:
             self.cancel_reason = why
             self._task.cancel()

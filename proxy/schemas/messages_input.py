@@ -97,7 +97,7 @@ def _add_user_blocks(chat: ChatMessages, blocks: Sequence[BlockWithPath]) -> Non
 
 
 def _content(parts: list[Part]) -> str | list[Part]:
-    """Return parts that are all text as a string, because many chat templates accept only
+    """Return the parts, or one string if all are text, because many chat templates accept only
     strings."""
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts)
@@ -113,7 +113,7 @@ def _result_text(parts: Sequence[Part], *, is_error: bool) -> str:
 
 
 def _parts(block: Block) -> list[Part]:
-    """Return a block of a user message as parts of a chat message."""
+    """Return a content block as parts of a chat message. `tool_result` is not accepted."""
     match block["type"]:
         case "text":
             return [_text(block["text"])]

@@ -250,8 +250,9 @@ class MessagesEncoder:
     # Blocks
 
     def _think(self, text: str) -> list[_Json]:
-        """Return the events of thinking. While a call is open, return none: they would end its
-        block."""
+        """Return the events that add `text` as thinking. Return none if the text is empty, if the
+        message has no thinking blocks, or while a `tool_use` block is open, which they would
+        close."""
         if not text or self._open == "tool_use" or not self._context.thinking:
             return []
         return self._write("thinking", text)

@@ -49,7 +49,8 @@ class PolicyOptions(TypedDict, total=False):
 
 
 class SandboxOptions(PolicyOptions, total=False):
-    """The `sandbox` object of a request. A field of another name is refused. Null means absent."""
+    """The `sandbox` object of a request. An unknown field is refused with status 400; old spellings
+    of fields are accepted. A field that is null counts as absent."""
 
     profile: str
     """The name of the profile. A profile that allows more than the default profile needs an API key

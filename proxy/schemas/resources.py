@@ -639,7 +639,7 @@ class ReferenceTrajectory(_ResponseModel):
 
 
 class Health(_ResponseModel):
-    """The state of the server."""
+    """The answer of `/health`: the process is running. Nothing else is checked."""
 
     status: Literal["ok"] = "ok"
 

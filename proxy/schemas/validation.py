@@ -114,7 +114,7 @@ def array(check_item: Check, *, minimum: int = 0) -> Check:
 
 
 def text_or_parts(check_part: Check, *, minimum: int = 0) -> Check:
-    """Return a check for a message's content: a string, or a list of parts."""
+    """Return a check for a message's content: a string, or a list of at least `minimum` parts."""
     parts = array(check_part, minimum=minimum)
     return union("a string or array of objects", str, list, checks={list: parts})
 

@@ -147,7 +147,8 @@ class ContainerFileRepository:
     async def add_artifact(
         self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
     ) -> None:
-        """Store a file that a run has produced, in place of a file with the same id."""
+        """Store a file that a run has produced, in place of the owner's file with the same id. No
+        quota applies."""
         same = delete(CONTAINER_FILES).where(
             CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
         )

@@ -16,7 +16,8 @@ from policies.hosts import Target
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Report of one connection that has ended. It holds no path, header or secret."""
+    """The outcome of one connection, reported when the connection has ended. It holds no path,
+    header or secret."""
 
     host: str
     """Empty if the connection ended before the program had named its target."""

@@ -1,4 +1,5 @@
-"""Attacks on the egress gateway: requests from inside that try to reach what the rules deny.
+"""Attacks on the egress gateway: requests from inside that try to reach what the rules deny,
+or to exceed the limits.
 
 The requests come over a real connection from inside. The internet is a fake, so an attack that
 succeeds reaches no address outside.

@@ -1,7 +1,8 @@
 """Attempts that run inside a sandbox. Every public function of these modules, except those of
 `attempt` and `batch`, tries one thing as harmlessly as it can. It returns a text if it found
-something open, returns None or raises OSError if the boundary held, and raises NotApplicableError
-if it cannot be tried.
+something open. If the boundary held, it returns None, raises OSError or is killed by the system
+call filter. It raises NotApplicableError if it cannot be tried, for which a server refuses the
+backend.
 
 The modules use only the standard library and must run on Python 3.8.
 """

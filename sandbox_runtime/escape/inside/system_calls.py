@@ -215,8 +215,7 @@ def filtered() -> str | None:
 
 def x32_calls() -> str | None:
     """Makes a forbidden system call by its x32 number, which filters often forget."""
-    if platform.machine() != "x86_64":
-        return None
+    _require_x86_64("x32")
     forbidden = _X32 | number("unshare")
     through = survives(lambda: call_number(forbidden, _NEW_USER_NAMESPACE))
     return "x32 system calls are not filtered" if through else None
@@ -224,10 +223,16 @@ def x32_calls() -> str | None:
 
 def i386_calls() -> str | None:
     """Makes a forbidden system call as a 32-bit program does, by its number there."""
-    if platform.machine() != "x86_64":
-        return None
+    _require_x86_64("i386")
     through = survives(_unshare_as_i386)
     return "i386 system calls are not filtered" if through else None
+
+
+def _require_x86_64(kind: str) -> None:
+    """Raise OSError on a machine without this kind of system calls, as `number` does. It is no
+    NotApplicableError, for which a server would refuse the backend."""
+    if platform.machine() != "x86_64":
+        raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 
 
 def _other_memory(name: str) -> str | None:
