@@ -475,7 +475,7 @@ class TextLengths:
     ) -> dict[str, int]:
         """Return the token counts of the texts that are cached or counted before the timeout.
         `credentials` are the client's own credentials for the backend."""
-        backend = self._model.for_client(credentials) if credentials else self._model
+        backend = self._model.with_credentials(credentials) if credentials else self._model
         found: dict[str, int] = {}
         unknown: dict[str, tuple[str, bytes]] = {}
         for text in dict.fromkeys(texts):

@@ -173,13 +173,13 @@ class ClientKeys:
         return self._lists_for_keys
 
     async def _listing_status(self, credentials: Credentials) -> int:
-        model = self._model.for_client(credentials)
+        model = self._model.with_credentials(credentials)
         return await _status(model, UpstreamRequest("GET", "/v1/models", {}, None))
 
     async def _may_complete(self, credentials: Credentials) -> bool:
         """Return True if the backend accepts the key. The key is sent with an invalid completion
         request, because backends verify the key before the request."""
-        model = self._model.for_client(credentials)
+        model = self._model.with_credentials(credentials)
         sent_request = UpstreamRequest("POST", "/v1/chat/completions", _JSON, b"{}")
         return await _status(model, sent_request) not in _NOT_ALLOWED
 

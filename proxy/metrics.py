@@ -235,25 +235,25 @@ class _Durations:
     """The histograms."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def seconds(name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        def histogram(name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
             return Histogram(
                 name, words, labels, NAMESPACE, unit="seconds", registry=registry, buckets=buckets
             )
 
         words = "Time from the start of a run to its end, however it ended."
-        self.run = seconds("run_duration", words, RUN_BUCKETS_S, "model", "profile")
+        self.run = histogram("run_duration", words, RUN_BUCKETS_S, "model", "profile")
         words = "Time from the start of a turn to the next turn's, or to the end of the run."
-        self.turn = seconds("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
+        self.turn = histogram("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
         words = "Time of a run's model call, retries and the client's reading of a stream included."
-        self.model_call = seconds("model_call_duration", words, TURN_BUCKETS_S, "model")
+        self.model_call = histogram("model_call_duration", words, TURN_BUCKETS_S, "model")
         words = "Time from a run's streamed model call to the first piece of the reply."
-        self.first_token = seconds("time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model")
+        self.first_token = histogram("time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model")
         words = "Time of a tool call, the wait for its sandbox included."
-        self.command = seconds("command_duration", words, COMMAND_BUCKETS_S, "tool", "profile")
+        self.command = histogram("command_duration", words, COMMAND_BUCKETS_S, "tool", "profile")
         words = "Time until a lease was assigned its sandbox, of leases that got one."
-        self.queue_wait = seconds("pool_queue_wait", words, POOL_BUCKETS_S)
+        self.queue_wait = histogram("pool_queue_wait", words, POOL_BUCKETS_S)
         words = "Time until a lease's sandbox could be used, the wait in the queue included."
-        self.acquire = seconds("pool_acquire", words, POOL_BUCKETS_S)
+        self.acquire = histogram("pool_acquire", words, POOL_BUCKETS_S)
 
 
 class _Counts:

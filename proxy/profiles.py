@@ -123,10 +123,10 @@ class Profiles:
             )
         allowed = self._restricted(key, policy, name)
         if name not in key.profiles:
-            self._require_within(self._restricted(key, policy, usual), allowed.profile)
+            self._require_at_least_as_strict(self._restricted(key, policy, usual), allowed.profile)
         return allowed
 
-    def _require_within(self, usual: EffectivePolicy, requested: Profile) -> None:
+    def _require_at_least_as_strict(self, usual: EffectivePolicy, requested: Profile) -> None:
         """Raise ForbiddenError if the requested profile, which the key does not list, allows more
         than `usual`, the default profile of the key and the model."""
         if refusal := usual.refusal(requested, setting_paths(requested)):

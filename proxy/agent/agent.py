@@ -133,7 +133,7 @@ class Agent:
         return self._model_for(task.credentials)
 
     def _model_for(self, credentials: Credentials | None) -> Model:
-        return self.model.for_client(credentials) if credentials else self.model
+        return self.model.with_credentials(credentials) if credentials else self.model
 
 
 def _emit_choice(index: int, emit: Emit) -> Emit:

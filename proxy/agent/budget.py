@@ -199,7 +199,7 @@ class RunBudget:
 
     def _cap_traffic(self, count: int) -> None:
         for traffic, _ in self._traffic_quotas[-1:]:  # earlier sandboxes are lost
-            traffic.cap(count)
+            traffic.limit_further_traffic(count)
 
     def reminder(self) -> str:
         """Return a line that names the budgets that are nearly used up, or "". Each budget is named

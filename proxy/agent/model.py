@@ -121,7 +121,7 @@ class Model(ChatModel, Protocol):
         """Send a chat-completions request unchanged, including `stream`, and return the response of
         any status. Raises BackendError only if there is no response."""
 
-    def for_client(self, credentials: Credentials) -> "Model":
+    def with_credentials(self, credentials: Credentials) -> "Model":
         """Return this model with a client's own credentials."""
 
     def with_timeout(self, timeout_s: float) -> "Model":
@@ -155,8 +155,8 @@ class ModelWrapper:
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         return await self._model.relay(body, headers)
 
-    def for_client(self, credentials: Credentials) -> Self:
-        return self._wrapping(self._model.for_client(credentials))
+    def with_credentials(self, credentials: Credentials) -> Self:
+        return self._wrapping(self._model.with_credentials(credentials))
 
     def with_timeout(self, timeout_s: float) -> Self:
         return self._wrapping(self._model.with_timeout(timeout_s))

@@ -118,7 +118,7 @@ async def list_containers(
     query: Annotated[ContainerListQuery, Query()],
 ) -> ListObject[ContainerObject]:
     """List the containers."""
-    found = await services.store.containers.page(owner, query.page, query.name)
+    found = await services.store.containers.page(owner, query.page_request, query.name)
     objects = [_container_object(request, services, container) for container in found.items]
     return ListObject.of(objects, found.has_more)
 
@@ -173,7 +173,9 @@ async def list_container_files(
     query: Annotated[ContainerFileListQuery, Query()],
 ) -> ListObject[ContainerFileObject]:
     """List the files of a container."""
-    found = await services.store.container_files.page(owner, container.id, query.page, query.path)
+    found = await services.store.container_files.page(
+        owner, container.id, query.page_request, query.path
+    )
     objects = [_file_object(request, services, file) for file in found.items]
     return ListObject.of(objects, found.has_more)
 

@@ -143,7 +143,7 @@ async def list_items(
     query: Annotated[ListQuery, Query()],
 ) -> Response:
     """List the items of a conversation."""
-    found = await repository.page(owner, conversation.id, query.page)
+    found = await repository.page(owner, conversation.id, query.page_request)
     return JSONResponse(items_list(found.items, found.has_more))
 
 

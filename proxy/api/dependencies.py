@@ -262,7 +262,7 @@ def get_model(request: Request) -> Model:
     """Return the model, which is called with the client's backend credentials if it has any."""
     credentials: Credentials | None = request.scope.get(_CREDENTIALS)
     model = get_services(request).model
-    return model if credentials is None else model.for_client(credentials)
+    return model if credentials is None else model.with_credentials(credentials)
 
 
 def base_url(request: Request) -> str:
@@ -404,14 +404,14 @@ async def decode_body(request: Request, raw: bytes) -> Any:
 
 def _finite(number: str) -> float:
     value = float(number)
-    return value if math.isfinite(value) else _reject_constant(number)
+    return value if math.isfinite(value) else _raise_invalid_number(number)
 
 
-def _reject_constant(constant: str) -> NoReturn:
+def _raise_invalid_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not valid in JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_raise_invalid_number, parse_float=_finite)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -102,7 +102,7 @@ async def list_files(
     services: ServicesDep, owner: Owner, query: Annotated[FileListQuery, Query()]
 ) -> ListObject[FileObject]:
     """List the uploads."""
-    found = await services.store.uploads.page(owner, query.page, query.purpose)
+    found = await services.store.uploads.page(owner, query.page_request, query.purpose)
     return ListObject.of([file_object(upload) for upload in found.items], found.has_more)
 
 

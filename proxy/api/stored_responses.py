@@ -126,7 +126,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     _check_include(request)
     chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
     items = chain.inputs if chain else ()
-    page = page_of_list(items, parse(ListQuery, dict(request.query_params)).page)
+    page = page_of_list(items, parse(ListQuery, dict(request.query_params)).page_request)
     return JSONResponse(items_list(page.items, page.has_more))
 
 

@@ -122,7 +122,7 @@ class LiteLLMModel:
                 raise
             return error_response(error)
 
-    def for_client(self, credentials: Credentials) -> "LiteLLMModel":
+    def with_credentials(self, credentials: Credentials) -> "LiteLLMModel":
         other = copy.copy(self)
         other._api_key = credentials.key  # noqa: SLF001 - an instance of the same class
         return other

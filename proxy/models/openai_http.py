@@ -136,7 +136,7 @@ class OpenAIHTTPModel:
         selected = completion_response_headers(response.headers)
         return UpstreamResponse(response.status, selected, response)
 
-    def for_client(self, credentials: Credentials) -> "OpenAIHTTPModel":
+    def with_credentials(self, credentials: Credentials) -> "OpenAIHTTPModel":
         """See Model. The copy shares the connections and what is known about the server."""
         other = copy.copy(self)
         other._api_key = credentials.key  # noqa: SLF001 - an instance of the same class

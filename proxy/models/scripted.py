@@ -149,7 +149,7 @@ class ScriptedModel:
         frames = encode_sse(completion_chunks(completion, include_usage=include_usage))
         return UpstreamResponse(200, {"content-type": "text/event-stream"}, BufferedBody(frames))
 
-    def for_client(self, credentials: Credentials) -> "ScriptedModel":
+    def with_credentials(self, credentials: Credentials) -> "ScriptedModel":
         """See Model. A script needs no key."""
         return self
 

@@ -400,7 +400,7 @@ def _warn(verdict: ToolVerdict) -> None:
         log.warning("no tools, and so no sandbox: %s", verdict.message)
 
 
-def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
+def _refusal_error(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
     """Return the error that the agent loop gets for a refusal of tools. With `tool_support: always`
     it is a BackendError, so that the loop does not answer without tools."""
     if verdict.reason:
@@ -434,4 +434,4 @@ class WatchedModel(ModelWrapper):
             if is_quoted(error.words, body):
                 raise  # a quotation of the client's own text proves nothing
             verdict = self._verdicts.note_refusal(str(body.get("model")), error.message)
-            raise _error_for_loop(verdict, error) from error
+            raise _refusal_error(verdict, error) from error

@@ -294,7 +294,7 @@ def _one_of(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
-def _field(schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+def _with_description(schema: Mapping[str, Any], description: str) -> dict[str, Any]:
     return {**schema, "description": description}
 
 
@@ -302,8 +302,8 @@ def _bash(tool: Tool, date: str) -> dict[str, Any]:
     return _schema(
         "Run a command in the user's own bash session, which goes on between calls.",
         [],
-        command=_field(_STRING, "The command to run; not needed to restart."),
-        restart=_field({"type": "boolean"}, "Whether to begin the session anew."),
+        command=_with_description(_STRING, "The command to run; not needed to restart."),
+        restart=_with_description({"type": "boolean"}, "Whether to begin the session anew."),
     )
 
 
@@ -315,13 +315,21 @@ def _text_editor(tool: Tool, date: str) -> dict[str, Any]:
         "View and edit files on the user's own computer.",
         ["command", "path"],
         command=_one_of(*commands),
-        path=_field(_STRING, "The file, or for view a directory."),
-        file_text=_field(_STRING, "create: the content."),
-        old_str=_field(_STRING, "str_replace: the text to replace, which must occur once."),
-        new_str=_field(_STRING, "str_replace: the text in its place. insert: the text to insert."),
-        insert_line=_field(_INTEGER, "insert: the line to insert after; 0 for the start."),
-        insert_text=_field(_STRING, "insert: the text once more."),
-        view_range=_field(_PAIR, "view: first and last line; -1 as the last for the end."),
+        path=_with_description(_STRING, "The file, or for view a directory."),
+        file_text=_with_description(_STRING, "create: the content."),
+        old_str=_with_description(
+            _STRING, "str_replace: the text to replace, which must occur once."
+        ),
+        new_str=_with_description(
+            _STRING, "str_replace: the text in its place. insert: the text to insert."
+        ),
+        insert_line=_with_description(
+            _INTEGER, "insert: the line to insert after; 0 for the start."
+        ),
+        insert_text=_with_description(_STRING, "insert: the text once more."),
+        view_range=_with_description(
+            _PAIR, "view: first and last line; -1 as the last for the end."
+        ),
     )
 
 
@@ -330,15 +338,15 @@ def _memory(tool: Tool, date: str) -> dict[str, Any]:
         "View and keep notes in files below /memories, which outlive the conversation.",
         ["command"],
         command=_one_of("view", "create", "str_replace", "insert", "delete", "rename"),
-        path=_field(_STRING, "The file or directory, for all but rename."),
-        view_range=_field(_PAIR, "view: first and last line."),
-        file_text=_field(_STRING, "create: the content."),
-        old_str=_field(_STRING, "str_replace: the text to replace."),
-        new_str=_field(_STRING, "str_replace: the text in its place."),
-        insert_line=_field(_INTEGER, "insert: the line to insert at."),
-        insert_text=_field(_STRING, "insert: the text to insert."),
-        old_path=_field(_STRING, "rename: the path now."),
-        new_path=_field(_STRING, "rename: the path then."),
+        path=_with_description(_STRING, "The file or directory, for all but rename."),
+        view_range=_with_description(_PAIR, "view: first and last line."),
+        file_text=_with_description(_STRING, "create: the content."),
+        old_str=_with_description(_STRING, "str_replace: the text to replace."),
+        new_str=_with_description(_STRING, "str_replace: the text in its place."),
+        insert_line=_with_description(_INTEGER, "insert: the line to insert at."),
+        insert_text=_with_description(_STRING, "insert: the text to insert."),
+        old_path=_with_description(_STRING, "rename: the path now."),
+        new_path=_with_description(_STRING, "rename: the path then."),
     )
 
 
@@ -360,13 +368,13 @@ def _computer(tool: Tool, date: str) -> dict[str, Any]:
         f"Use the user's own screen ({size} pixels), mouse and keyboard.",
         ["action"],
         action=_one_of(*actions),
-        coordinate=_field(_PAIR, "Where: [x, y] in pixels from the top left."),
-        start_coordinate=_field(_PAIR, "left_click_drag: where it begins."),
-        text=_field(_STRING, "type: the text. key, hold_key: the keys, such as ctrl+s."),
+        coordinate=_with_description(_PAIR, "Where: [x, y] in pixels from the top left."),
+        start_coordinate=_with_description(_PAIR, "left_click_drag: where it begins."),
+        text=_with_description(_STRING, "type: the text. key, hold_key: the keys, such as ctrl+s."),
         scroll_direction=_one_of("up", "down", "left", "right"),
-        scroll_amount=_field(_INTEGER, "scroll: how many clicks of the wheel."),
-        duration=_field(_NUMBER, "hold_key, wait: seconds."),
-        region=_field(
+        scroll_amount=_with_description(_INTEGER, "scroll: how many clicks of the wheel."),
+        duration=_with_description(_NUMBER, "hold_key, wait: seconds."),
+        region=_with_description(
             {"type": "array", "items": _INTEGER, "minItems": 4, "maxItems": 4},
             "zoom: [x0, y0, x1, y1].",
         ),

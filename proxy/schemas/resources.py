@@ -161,8 +161,8 @@ class ListQuery(BaseModel):
     after: str | None = Field(None, description="The id of the last object of the previous page.")
 
     @property
-    def page(self) -> PageRequest:
-        """Return the page to read from the store."""
+    def page_request(self) -> PageRequest:
+        """The page request for the store: limit, order and the id to continue after."""
         return PageRequest(self.limit, self.order == "desc", self.after or None)
 
 

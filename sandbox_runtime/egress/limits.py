@@ -47,7 +47,7 @@ class TrafficQuota:
         self._free_at = -math.inf
         """The time at which all traffic so far would have passed at the allowed rate."""
 
-    def cap(self, count: int) -> None:
+    def limit_further_traffic(self, count: int) -> None:
         """Limit the traffic from now on to `count` bytes, until the next call."""
         self._cap_bytes = self.bytes + max(0, count)
 

@@ -98,7 +98,7 @@ async def _with_gateway(
         timeouts=_TIMEOUTS,
     )
     if max_mib is not None:
-        gateway.traffic.cap(max_mib << 20)
+        gateway.traffic.limit_further_traffic(max_mib << 20)
     async with internet.serving():
         sandbox.set_connection_handler(gateway.serve)
         try:

@@ -55,7 +55,7 @@ async def test_bytes_beyond_the_cap_do_not_pass() -> None:
         internet.server(pour, port=7),
         gateway_client(allowlist(HOST), internet) as sandbox,
     ):
-        sandbox.gateway.traffic.cap(MIB)
+        sandbox.gateway.traffic.limit_further_traffic(MIB)
         with fail_after(5):
             reader, _ = await sandbox.connect(HOST)
             assert MIB - (64 << 10) <= len(await reader.read()) <= MIB
@@ -75,7 +75,7 @@ async def test_both_directions_count() -> None:
         internet.server(echo, port=7),
         gateway_client(allowlist(HOST), internet) as sandbox,
     ):
-        sandbox.gateway.traffic.cap(MIB)
+        sandbox.gateway.traffic.limit_further_traffic(MIB)
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
             writer.write(bytes(MIB * 2 // 3))
@@ -98,7 +98,7 @@ def test_traffic_of_one_second_passes_at_once_and_more_is_delayed() -> None:
 
 def test_refused_bytes_use_up_the_quota() -> None:
     traffic = TrafficQuota()
-    traffic.cap(2 * MIB)
+    traffic.limit_further_traffic(2 * MIB)
     assert traffic.reserve(MIB, now=0.0) == 0
     with pytest.raises(DeniedError, match="is used up"):
         traffic.reserve(MIB + 1, now=0.0)
@@ -109,11 +109,11 @@ def test_refused_bytes_use_up_the_quota() -> None:
 def test_traffic_cap_limits_later_bytes() -> None:
     traffic = TrafficQuota()
     assert traffic.reserve(MIB, now=0.0) == 0
-    traffic.cap(MIB)
+    traffic.limit_further_traffic(MIB)
     assert traffic.reserve(MIB, now=0.0) == 0
     with pytest.raises(DeniedError, match="the budget for network traffic is used up"):
         traffic.reserve(1, now=0.0)
-    traffic.cap(MIB)
+    traffic.limit_further_traffic(MIB)
     assert (traffic.reserve(MIB, now=0.0), traffic.bytes) == (0, 3 * MIB)
 
 
