@@ -40,7 +40,7 @@ def test_server_setting_overrides_the_default_mode(mode: str) -> None:
         ({"code_execution": True, "thinking": True}, "items"),
     ],
 )
-def test_mode_for_messages_depends_on_the_requested_features(
+def test_default_steps_mode_of_the_messages_api_depends_on_the_requested_features(
     requested: dict[str, bool], mode: str
 ) -> None:
     assert default_mode_for_messages("auto", **requested) == mode

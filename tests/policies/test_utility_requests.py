@@ -56,14 +56,14 @@ def test_every_client_with_a_template_has_a_recorded_request() -> None:
     assert named <= known
 
 
-def test_natural_prompts_are_numerous() -> None:
+def test_prompts_of_users_are_numerous() -> None:
     assert len(set(NATURAL)) == len(NATURAL) >= 200
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"tools": TOOLS}, {"max_tokens": 8}, {"max_completion_tokens": 1}]
 )
-def test_natural_prompts_get_a_sandbox(fields: dict[str, Any]) -> None:
+def test_prompts_of_users_get_a_sandbox(fields: dict[str, Any]) -> None:
     misrouted = [
         body
         for prompt in NATURAL

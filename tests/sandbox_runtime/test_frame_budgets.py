@@ -60,7 +60,7 @@ async def accept(connection: ProgramConnection) -> None:
 
 
 @pytest.mark.parametrize("on_connection", [None, accept], ids=["refused", "accepted"])
-async def test_flood_of_connections_loses_the_sandbox(
+async def test_flood_of_connections_marks_the_sandbox_as_lost(
     on_connection: Callable[[ProgramConnection], asyncio.Future[None]] | None,
 ) -> None:
     channel, guest = await connected()

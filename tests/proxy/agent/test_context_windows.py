@@ -140,7 +140,7 @@ async def test_usage_of_one_owner_does_not_affect_refusals_of_another() -> None:
     assert [windows.known(owner, "m") for owner in ("a", "b")] == [5000, None]
 
 
-async def test_changed_listing_resets_usage() -> None:
+async def test_changed_model_list_overrides_earlier_usage() -> None:
     windows = ContextWindows()
     windows.record_listing([{"id": "m", "max_model_len": 8192}])
     windows.record_usage("a", "m", 8193)

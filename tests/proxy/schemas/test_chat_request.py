@@ -120,7 +120,7 @@ def test_null_parameters_have_no_effect() -> None:
     assert (request.client_tools, request.stream) == ([], False)
 
 
-def test_values_without_effect_need_no_separate_answer_call() -> None:
+def test_parameters_without_effect_do_not_require_a_final_answer_call() -> None:
     idle = {"response_format": {"type": "text"}, "skip_special_tokens": True, "stop": [], "n": 1}
     assert params_of(**idle, logprobs=False, top_logprobs=0).final == {}
     assert params_of(**idle, echo=False, min_tokens=3).final == {"min_tokens": 3}

@@ -165,7 +165,7 @@ def test_file_blocks_become_parts(block: Any, part: Any) -> None:
         ),
     ],
 )
-def test_text_blocks_become_text(block: Any, text: str) -> None:
+def test_documents_and_search_results_become_a_string(block: Any, text: str) -> None:
     assert translated(block) == [{"role": "user", "content": text}]
 
 

@@ -104,7 +104,9 @@ def devices_of(directory: Path, top: Path, *, partition: bool) -> dict[str, Path
 
 
 @pytest.mark.parametrize("partition", [False, True])
-def test_block_device_is_the_whole_disk_of_the_engine(tmp_path: Path, partition: bool) -> None:
+def test_block_device_of_the_engine_is_a_disk_and_not_a_partition(
+    tmp_path: Path, partition: bool
+) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=partition)
     engine = engine_at(tmp_path)
     found = block_device(engine, **devices)

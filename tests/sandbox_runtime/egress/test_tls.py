@@ -105,7 +105,7 @@ async def test_tls_for_another_host_is_refused(egress: Egress) -> None:
     assert decision.bytes_up == 0
 
 
-async def test_tls_on_other_ports_must_name_the_host_of_the_tunnel() -> None:
+async def test_tls_server_name_must_match_the_target_on_ports_other_than_443() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=8443, tls=True),
