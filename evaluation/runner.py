@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -29,6 +30,14 @@ from evaluation.trajectories import clean, trajectory_of
 PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
 OVERFLOW = "context_length_exceeded"
+"""The code of OpenAI for a prompt that does not fit the context window. The plain mode passes on
+the errors of other servers in their own words."""
+OVERFLOW_STATUSES = (400, 413, 422)
+OVERFLOW_WORDS = re.compile(
+    r"context[ _](length|window|size|limit)|maximum (model|input|prompt|sequence) length"
+    r"|(prompt|input|request)s? (is|are) too long|max_model_len",
+    re.IGNORECASE,
+)
 SANDBOX_LOST = "Everything in the sandbox is lost"
 """A part of the observation of a model whose sandbox has ended unexpectedly."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -278,7 +287,7 @@ def _is_sandbox_lost(sandbox: Mapping[str, Any]) -> bool:
 def _failure(error: Exception) -> Failure:
     message = str(error)[:1000]
     if isinstance(error, openai.APIStatusError):
-        code = error.code or f"http_{error.status_code}"
+        code = OVERFLOW if _is_overflow(error) else error.code or f"http_{error.status_code}"
         return Failure(status=error.status_code, code=str(code), message=message)
     if isinstance(error, openai.APITimeoutError):
         return Failure(code="timeout", message=message)
@@ -286,6 +295,13 @@ def _failure(error: Exception) -> Failure:
         reason = f"{message} {error.__cause__ or ''}".strip()
         return Failure(code="connection_error", message=reason[:1000])
     return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
+
+
+def _is_overflow(error: openai.APIStatusError) -> bool:
+    """Return True if a server refuses a request because it does not fit the context window."""
+    if error.code == OVERFLOW:
+        return True
+    return error.status_code in OVERFLOW_STATUSES and bool(OVERFLOW_WORDS.search(error.message))
 
 
 def _retry_delay_s(error: Exception, failures: int) -> float | None:

@@ -1,8 +1,9 @@
 """`sandbox-eval run` and `report` against a proxy: retries, errors, settings and repeats."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,43 @@ async def test_context_overflow_counts_as_wrong(tmp_path: Path) -> None:
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0][1] == "0.0"
     assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "1", "0", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "expected"),
+    [
+        (
+            400,
+            {
+                "code": 400,
+                "message": "request (21886 tokens) exceeds the available context size (8192"
+                " tokens), try increasing it",
+                "type": "exceed_context_size_error",
+            },
+            "context_overflow",
+        ),
+        (
+            400,
+            {
+                "code": 400,
+                "message": "This model's maximum context length is 4096 tokens. However, you"
+                " requested 5000 tokens.",
+                "type": "BadRequestError",
+            },
+            "context_overflow",
+        ),
+        (400, {"code": "invalid_value", "message": "temperature is negative"}, "infra_error"),
+        (500, {"message": "context size: the worker died"}, "infra_error"),
+    ],
+    ids=["llama.cpp", "vLLM", "another refusal", "failure of the server"],
+)
+async def test_context_overflow_is_recognized_in_the_words_of_the_server(
+    status: int, error: Mapping[str, Any], expected: str, tmp_path: Path
+) -> None:
+    body = json.dumps({"error": error}).encode()
+    script = [Raw(status, body, {"content-type": "application/json"})]
+    _, _, (result,) = await evaluate(tmp_path, script, *PLAIN)
+    assert result.status == expected
 
 
 async def test_run_with_a_sandbox_is_recorded_with_its_numbers(tmp_path: Path) -> None:
