@@ -29,4 +29,6 @@ async def test_report_on_a_real_model_is_complete(tmp_path: Path) -> None:
     apart = rows(report, "### Results without an ordinary grade")
     assert [row[1:4] for row in apart[:2]] == [["plain", "2", "2"], ["sandbox", "2", "2"]]
     speed = rows(report, "## Speed")
-    assert [row[:3] for row in speed] == [[MODEL, mode, "2"] for mode in MODES]
+    domains = ("reasoning-gym", "all domains")
+    wanted = [[MODEL, domain, mode, "2"] for domain in domains for mode in MODES]
+    assert [row[:4] for row in speed] == wanted
