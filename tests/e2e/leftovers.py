@@ -22,9 +22,12 @@ TIMEOUT_S = 60.0
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that `pid` started, recursively."""
+    """Yield the processes that `pid` started, recursively. The helpers of multiprocessing, which
+    grade answers in other tests and stay until the end, are left out."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, _read(children).split()):
+            if "from multiprocessing." in command_line(child):
+                continue
             yield child
             yield from descendants(child)
 
