@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 
 from bench.servers import ROOT
+from evaluation.paper_suites import PAPER_SUITES
 from tests.engines.engine import MODEL, REQUEST_TIMEOUT_S
 from tests.engines.installation import NotInstalledError
 from tests.engines.servers import ENGINE, model_server, proxy, tools_always
@@ -24,6 +25,9 @@ WINDOW = 4096
 """Context window of a request in tokens. A longer prompt takes minutes on a processor."""
 SLOTS = 2
 MAX_TURNS, MAX_TOKENS = 3, 200
+PAPER_PROFILE = "paper-long-context"
+"""The proxy's default profile for data sets of the paper. It is the widest of their profiles, so
+requests may select all of them."""
 INFRA_ERRORS = 3
 """The exit code of a run that has infrastructure errors, which the report lists."""
 COMMAND = (sys.executable, "-m", "evaluation")
@@ -34,14 +38,16 @@ async def evaluate(output: Path, suites: Sequence[str], limit: int) -> None:
     directory. Raises NotInstalledError, and CalledProcessError if a command fails."""
     ENGINE.find()
     data = output / "data"
+    profile = {"profile": PAPER_PROFILE} if PAPER_SUITES.keys() & set(suites) else {}
     await _run("prepare", *suites, "--data", str(data))
     async with (
         model_server(tools=ENGINE.with_tools, window=WINDOW, slots=SLOTS) as server,
-        proxy(server.url, **tools_always()) as ours,
+        proxy(server.url, **tools_always(), **profile) as ours,
     ):
         await _run(
             *("run", "--output", str(output), "--data", str(data), "--suites", *suites),
-            *("--base-url", ours.base_url, "--models", MODEL, "--limit", str(limit)),
+            *("--base-url", ours.base_url, "--models", MODEL),
+            *("--limit", str(limit), "--repeats", "1"),
             *("--concurrency", str(SLOTS), "--seed", "0", "--timeout-s", str(REQUEST_TIMEOUT_S)),
             *("--request", json.dumps({"temperature": 0.7, "max_tokens": MAX_TOKENS})),
             *("--sandbox", json.dumps({"limits": {"max_turns": MAX_TURNS}})),
@@ -53,7 +59,8 @@ async def evaluate(output: Path, suites: Sequence[str], limit: int) -> None:
 async def _run(*arguments: str, codes: Sequence[int] = (0,)) -> None:
     """Run a command of `sandbox-eval`. Raises CalledProcessError for another exit code."""
     command = [*COMMAND, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
     ended = await anyio.run_process(command, stdout=None, stderr=None, check=False, env=environment)
     if ended.returncode not in codes:
         raise subprocess.CalledProcessError(ended.returncode, command)

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +113,7 @@ async def model_server(
 
 
 @asynccontextmanager
-async def proxy(url: str, **more: Mapping[str, Any]) -> AsyncIterator[BenchServer]:
+async def proxy(url: str, **more: Any) -> AsyncIterator[BenchServer]:
     """Run `serve` with bubblewrap; `more` is merged into its config.yaml."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="engine-") as directory:

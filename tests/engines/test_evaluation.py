@@ -8,6 +8,7 @@ from evaluation.results import MODES, read_results
 from tests.engines.engine import MODEL
 from tests.engines.evaluate import evaluate
 from tests.evaluation.evaluation_process import rows
+from tests.evaluation.grader_packages import grader_packages
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
@@ -32,3 +33,18 @@ async def test_report_on_a_real_model_is_complete(tmp_path: Path) -> None:
     domains = ("reasoning-gym", "all domains")
     wanted = [[MODEL, domain, mode, "2"] for domain in domains for mode in MODES]
     assert [row[:4] for row in speed] == wanted
+
+
+async def test_real_data_sets_run_with_a_real_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(grader_packages()))
+    await evaluate(tmp_path, ["aa-lcr", "ifbench"], limit=1)
+    results = read_results(tmp_path)
+    found = sorted((each.mode, each.sample.partition("/")[0], each.status) for each in results)
+    assert found == [
+        ("plain", "aa-lcr", "context_overflow"),
+        ("plain", "ifbench", "answered"),
+        ("sandbox", "aa-lcr", "answered"),
+        ("sandbox", "ifbench", "answered"),
+    ]
