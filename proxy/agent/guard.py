@@ -70,11 +70,13 @@ class Guard:
 
 
 def redact_json(value: Any, secrets: SecretFinder) -> Any:
-    """Return a JSON value without secrets in its strings."""
+    """Return a JSON value without secrets in its strings and in the keys of its objects."""
     if isinstance(value, str):
         return secrets.redact(value)
     if isinstance(value, Mapping):
-        return {key: redact_json(item, secrets) for key, item in value.items()}
+        return {
+            redact_json(key, secrets): redact_json(item, secrets) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [redact_json(item, secrets) for item in value]
     return value

@@ -84,7 +84,8 @@ class TrajectoryRecorder:
         await self._write(self._pending, ends)
 
     async def _wait_for_write(self) -> None:
-        if self._writing:
+        # Several choices may wait at once, and the first one that continues starts the next write.
+        while self._writing and not self._writing.done():
             await asyncio.wait({self._writing})
 
     async def _write(

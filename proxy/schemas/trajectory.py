@@ -23,6 +23,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     TurnStarted,
 )
+from proxy.agent.guard import redact_json
 from proxy.agent.history import reasoning_texts, text_of
 from proxy.agent.result import Result
 from proxy.agent.task import AgentTask
@@ -57,6 +58,7 @@ class TrajectoryWriter:
 
     def __init__(self, task: AgentTask, choice: int, max_chars: int = MAX_CHARS) -> None:
         suspended = task.session.suspended_run
+        self._secrets = SecretFinder(task.profile.redaction)
         self._first: Line | None = {
             "kind": "run",
             "model": task.model,
@@ -64,7 +66,7 @@ class TrajectoryWriter:
             "route": task.route,
             "choice": choice,
             "continues": suspended.run_id if suspended else None,
-            "user_message": _user_message(task),
+            "user_message": self._secrets.redact(_user_message(task)),
         }
         self._max_chars = max_chars
         self._chars = 0
@@ -85,7 +87,10 @@ class TrajectoryWriter:
     def finish(self, at_s: float, end: Result | BaseException) -> Iterator[str]:
         """Yield the last lines of a run that ends with a result, or with an error. CancelledError:
         the run was cancelled."""
-        for line in (*self._begin(), {"kind": "end", "duration_s": at_s, **_end(end)}):
+        for line in (
+            *self._begin(),
+            {"kind": "end", "duration_s": at_s, **_end(end, self._secrets)},
+        ):
             yield self._dump(line)
 
     def _begin(self) -> list[Line]:
@@ -172,9 +177,9 @@ class TrajectoryWriter:
 
 
 def _user_message(task: AgentTask) -> str:
-    """Return the text of the client's last user message, redacted, without what the proxy adds."""
+    """Return the text of the client's last user message, without what the proxy adds."""
     users = [message for message in task.request.messages if message.get("role") == "user"]
-    return SecretFinder(task.profile.redaction).redact(text_of(users[-1])) if users else ""
+    return text_of(users[-1]) if users else ""
 
 
 def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bool]:
@@ -185,12 +190,13 @@ def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, b
     return index, index == count
 
 
-def _end(end: Result | BaseException) -> Line:
+def _end(end: Result | BaseException, secrets: SecretFinder) -> Line:
+    """Return the end of a run. A result is redacted already, an error is not."""
     if not isinstance(end, Result):
         if not isinstance(end, Exception):
             return {"status": "cancelled"}
         if isinstance(end, ProxyError):
-            return {"status": "failed", **end.body()}
+            return {"status": "failed", **redact_json(end.body(), secrets)}
         error = {"message": "The run failed.", "type": "server_error", "param": None, "code": None}
         return {"status": "failed", "error": error}
     about = sandbox_object(end)

@@ -514,7 +514,9 @@ async def test_secrets_are_redacted_in_every_part_of_a_trajectory(tmp_path: Path
         {
             "reasoning": f"So it is {SECRET}, I think.",
             "content": f"I write {SECRET}.",
-            "tool_calls": [call("execute_bash", command=f"echo {SECRET} > output/key.txt")],
+            "tool_calls": [
+                call("execute_bash", command=f"echo {SECRET} > output/key.txt", **{SECRET: SECRET})
+            ],
         },
         tool_reply(call("submit", answer=f"It is {SECRET}.")),
     ]
@@ -533,3 +535,17 @@ async def test_secrets_are_redacted_in_every_part_of_a_trajectory(tmp_path: Path
         ]
     assert [SECRET in text for text in texts] == [False] * 3
     assert texts[0].count("[redacted github]") >= 6
+
+
+async def test_secrets_are_redacted_in_the_error_of_a_failed_run(tmp_path: Path) -> None:
+    profiles = Profiles.only(Profile(redaction=Redaction(("all",))))
+    async with (
+        scripted_backend([STEP, Refusal(400, f"{SECRET} is no key")]) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=profiles) as url,
+        http_client(url) as http,
+    ):
+        failed = await post_chat(http, **CAPTURE)
+        found = await get_trajectory(http, failed.headers["x-sandbox-run"])
+    assert found.json()["status"] == "failed"
+    assert "[redacted github] is no key" in found.text
+    assert SECRET not in found.text
