@@ -67,8 +67,8 @@ async def retrieve_trajectory(
     if stored is None:
         await _find_run(services, owner, run_id)
         raise NotFoundError(
-            f"The run {run_id!r} has no trajectory: its request did not have"
-            " sandbox.capture: messages.",
+            f"No trajectory of the run {run_id!r} was stored. Only requests with"
+            " sandbox.capture: messages have one.",
             code="trajectory_not_captured",
         )
     if stored.gone:
@@ -82,7 +82,7 @@ async def retrieve_trajectory(
 
 @router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
 async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
-    """Delete the trajectory of a run. A run that goes on keeps no further part of it."""
+    """Delete the trajectory of a run. Later turns of a run in progress are not stored."""
     if not await services.runs.delete_trajectory(owner, run_id):
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
     return Deleted(id=run_id, object="run.trajectory.deleted")
@@ -119,8 +119,7 @@ def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> byte
 async def cancel_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Cancel a run if it has not ended, delete its trajectory, and return it."""
-    await services.runs.delete_trajectory(owner, run_id)
+    """Cancel a run if it has not ended, and return it. Its trajectory stays."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("a request cancelled it")

@@ -28,9 +28,11 @@ needed the space, or its client deleted it."""
 _GONE: tuple[Gone, ...] = get_args(Gone)
 TOMBSTONE_S = 90 * 24 * 3600
 """Seconds for which the store remembers that a trajectory existed."""
+MAX_TRAJECTORIES = 100_000
+"""Maximum number of trajectories of one owner, beside the quota in bytes."""
 MAX_ROWS = 200_000
-"""Maximum number of trajectories and tombstones of all owners. Above it, a sweep deletes the oldest
-ones."""
+"""Number of trajectories and tombstones of all owners above which a sweep forgets the oldest
+tombstones."""
 SWEEP_TRAJECTORIES = 50
 """Maximum number of trajectories that a sweep deletes in one transaction. Each may have
 megabytes."""
@@ -137,20 +139,20 @@ class TrajectoryRepository:
         table = TRAJECTORIES.c
         expired = table.gone.is_(None) & (table.expires_at <= now)
         old = table.gone.is_not(None) & (table.deleted_at <= now - TOMBSTONE_S)
-        too_many = table.seq <= _newest_beyond(MAX_ROWS)
+        too_many = table.gone.is_not(None) & (table.seq <= _newest_beyond(MAX_ROWS))
         removed = self._remove(connection, _oldest(expired), "expired")
-        self._remove(connection, _oldest(too_many & table.gone.is_(None)), "quota")
-        forgotten = delete(TRAJECTORIES).where(
-            _oldest((old | too_many) & TRAJECTORIES.c.gone.is_not(None))
-        )
+        forgotten = delete(TRAJECTORIES).where(_oldest(old | too_many))
         return max(removed, connection.execute(forgotten).rowcount) >= SWEEP_TRAJECTORIES
 
     def _evict(self, connection: Connection, owner: str) -> None:
-        """Delete the owner's oldest trajectories beyond the quota, but never the newest one."""
+        """Delete the owner's oldest trajectories beyond the quota and beyond MAX_TRAJECTORIES, but
+        never the newest one."""
         table = TRAJECTORIES.c
         quota = self._settings.quota_mib << 20
         live = (table.owner == owner) & table.gone.is_(None)
-        if connection.execute(select(func.sum(table.bytes)).where(live)).scalar_one() <= quota:
+        sums = select(func.sum(table.bytes), func.count()).where(live)
+        total, count = connection.execute(sums).one()
+        if total <= quota and count <= MAX_TRAJECTORIES:
             return  # the query below takes 2 ms for 3,000 trajectories
         newest_first = table.seq.desc()
         counted = (
@@ -162,7 +164,8 @@ class TrajectoryRepository:
             .where(live)
             .subquery()
         )
-        beyond = select(counted.c.seq).where(counted.c.number > 1, counted.c.total > quota)
+        is_beyond = (counted.c.total > quota) | (counted.c.number > MAX_TRAJECTORIES)
+        beyond = select(counted.c.seq).where(counted.c.number > 1, is_beyond)
         self._remove(connection, table.seq.in_(beyond), "quota")
 
     def _remove(self, connection: Connection, where: ColumnElement[bool], gone: Gone) -> int:

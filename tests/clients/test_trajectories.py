@@ -356,7 +356,7 @@ async def test_only_the_owner_reads_and_deletes_a_trajectory(tmp_path: Path) -> 
     assert (deleted.status_code, mine.status_code) == (404, 200)
 
 
-@pytest.mark.parametrize("path", ["/v1/runs/{}/trajectory", "/v1/runs/{}", "/v1/responses/resp_{}"])
+@pytest.mark.parametrize("path", ["/v1/runs/{}/trajectory", "/v1/responses/resp_{}"])
 async def test_deleted_trajectory_is_gone(path: str, tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
@@ -371,6 +371,25 @@ async def test_deleted_trajectory_is_gone(path: str, tmp_path: Path) -> None:
     assert deleted.status_code == 200, deleted.text
     assert error_code(found) == (404, "trajectory_deleted")
     assert again.status_code == 404
+
+
+async def test_trajectory_of_a_cancelled_run_has_the_turns_up_to_its_end(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([STEP, Held(ANSWER, asyncio.Event())]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+        http_client(url) as other,
+    ):
+        body = {**BODY, **CAPTURE, "stream": True}
+        with anyio.fail_after(TIMEOUT_S):
+            async with http.stream("POST", PATH, json=body) as answered:
+                run_id = answered.headers["x-sandbox-run"]
+                await backend.arrived(2)
+                cancelled = await other.delete(f"/v1/runs/{run_id}")
+        found = (await get_trajectory(http, run_id)).json()
+    assert cancelled.json()["status"] == "cancelled"
+    assert found["status"] == "cancelled"
+    assert [each["observation"] for each in found["tool_calls"]] == [OBSERVATION]
 
 
 @pytest.mark.parametrize("later_s", [3599, 3600])
