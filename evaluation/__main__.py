@@ -23,7 +23,8 @@ DEFAULT_COUNT = 24
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return the exit code: 0, 1 after an error, 130 after Ctrl-C, and 3 if some
-    requests have no answer because of infrastructure errors, or some answers no verdict."""
+    requests have no answer because of infrastructure errors, or if the judge gave no verdict
+    on some answers."""
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:

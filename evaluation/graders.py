@@ -144,7 +144,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _grade_json(sample: Sample, text: str) -> Grade:
-    """Compare JSON values. The order of keys does not matter, the types of values do."""
+    """Compare JSON values. The order of keys does not matter. Numbers are compared by value;
+    texts, numbers and true/false differ."""
     try:
         answer = _parse_json(text)
     except (ValueError, RecursionError):

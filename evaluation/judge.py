@@ -163,15 +163,16 @@ def judge_all(
     An answer has a JudgeError if one of its votes has no verdict. A later call with the same
     judgements asks only for the votes that are missing.
     """
-    ballot = _Ballot(judge, judgements)
+    ballot = _Voting(judge, judgements)
     papers = [
-        _Paper(instructions_of(sample), _question(sample, answer), judge) for sample, answer in work
+        _JudgedAnswer(instructions_of(sample), _question(sample, answer), judge)
+        for sample, answer in work
     ]
     asyncio.run(ballot.collect(papers))
     return [ballot.grade(paper) for paper in papers]
 
 
-class _Paper:
+class _JudgedAnswer:
     """An answer with the instructions for the judge, and the keys of its votes."""
 
     def __init__(self, instructions: Instructions, question: Question, judge: Judge) -> None:
@@ -187,7 +188,7 @@ class _Paper:
         ]
 
 
-class _Ballot:
+class _Voting:
     """The votes of a judge on a list of answers."""
 
     def __init__(self, judge: Judge, judgements: Judgements) -> None:
@@ -197,7 +198,7 @@ class _Ballot:
         """The reasons of votes without a verdict, by key."""
         self._failures_in_a_row = 0
 
-    async def collect(self, papers: Sequence[_Paper]) -> None:
+    async def collect(self, papers: Sequence[_JudgedAnswer]) -> None:
         """Ask for all votes that have no verdict yet. Equal answers to a question share them."""
         votes = {
             key: (paper, vote)
@@ -218,7 +219,7 @@ class _Ballot:
             for _ in range(min(CONCURRENCY, len(votes))):
                 group.create_task(self._work(client, remaining))
 
-    def grade(self, paper: _Paper) -> Grade | GraderError:
+    def grade(self, paper: _JudgedAnswer) -> Grade | GraderError:
         """Return the grade of an answer, or its JudgeError."""
         verdicts = [self._judgements.get(key) for key in paper.keys]
         if None in verdicts:
@@ -226,7 +227,7 @@ class _Ballot:
         return Grade(Fraction(verdicts.count("CORRECT"), len(verdicts)))
 
     async def _work(
-        self, client: openai.AsyncOpenAI, votes: Iterator[tuple[str, tuple[_Paper, int]]]
+        self, client: openai.AsyncOpenAI, votes: Iterator[tuple[str, tuple[_JudgedAnswer, int]]]
     ) -> None:
         for key, (paper, vote) in votes:
             if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
@@ -249,7 +250,7 @@ class _Ballot:
             )
             self._judgements.append(judgement)
 
-    async def _vote(self, client: openai.AsyncOpenAI, paper: _Paper) -> tuple[Verdict, str]:
+    async def _vote(self, client: openai.AsyncOpenAI, paper: _JudgedAnswer) -> tuple[Verdict, str]:
         """Return a verdict and the reply that it is from. Raises JudgeError."""
         prompt = paper.instructions.prompt(paper.question)
         for _ in range(ATTEMPTS):

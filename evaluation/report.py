@@ -156,7 +156,7 @@ def _accuracy(graded: Sequence[Graded]) -> Section:
 
 
 def _apart(graded: Sequence[Graded]) -> Section:
-    """Return the counts of results that need a look before the accuracy is believed."""
+    """Count the results that are wrong by form or have no grade."""
     rows = [
         [
             domain,

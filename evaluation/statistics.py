@@ -60,7 +60,8 @@ def paired_p_value(differences: Sequence[Fraction]) -> float:
     """Return the two-sided p-value of the exact sign-flip test: the share of all assignments of
     signs to the differences whose sum is at least as far from 0 as the observed sum.
 
-    With one repeat, the differences are -1, 0 and 1, and the test is McNemar's exact test.
+    With one repeat and scores of 0 and 1, the differences are -1, 0 and 1, and the test is
+    McNemar's exact test.
     """
     _, numbers = _integers([value for value in differences if value])
     counts = Counter({0: 1})
