@@ -148,7 +148,7 @@ def _grade_json(sample: Sample, text: str) -> Grade:
     texts, numbers and true/false differ."""
     try:
         answer = _parse_json(text)
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):  # Decimal raises InvalidOperation
         return UNFORMATTED
     return RIGHT if _is_same(answer, _parse_json(sample.ground_truth)) else WRONG
 

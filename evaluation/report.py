@@ -360,6 +360,10 @@ def _table(section: Section) -> str:
 
 
 def _escaped(cells: Sequence[str]) -> list[str]:
-    """Return the cells on one line each, without HTML, as codes of errors are hostile texts."""
-    lines = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    """Return the cells on one line each, without HTML, links and images, as codes of errors are
+    hostile texts."""
+    lines = (
+        " ".join(cell.split()).replace("\\", r"\\").replace("|", r"\|").replace("](", r"\](")
+        for cell in cells
+    )
     return [_TAG.sub("&lt;", line) for line in lines]

@@ -169,6 +169,7 @@ JSONS: list[Case] = [
     ("0.1", "0.10000000000000000001", "wrong"),
     ("null", "false", "wrong"),
     (RECORD, f"```json\n{RECORD}\n```", "form"),
+    (RECORD, '{"year": 1e9999999999999999999999}', "form"),
     (RECORD, f"Here it is: {RECORD}", "form"),
     (RECORD, f"Answer: {RECORD}", "form"),
     (RECORD, f"{RECORD}\nDone.", "form"),

@@ -84,3 +84,13 @@ async def test_hostile_text_is_no_html_in_the_markdown_report(tmp_path: Path) ->
     report = await report_of(tmp_path / "output")
     assert r"| sums | plain | &lt;script>alert(1)&lt;/script>\|x | 1 | 0 |" in report
     assert "<script" not in report
+
+
+async def test_hostile_text_has_no_images_and_no_cells_in_the_markdown_report(
+    tmp_path: Path,
+) -> None:
+    failure = Failure(code=r"![x](http://e/x.png) a\|b", message="m")
+    result = plain("sum/0", "", status="infra_error", failures=[failure])
+    write(tmp_path / "output", sums(tmp_path / "data"), [(result, None)])
+    report = await report_of(tmp_path / "output")
+    assert r"| sums | plain | ![x\](http://e/x.png) a\\\|b | 1 | 0 |" in report
