@@ -67,7 +67,7 @@ class Judge:
     votes: int
 
     def __str__(self) -> str:
-        return f"{self.model} at {self.base_url}, votes: {self.votes}"
+        return f"{self.model}, votes: {self.votes}"
 
 
 @dataclass(frozen=True, slots=True)
