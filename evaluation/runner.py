@@ -40,6 +40,8 @@ OVERFLOW_WORDS = re.compile(
 )
 SANDBOX_LOST = "Everything in the sandbox is lost"
 """A part of the observation of a model whose sandbox has ended unexpectedly."""
+MAX_CODE_CHARS = 100
+"""Maximum length of a finish reason or an error code, which come from a server."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """The errors of reading a response that is not a completion, which the SDK does not check."""
 MAX_DELAY_S = 60.0
@@ -247,7 +249,7 @@ def _with_completion(result: Result, completion: ChatCompletion) -> Result:
     usage = completion.usage
     update: dict[str, Any] = {
         "answer": clean(choice.message.content or ""),
-        "finish_reason": choice.finish_reason or "",
+        "finish_reason": clean(choice.finish_reason or "")[:MAX_CODE_CHARS],
         "prompt_tokens": usage.prompt_tokens if usage else 0,
         "completion_tokens": usage.completion_tokens if usage else 0,
     }
@@ -260,7 +262,8 @@ def _with_completion(result: Result, completion: ChatCompletion) -> Result:
             message = "The run lost its sandbox."
             update["failures"] = (Failure(code="sandbox_lost", message=message),)
             update["status"] = "infra_error"
-    return result.model_copy(update=update)
+    # Validated, as the SDK keeps whatever a server sends, such as a null for a number.
+    return Result.model_validate({**dict(result), **update})
 
 
 def _sandbox_use(sandbox: Mapping[str, Any], stats: Mapping[str, Any]) -> SandboxUse:
@@ -285,14 +288,15 @@ def _is_sandbox_lost(sandbox: Mapping[str, Any]) -> bool:
 
 
 def _failure(error: Exception) -> Failure:
-    message = str(error)[:1000]
+    message = clean(str(error))[:1000]
     if isinstance(error, openai.APIStatusError):
         code = OVERFLOW if _is_overflow(error) else error.code or f"http_{error.status_code}"
-        return Failure(status=error.status_code, code=str(code), message=message)
+        code = clean(str(code))[:MAX_CODE_CHARS]
+        return Failure(status=error.status_code, code=code, message=message)
     if isinstance(error, openai.APITimeoutError):
         return Failure(code="timeout", message=message)
     if isinstance(error, openai.APIConnectionError):
-        reason = f"{message} {error.__cause__ or ''}".strip()
+        reason = clean(f"{message} {error.__cause__ or ''}".strip())
         return Failure(code="connection_error", message=reason[:1000])
     return Failure(code="bad_response", message=f"{type(error).__name__}: {message}")
 

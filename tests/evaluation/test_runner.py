@@ -81,9 +81,27 @@ async def test_infra_error_is_apart_and_sent_again_by_the_next_run(tmp_path: Pat
     assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0", "0"]
 
 
+async def test_lone_surrogates_of_a_server_do_not_stop_a_run(tmp_path: Path) -> None:
+    body = {"choices": [{"message": {"content": "2"}, "finish_reason": "\ud800" + 200 * "x"}]}
+    script = [Raw(200, json.dumps(body).encode(), {"content-type": "application/json"})]
+    code, _, (result,) = await evaluate(tmp_path, script, *PLAIN)
+    assert (code, result.status, result.finish_reason) == (0, "answered", "?" + 99 * "x")
+
+
+NULL_USAGE = (
+    b'{"choices": [{"message": {"content": "2"}, "finish_reason": "stop"}],'
+    b' "usage": {"prompt_tokens": null, "completion_tokens": 1, "total_tokens": 1}}'
+)
+
+
 @pytest.mark.parametrize(
     ("body", "content_type"),
-    [(b'{"choices": []}', "application/json"), (b"{}", "application/json"), (b"Hi", "text/plain")],
+    [
+        (b'{"choices": []}', "application/json"),
+        (b"{}", "application/json"),
+        (b"Hi", "text/plain"),
+        (NULL_USAGE, "application/json"),
+    ],
 )
 async def test_response_that_is_no_completion_is_an_infra_error(
     body: bytes, content_type: str, tmp_path: Path
