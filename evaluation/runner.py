@@ -38,8 +38,12 @@ OVERFLOW_WORDS = re.compile(
     r"|(prompt|input|request)s? (is|are) too long|max_model_len",
     re.IGNORECASE,
 )
-SANDBOX_LOST = "Everything in the sandbox is lost"
-"""A part of the observation of a model whose sandbox has ended unexpectedly."""
+SANDBOX_LOST = (
+    "Everything in the sandbox is lost: files, variables, running processes. The next command"
+    " starts in a new one, which has nothing but the files the user gave."
+)
+"""The end of the observation of a model whose sandbox has ended unexpectedly. No command of the
+model can produce it: such an observation has no exit code."""
 MAX_CODE_CHARS = 100
 """Maximum length of a finish reason or an error code, which come from a server."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -283,8 +287,14 @@ def _sandbox_use(sandbox: Mapping[str, Any], stats: Mapping[str, Any]) -> Sandbo
 
 def _is_sandbox_lost(sandbox: Mapping[str, Any]) -> bool:
     warnings = [warning["code"] for warning in sandbox.get("warnings") or ()]
-    observations = (event.get("observation") or "" for event in sandbox["events"])
-    return "sandbox_lost" in warnings or any(SANDBOX_LOST in text for text in observations)
+    without_exit_code = (
+        event.get("observation") or ""
+        for event in sandbox["events"]
+        if event["kind"] == "tool_end" and event["exit_code"] is None
+    )
+    return "sandbox_lost" in warnings or any(
+        text.rstrip().endswith(SANDBOX_LOST) for text in without_exit_code
+    )
 
 
 def _failure(error: Exception) -> Failure:

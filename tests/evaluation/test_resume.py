@@ -140,7 +140,7 @@ async def test_results_after_the_death_of_a_sandbox(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"
-    model = Disturbance(suite, lambda body, _: bool(body.get("tools")))
+    model = Disturbance(suite, lambda body, _: any(has_run(each) for each in body["messages"]))
     async with (
         serving(model.reply) as model_url,
         proxy(tmp_path / "proxy", model_url) as server,
@@ -154,6 +154,11 @@ async def test_results_after_the_death_of_a_sandbox(
     assert "| computation | sandbox | sandbox_lost | 1 | 0 |" in broken
     assert continued.returncode == 0, continued.stderr
     assert results_of(await report_of(output)) == undisturbed.results
+
+
+def has_run(message: Mapping[str, Any]) -> bool:
+    """Return True if a message is the observation of a command, whose sandbox therefore exists."""
+    return bool(message["role"] == "tool")
 
 
 def kill_sandboxes(proxy_pid: int) -> None:
