@@ -17,9 +17,9 @@ from evaluation.measures import (
     runs_of,
     scores,
 )
-from evaluation.report import NONE, Section, number, p_text, percent, render_section
+from evaluation.report import NONE, Section, number, p_note, p_text, percent, render_section
 from evaluation.results import MODES, Mode, ResultsError, read_run
-from evaluation.statistics import estimate
+from evaluation.statistics import Estimate
 
 MAX_COMPARED = 50
 """Maximum number of models in all directories."""
@@ -34,6 +34,13 @@ class Compared:
     evaluation: Evaluation
     model: str
     by_domain: dict[str, Sequence[Graded]]
+
+    def accuracy(self, domain: str, mode: Mode) -> Estimate | None:
+        """Return the accuracy in a domain and a mode; None without grades."""
+        for each in self.evaluation.accuracies[self.model]:
+            if each.domain == domain:
+                return each.plain if mode == "plain" else each.sandbox
+        return None
 
     def of(self, domain: str, mode: Mode) -> list[Graded]:
         """Return the results in a domain and a mode."""
@@ -100,15 +107,16 @@ def _legend(compared: Sequence[Compared]) -> Section:
 
 
 def _accuracy(compared: Sequence[Compared], order: Sequence[str], mode: Mode) -> Section:
-    rows = []
+    rows, p_values = [], []
     for domain, each in _pairs(compared, order):
         values = scores(each.of(domain, mode), mode)
-        row = [domain, each.label, percent(estimate(list(values.values())))]
+        row = [domain, each.label, percent(each.accuracy(domain, mode))]
         baseline = scores(compared[0].of(domain, mode), mode)
         found = difference(baseline, values) if each is not compared[0] else None
         if found:
             count = str(found.estimate.count)
             row += [percent(found.estimate, sign="+"), count, p_text(found.p_value)]
+            p_values.append(found.p_value)
         else:
             row += [NONE, NONE, NONE]
         rows.append(row)
@@ -117,7 +125,7 @@ def _accuracy(compared: Sequence[Compared], order: Sequence[str], mode: Mode) ->
         " and p (exact sign-flip test) are over the pairs: the problems with a grade in both."
     )
     head = ["domain", "", "accuracy", "difference", "pairs", "p"]
-    return Section(f"Accuracy: {mode}", head, rows, note)
+    return Section(f"Accuracy: {mode}", head, rows, note + p_note(p_values))
 
 
 def _costs(compared: Sequence[Compared], order: Sequence[str]) -> Section:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from evaluation.charts import Chart, accuracy_chart, capability_chart, token_chart, turn_chart
 from evaluation.grading import Graded
-from evaluation.measures import Evaluation, accuracies, token_uses, tool_uses
+from evaluation.measures import Evaluation, token_uses, tool_uses
 from evaluation.report import NONE, Section, facts, sections, speed, suites
 from evaluation.results import HTML_REPORT, MODES, Mode, Step
 from evaluation.trajectories import capabilities_of, shorten
@@ -32,7 +32,7 @@ MAX_TEXT_CHARS = 20_000
 """Maximum length of one text in the viewer."""
 SAMPLE_PAGES = "report-samples"
 """The directory beside the report for the pages of samples."""
-_NUMERIC = re.compile(r"[-+<]?[ \d.,%\[\]+-]*")
+_NUMERIC = re.compile(r"[-+<≈]?[ \d.,%\[\]+-]*")
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of the text around them."""
 
@@ -174,10 +174,10 @@ def _remove_pages(directory: Path) -> None:
 def _model(evaluation: Evaluation, model: str) -> tuple[list[Section], list[Chart]]:
     """Return the sections about a model and its charts."""
     graded = evaluation.of_model(model)
-    charts = [accuracy_chart(accuracies(graded)), token_chart(token_uses(graded))]
+    charts = [accuracy_chart(evaluation.accuracies[model]), token_chart(token_uses(graded))]
     if uses := tool_uses(evaluation, graded):
         charts += [capability_chart(uses), turn_chart(uses[-1])]
-    return sections(evaluation, graded), charts
+    return sections(evaluation, model), charts
 
 
 # The samples

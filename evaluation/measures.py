@@ -12,7 +12,7 @@ from pathlib import Path
 from evaluation.grading import Graded
 from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
-from evaluation.statistics import Estimate, estimate, paired_p_value, percentile
+from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
 from evaluation.trajectories import Patterns, patterns_of
 
 ALL = "all domains"
@@ -31,6 +31,8 @@ class Evaluation:
     trajectories: Trajectories
     patterns: Mapping[Key, Patterns]
     """The patterns in the answers that have a trajectory."""
+    accuracies: Mapping[str, Sequence["Accuracy"]]
+    """The accuracy of each model in each domain, and in all."""
 
     def of_model(self, model: str) -> list[Graded]:
         """Return the results of a model."""
@@ -45,13 +47,16 @@ class Evaluation:
 def evaluation_of(
     directory: Path, info: RunInfo, suites: Sequence[Suite], graded: Sequence[Graded]
 ) -> Evaluation:
-    """Return the evaluation in a directory, with the patterns of all its trajectories."""
+    """Return the evaluation in a directory, with the patterns of all its trajectories and with the
+    accuracies, whose intervals take seconds to compute."""
     trajectories = Trajectories(directory)
     patterns = {}
     for each in graded:
         if trajectory := trajectories.of(each.result):
             patterns[each.result.key] = patterns_of(each.result, trajectory)
-    return Evaluation(directory, info, suites, graded, trajectories, patterns)
+    by_model = groups(graded, lambda each: each.result.model)
+    found = {model: accuracies(of_model) for model, of_model in by_model.items()}
+    return Evaluation(directory, info, suites, graded, trajectories, patterns, found)
 
 
 # Groups
@@ -96,8 +101,7 @@ class Difference:
     """The difference of two accuracies over the problems that have a grade in both."""
 
     estimate: Estimate
-    p_value: float
-    """The p-value of the exact sign-flip test."""
+    p_value: PValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,33 @@ def difference(before: Mapping[str, Fraction], after: Mapping[str, Fraction]) ->
     return Difference(found, paired_p_value(values)) if found else None
 
 
+# Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The answers of both modes to equal problems and repeats, in one order."""
+
+    plain: Sequence[Graded]
+    sandbox: Sequence[Graded]
+    left_out: int
+    """The number of problems and repeats that have results in both modes, but no answer in one of
+    them, such as those whose plain prompt exceeds the context window."""
+
+
+def pairs(graded: Sequence[Graded]) -> Pairs:
+    """Return the pairs of one model's answers."""
+    plain, sandbox = (
+        {(each.sample.id, each.result.repeat): each for each in graded if each.result.mode == mode}
+        for mode in MODES
+    )
+    shared = sorted(plain.keys() & sandbox)
+    kept = [key for key in shared if len(answered([plain[key], sandbox[key]])) == 2]
+    return Pairs(
+        [plain[key] for key in kept], [sandbox[key] for key in kept], len(shared) - len(kept)
+    )
+
+
 # Tokens
 
 
@@ -163,23 +194,22 @@ class TokenUse:
     """The part of the trajectory that the model wrote."""
     environment: float
     """The part of the trajectory that is output of tools."""
-
-    @property
-    def ratio(self) -> float | None:
-        """The trajectory divided by the tokens of plain; None without one of them."""
-        plain = self.plain_prompt + self.plain_completion
-        return self.trajectory / plain if plain and self.trajectory else None
+    pairs: int
+    left_out: int
+    ratio: float | None
+    """The trajectories divided by the tokens of plain, over the pairs."""
 
 
 def token_uses(graded: Sequence[Graded]) -> list[TokenUse]:
-    """Return the tokens in each domain, and in all."""
-    return [_token_use(domain, of_domain) for domain, of_domain in domains(answered(graded))]
+    """Return the tokens in each domain, and in all, of one model's answers."""
+    return [_token_use(domain, of_domain) for domain, of_domain in domains(graded)]
 
 
 def _token_use(domain: str, graded: Sequence[Graded]) -> TokenUse:
-    plain = [each.result for each in graded if each.result.mode == "plain"]
-    sandbox = [each.result for each in graded if each.result.mode == "sandbox"]
-    runs = runs_of(graded)
+    plain = [each.result for each in answered(graded) if each.result.mode == "plain"]
+    sandbox = [each.result for each in answered(graded) if each.result.mode == "sandbox"]
+    runs = runs_of(answered(graded))
+    paired = pairs(graded)
     trajectory = average([run.trajectory_tokens for run in runs])
     environment = average([run.observation_tokens for run in runs])
     completion = average([each.completion_tokens for each in sandbox])
@@ -194,7 +224,23 @@ def _token_use(domain: str, graded: Sequence[Graded]) -> TokenUse:
         first_prompt=max(0.0, trajectory - environment - model),
         model=model,
         environment=environment,
+        pairs=len(paired.plain),
+        left_out=paired.left_out,
+        ratio=_ratio(
+            [run.trajectory_tokens for run in runs_of(paired.sandbox)],
+            [_tokens(each) for each in paired.plain],
+        ),
     )
+
+
+def _ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float | None:
+    """Return the ratio of two sums, or None if one of them is 0."""
+    numerator, denominator = sum(numerators), sum(denominators)
+    return numerator / denominator if numerator and denominator else None
+
+
+def _tokens(graded: Graded) -> int:
+    return graded.result.prompt_tokens + graded.result.completion_tokens
 
 
 # Turns, tools and capabilities
@@ -287,19 +333,28 @@ class Speed:
     """The number of requests at a time divided by their mean time."""
     p50_s: float
     p95_s: float
+    pairs: Pairs
+    """The pairs of the domain."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The answers per minute divided by those of plain, over the pairs."""
+        return _ratio(_times_s(self.pairs.plain), _times_s(self.pairs.sandbox))
 
 
 def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
-    """Return the speed of each mode in each domain, and in all."""
-    return [
-        _speed(evaluation, domain, mode, group)
-        for domain, of_domain in domains(answered(graded))
-        for mode, group in modes(of_domain)
-    ]
+    """Return the speed of each mode in each domain, and in all, of one model's answers."""
+    found = []
+    for domain, of_domain in domains(graded):
+        paired = pairs(of_domain)
+        for mode, group in modes(answered(of_domain)):
+            times_s = _times_s(group)
+            mean_s = average(times_s)
+            per_minute = 60 * evaluation.info.concurrency / mean_s if mean_s else 0.0
+            p50_s, p95_s = (percentile(times_s, share) for share in (0.5, 0.95))
+            found.append(Speed(domain, mode, len(times_s), per_minute, p50_s, p95_s, paired))
+    return found
 
 
-def _speed(evaluation: Evaluation, domain: str, mode: Mode, graded: Sequence[Graded]) -> Speed:
-    times = [each.result.latency_s for each in graded]
-    per_minute = 60 * evaluation.info.concurrency / average(times) if sum(times) else 0.0
-    p50_s, p95_s = (percentile(times, share) for share in (0.5, 0.95))
-    return Speed(domain, mode, len(times), per_minute, p50_s, p95_s)
+def _times_s(graded: Sequence[Graded]) -> list[float]:
+    return [each.result.latency_s for each in graded]

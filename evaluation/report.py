@@ -10,8 +10,8 @@ from fractions import Fraction
 from evaluation.grading import FAILURES, Graded
 from evaluation.measures import (
     CAPABILITIES,
+    Accuracy,
     Evaluation,
-    accuracies,
     answered,
     average,
     domains,
@@ -23,11 +23,16 @@ from evaluation.measures import (
 )
 from evaluation.reference_graders import PACKAGE, reference_version
 from evaluation.results import MODES
-from evaluation.statistics import Estimate, mean, percentile
+from evaluation.statistics import FLIPS, Estimate, PValue, mean, percentile
 
 NONE = "-"
 """The entry of a table's cell without a value."""
 RECONSTRUCTED = "reconstructed"
+PAIRS = (
+    "over the pairs: the problems and repeats with an answer in both modes. Left out are those"
+    " without an answer in one mode, such as those whose plain prompt exceeds the context window."
+)
+"""The explanation of the columns `pairs` and `left out`."""
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
@@ -46,8 +51,7 @@ def render(evaluation: Evaluation) -> str:
     parts = ["# Evaluation\n", *(f"- {name}: {value}" for name, value in facts(evaluation)), ""]
     parts.append(_table(suites(evaluation)))
     for model in evaluation.models:
-        graded = evaluation.of_model(model)
-        first, *others = sections(evaluation, graded)
+        first, *others = sections(evaluation, model)
         parts += [f"## {model}\n", f"{_table(first)}\n{first.note}\n"]
         parts += [render_section(section, "###") for section in others]
     parts.append(render_section(speed(evaluation), "##"))
@@ -78,11 +82,12 @@ def suites(evaluation: Evaluation) -> Section:
     return Section("Suites", ["suite", "samples", "source", "licence", "sha256"], rows)
 
 
-def sections(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Section]:
+def sections(evaluation: Evaluation, model: str) -> list[Section]:
     """Return the sections about a model that do not depend on time. The first one is the paper's
     table."""
+    graded = evaluation.of_model(model)
     return [
-        _accuracy(graded),
+        _accuracy(evaluation.accuracies[model]),
         _apart(graded),
         *_graders(graded),
         _tokens(graded),
@@ -98,19 +103,22 @@ def speed(evaluation: Evaluation) -> Section:
     """Return the section that depends on time."""
     rows = []
     for model in evaluation.models:
-        found = speeds(evaluation, evaluation.of_model(model))
-        plain = {each.domain: each.per_minute for each in found if each.mode == "plain"}
-        for each in found:
-            baseline = plain.get(each.domain) if each.mode == "sandbox" else None
+        for each in speeds(evaluation, evaluation.of_model(model)):
             numbers = (f"{each.per_minute:.1f}", f"{each.p50_s:.2f}", f"{each.p95_s:.2f}")
-            ratio = f"{each.per_minute / baseline:.2f}" if baseline else NONE
-            rows.append([model, each.domain, each.mode, str(each.answers), *numbers, ratio])
-    head = ["model", "domain", "mode", "answers", "per minute", "p50 (s)", "p95 (s)", "ratio"]
+            row = [model, each.domain, each.mode, str(each.answers), *numbers]
+            if each.mode == "plain":
+                row += [NONE, NONE, NONE]
+            else:
+                counts = (len(each.pairs.plain), each.pairs.left_out)
+                row += [_ratio(each.ratio), *map(str, counts)]
+            rows.append(row)
+    head = ["model", "domain", "mode", "answers", "per minute", "p50 (s)", "p95 (s)"]
     note = (
         f"With {evaluation.info.concurrency} requests at a time. Answers per minute are the number"
-        " of requests at a time divided by their mean time; the ratio is to those of plain."
+        " of requests at a time divided by their mean time. The ratio is to those of plain,"
+        f" {PAIRS}"
     )
-    return Section("Speed", head, rows, note)
+    return Section("Speed", [*head, "ratio", "pairs", "left out"], rows, note)
 
 
 def percent(estimate: Estimate | None, sign: str = "") -> str:
@@ -124,9 +132,18 @@ def percent(estimate: Estimate | None, sign: str = "") -> str:
     return f"{text} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
-def p_text(value: float) -> str:
-    """Return a p-value with four digits."""
-    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+def p_text(p_value: PValue) -> str:
+    """Return a p-value with four digits. An estimated one begins with `≈`."""
+    if not p_value.is_exact:
+        return f"≈ {p_value.value:.4f}"
+    return f"{p_value.value:.4f}" if p_value.value >= 0.0001 else "< 0.0001"
+
+
+def p_note(p_values: Sequence[PValue]) -> str:
+    """Return a sentence about the estimated ones among some p-values; empty if all are exact."""
+    if all(each.is_exact for each in p_values):
+        return ""
+    return f" A p with ≈ is estimated from {FLIPS:,} random sign flips."
 
 
 def number(value: float, digits: int = 0) -> str:
@@ -134,16 +151,21 @@ def number(value: float, digits: int = 0) -> str:
     return f"{value:,.{digits}f}" if value else NONE
 
 
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
 # The sections
 
 
-def _accuracy(graded: Sequence[Graded]) -> Section:
-    rows = []
-    for each in accuracies(graded):
+def _accuracy(accuracies: Sequence[Accuracy]) -> Section:
+    rows, p_values = [], []
+    for each in accuracies:
         row = [each.domain, percent(each.plain), percent(each.sandbox)]
         if found := each.difference:
             pairs = str(found.estimate.count)
             row += [percent(found.estimate, sign="+"), pairs, p_text(found.p_value)]
+            p_values.append(found.p_value)
         else:
             row += [NONE, NONE, NONE]
         rows.append(row)
@@ -152,7 +174,8 @@ def _accuracy(graded: Sequence[Graded]) -> Section:
         " problem are averaged first. Δ and p (exact sign-flip test) are over the pairs: the"
         " problems with a grade in both modes."
     )
-    return Section("Accuracy", ["domain", "plain", "sandbox", "Δ", "pairs", "p"], rows, note)
+    head = ["domain", "plain", "sandbox", "Δ", "pairs", "p"]
+    return Section("Accuracy", head, rows, note + p_note(p_values))
 
 
 def _apart(graded: Sequence[Graded]) -> Section:
@@ -230,17 +253,17 @@ def _tokens(graded: Sequence[Graded]) -> Section:
         )
         parts = (use.first_prompt, use.model, use.environment)
         shares = [f"{part / use.trajectory:.1%}" if use.trajectory else NONE for part in parts]
-        ratio = NONE if use.ratio is None else f"{use.ratio:.2f}"
-        rows.append([use.domain, *map(number, means), *shares, ratio])
+        counts = (str(use.pairs), str(use.left_out))
+        rows.append([use.domain, *map(number, means), *shares, _ratio(use.ratio), *counts])
     head = ["domain", "plain: prompt", "plain: completion", "sandbox: prompt"]
-    more = ["sandbox: completion", "trajectory", "first prompt", "model", "environment", "ratio"]
+    parts_head = ["sandbox: completion", "trajectory", "first prompt", "model", "environment"]
     note = (
         "Mean tokens of an answer, as the backend counts them. Prompt and completion are sums over"
         " all model calls. The trajectory counts each token once, and consists of the first prompt,"
         " the text of the model and the environment, which is the output of tools. The ratio is the"
-        " trajectory divided by prompt and completion of plain."
+        f" trajectory divided by prompt and completion of plain, {PAIRS}"
     )
-    return Section("Tokens", [*head, *more], rows, note)
+    return Section("Tokens", [*head, *parts_head, "ratio", "pairs", "left out"], rows, note)
 
 
 def _tools(evaluation: Evaluation, graded: Sequence[Graded]) -> Section:

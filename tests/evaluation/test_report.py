@@ -18,8 +18,43 @@ async def test_tokens_of_the_trajectory_have_three_parts(tmp_path: Path) -> None
     write(tmp_path / "output", sums(tmp_path / "data"), records)
     (row, total) = rows(await report_of(tmp_path / "output"), "### Tokens")
     shares = ["66.7%", "20.0%", "13.3%"]
-    assert row == ["sums", "100", "30", "100", "30", "150", *shares, "1.15"]
+    assert row == ["sums", "100", "30", "100", "30", "150", *shares, "1.15", "1", "0"]
     assert total == ["all domains", *row[1:]]
+
+
+async def test_token_ratio_is_over_the_problems_and_repeats_with_an_answer_in_both_modes(
+    tmp_path: Path,
+) -> None:
+    large = USE.model_copy(update={"trajectory_tokens": 13_000})
+    failed = [Failure(code="context_length_exceeded", message="m")]
+    overflow = {"status": "context_overflow", "failures": failed}
+    records = [
+        (plain("sum/0", "0"), None),
+        (with_sandbox("sum/0", "0"), None),
+        (plain("sum/0", "", repeat=1, **overflow), None),
+        (with_sandbox("sum/0", "0", repeat=1, sandbox=large), None),
+        (plain("sum/1", "", **overflow), None),
+        (with_sandbox("sum/1", "2", sandbox=large), None),
+        (with_sandbox("sum/2", "4", sandbox=large), None),  # its plain request was not sent yet
+    ]
+    write(tmp_path / "output", sums(tmp_path / "data", 3), records)
+    report = await report_of(tmp_path / "output")
+    row = rows(report, "### Tokens")[0]
+    assert (row[5], row[9:]) == ("9,788", ["1.15", "1", "2"])
+
+
+async def test_p_value_of_many_denominators_is_marked_as_estimated(tmp_path: Path) -> None:
+    count = 24  # the problem number n has n + 1 repeats, one of which is right with a sandbox
+    suite = sums(tmp_path / "data", count)
+    records = [(plain(each.id, "Answer: -1"), None) for each in suite.samples]
+    for number, each in enumerate(suite.samples):
+        for repeat in range(number + 1):
+            answer = f"Answer: {each.ground_truth if repeat == 0 else -1}"
+            records.append((with_sandbox(each.id, answer, repeat=repeat), None))
+    write(tmp_path / "output", suite, records)
+    report = await report_of(tmp_path / "output")
+    assert [row[5] for row in rows(report, "## made-model")] == ["≈ 0.0001", "≈ 0.0001"]
+    assert "A p with ≈ is estimated from 9,999 random sign flips." in report
 
 
 async def test_turns_tools_and_capabilities_of_two_runs(tmp_path: Path) -> None:
@@ -58,22 +93,27 @@ async def test_reasoning_patterns_are_means_of_answers(tmp_path: Path) -> None:
 
 
 async def test_speed_is_that_of_each_domain_and_mode(tmp_path: Path) -> None:
-    drafts = [Draft(sample(0)), Draft(sample(1, domain="others"))]
+    drafts = [Draft(sample(0)), Draft(sample(1, domain="others")), Draft(sample(2))]
     data = tmp_path / "data" / "synthetic"
+    failure = Failure(code="timeout", message="m")
     suite = write_suite(data, "synthetic", drafts, licence="none", source="a test")
     records = [
         (plain("sum/0", "0", latency_s=1.0), None),
+        (with_sandbox("sum/0", "0", latency_s=4.0), None),
         (plain("sum/1", "2", latency_s=5.0), None),
         (with_sandbox("sum/1", "2", latency_s=8.0), None),
+        (plain("sum/2", "4", latency_s=119.0), None),
+        (with_sandbox("sum/2", "", status="infra_error", failures=[failure], sandbox=None), None),
     ]
     write(tmp_path / "output", suite, records)
     report = await report_of(tmp_path / "output")
     assert rows(report, "## Speed") == [  # with 4 requests at a time
-        ["made-model", "others", "plain", "1", "48.0", "5.00", "5.00", "-"],
-        ["made-model", "others", "sandbox", "1", "30.0", "8.00", "8.00", "0.62"],
-        ["made-model", "sums", "plain", "1", "240.0", "1.00", "1.00", "-"],
-        ["made-model", "all domains", "plain", "2", "80.0", "1.00", "5.00", "-"],
-        ["made-model", "all domains", "sandbox", "1", "30.0", "8.00", "8.00", "0.38"],
+        ["made-model", "others", "plain", "1", "48.0", "5.00", "5.00", "-", "-", "-"],
+        ["made-model", "others", "sandbox", "1", "30.0", "8.00", "8.00", "0.62", "1", "0"],
+        ["made-model", "sums", "plain", "2", "4.0", "1.00", "119.00", "-", "-", "-"],
+        ["made-model", "sums", "sandbox", "1", "60.0", "4.00", "4.00", "0.25", "1", "1"],
+        ["made-model", "all domains", "plain", "3", "5.8", "5.00", "119.00", "-", "-", "-"],
+        ["made-model", "all domains", "sandbox", "2", "40.0", "4.00", "8.00", "0.50", "2", "1"],
     ]
 
 

@@ -1,5 +1,6 @@
 """The interval and the test of paired differences, against values that are known otherwise."""
 
+import math
 from fractions import Fraction
 from itertools import product
 from math import comb
@@ -8,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.statistics import bootstrap_interval, mean, paired_p_value, percentile
+from evaluation.statistics import (
+    FLIPS,
+    PValue,
+    bootstrap_interval,
+    mean,
+    paired_p_value,
+    percentile,
+)
 
 HALF = Fraction(1, 2)
 
@@ -22,21 +30,49 @@ def flips(values: list[Fraction]) -> float:
     return sum(each >= abs(sum(values)) for each in sums) / len(sums)
 
 
+def normal_p_value(values: list[Fraction]) -> float:
+    """Return the p-value of the normal approximation of the sign-flip test."""
+    z = abs(sum(values)) / math.sqrt(sum(value * value for value in values))
+    return math.erfc(z / math.sqrt(2))
+
+
 @given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=8))
 def test_p_value_is_the_share_of_the_sign_flips(values: list[Fraction]) -> None:
-    assert paired_p_value(values) == pytest.approx(flips(values))
+    found = paired_p_value(values)
+    assert found.is_exact
+    assert found.value == pytest.approx(flips(values))
 
 
 def test_p_value_of_whole_differences_is_that_of_mcnemar() -> None:
     better, worse = 9, 2
     differences = [Fraction(1)] * better + [Fraction(-1)] * worse + [Fraction(0)] * 100
     tail = sum(comb(11, k) for k in range(worse + 1)) / 2**11
-    assert paired_p_value(differences) == pytest.approx(2 * tail)
+    assert paired_p_value(differences).value == pytest.approx(2 * tail)
 
 
 def test_p_value_of_many_repeats_is_computed_exactly() -> None:
-    differences = [Fraction(number % 33 - 16, 16) for number in range(650)]
-    assert 0 < paired_p_value(differences) <= 1
+    differences = [Fraction(number % 33 - 15, 16) for number in range(650)]
+    found = paired_p_value(differences)
+    assert found.is_exact
+    assert found.value == pytest.approx(normal_p_value(differences), rel=0.02)
+
+
+def test_p_value_of_mixed_denominators_is_estimated_from_random_flips() -> None:
+    # The exact test of these differences has 2 ** 400 sums at most, over a common denominator of
+    # 240,240.
+    denominators = [11, 12, 13, 14, 15, 16]
+    differences = [
+        Fraction(number % 23 - 10, denominators[number % 6] * 2) for number in range(400)
+    ]
+    found = paired_p_value(differences)
+    assert not found.is_exact
+    assert found.value == pytest.approx(normal_p_value(differences), abs=0.01)
+    assert found == paired_p_value(differences)
+
+
+def test_estimated_p_value_is_never_zero() -> None:
+    differences = [Fraction(1, number + 1) for number in range(60)]
+    assert paired_p_value(differences) == PValue(1 / (FLIPS + 1), is_exact=False)
 
 
 def test_interval_needs_two_values() -> None:
