@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from evaluation.ifbench_grader import check_instructions
-from evaluation.isolation import GraderError, preload, run_isolated
+from evaluation.isolation import GraderError, UngradableError, preload, run_isolated
 from evaluation.reasoning_gym_suite import load_reasoning_gym
 from evaluation.samples import GraderName, Sample
 
@@ -48,7 +48,7 @@ class Grade:
     format_failure: bool = False
     """True if the answer does not have the form that the problem asks for."""
     loose: bool | None = None
-    """True if the answer passes IFBench's loose test; None with other graders."""
+    """True if the answer passes IFBench's loose test; None without such a test."""
 
 
 RIGHT, WRONG = Grade(Fraction(1)), Grade(Fraction(0))
@@ -147,16 +147,24 @@ def _grade_json(sample: Sample, text: str) -> Grade:
     """Compare JSON values. The order of keys does not matter. Numbers are compared by value;
     texts, numbers and true/false differ."""
     try:
+        right = _parse_json(sample.ground_truth)
+    except ValueError as error:
+        raise UngradableError(f"the right answer is not JSON: {error}") from error
+    try:
         answer = _parse_json(text)
-    except (ValueError, ArithmeticError, RecursionError):  # Decimal raises InvalidOperation
+    except ValueError:
         return UNFORMATTED
-    return RIGHT if _is_same(answer, _parse_json(sample.ground_truth)) else WRONG
+    return RIGHT if _is_same(answer, right) else WRONG
 
 
 def _parse_json(text: str) -> Any:
-    return json.loads(
-        text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=Decimal
-    )
+    """Return the value of a JSON text, with decimal numbers. Raises ValueError."""
+    try:
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=Decimal
+        )
+    except (ArithmeticError, RecursionError) as error:  # Decimal raises InvalidOperation
+        raise ValueError(str(error)) from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -185,7 +193,10 @@ def _grade_reasoning_gym(sample: Sample, text: str) -> Grade:
     answer = final_answer(text)
     if answer is None:
         return UNFORMATTED
-    score = load_reasoning_gym().get_score_answer_fn(sample.kind)
+    try:
+        score = load_reasoning_gym().get_score_answer_fn(sample.kind)
+    except ValueError as error:
+        raise UngradableError(f"reasoning-gym has no family {sample.kind}") from error
     try:
         return RIGHT if score(answer, sample.entry) == 1.0 else WRONG
     except ValueError:  # the function cannot parse the answer
@@ -210,7 +221,7 @@ def _grade_math(sample: Sample, text: str) -> Grade:
         )
     )
     if not right:
-        raise ValueError(f"math-verify cannot read the right answer {sample.ground_truth!r}")
+        raise UngradableError(f"math-verify cannot read the right answer {sample.ground_truth!r}")
     return RIGHT if math_verify.verify(right, given, timeout_seconds=None) else WRONG
 
 

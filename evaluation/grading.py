@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from evaluation.graders import UNFORMATTED, WRONG, Grade, grade_all, is_unusable
-from evaluation.isolation import GraderError, UngradableError
+from evaluation.graders import WRONG, Grade, grade_all, is_unusable
+from evaluation.isolation import ErrorKind, GraderError, UngradableError
 from evaluation.judge import (
     STRICT,
     Instructions,
@@ -26,9 +26,7 @@ from evaluation.reference_graders import (
 from evaluation.results import Result, ResultsError
 from evaluation.samples import Sample, Suite
 
-Failure = Literal["ungradable", "judge failure", "grader failure"]
-FAILURES: tuple[Failure, ...] = ("ungradable", "judge failure", "grader failure")
-"""The kinds of answers without a grade."""
+ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 Graders = Literal["strict", "reference", "both"]
 GRADES = "grades.jsonl"
 """The file of the results directory with the grades of the last report."""
@@ -43,29 +41,25 @@ class Graded:
     result: Result
     sample: Sample
     grade: Grade | None
-    """None for an infrastructure error, and if the grader gave no judgement."""
-    grader_error: str = ""
-    """The reason of an answer without a grade. It begins with `ungradable: ` if a part of the
-    grader is missing, and with `judge failure: ` if the judge gave no verdict."""
+    """None for an infrastructure error, an ungradable answer and a judge failure."""
+    error: GraderError | None = None
+    """The error of the grader. With a grader failure, the grade is a wrong one."""
     reference: Grade | None = None
     """The grade of the reference's grader. None as well if it was not asked for, and for samples
     that the reference has no grader for."""
-    reference_error: str = ""
+    reference_error: GraderError | None = None
     judge: str = ""
     """The judge of the answer; empty with other graders."""
 
     @property
-    def failure(self) -> Failure | None:
-        """The kind of the reason of an answer without a grade."""
-        if not self.grader_error:
-            return None
-        kinds = (kind for kind in FAILURES if self.grader_error.startswith(f"{kind}: "))
-        return next(kinds, "grader failure")
+    def error_kind(self) -> ErrorKind | None:
+        return self.error.kind if self.error else None
 
     @property
     def has_judge_failure(self) -> bool:
         """True if the judge of one of the two graders gave no verdict."""
-        return "judge failure: " in self.grader_error + self.reference_error
+        errors = (self.error, self.reference_error)
+        return any(error is not None and error.kind == "judge failure" for error in errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,8 @@ class Grading:
     judge: Judge | None = None
 
     def grade_results(self, suites: Sequence[Suite], results: Sequence[Result]) -> list[Graded]:
-        """Grade all answers. A prompt that does not fit the context window counts as wrong.
+        """Grade all answers. A prompt that does not fit the context window counts as wrong, and so
+        does an answer on which its grader fails.
 
         With `reference`, samples that the reference has a grader for have its grades only. Results
         of samples that the suites do not have are left out. Raises ResultsError if the reference's
@@ -105,27 +100,27 @@ class Grading:
             return self._strict(work), [None] * len(work)
         if reference_version() is None and any(has_reference(sample) for sample, _ in work):
             raise ResultsError(f"the package {PACKAGE} is not installed: {INSTALL}")
+        compared = [has_reference(sample) for sample, _ in work]
         if self.graders == "both":
-            return self._strict(work), _divided(work, _has_reference, self._reference, _no_grades)
-        grades = _divided(work, _has_reference, self._reference, self._strict)
-        compared = map(_has_reference, work)
+            reference = _grade_parts(
+                work, compared, self._reference, lambda rest: [None] * len(rest)
+            )
+            return self._strict(work), reference
+        grades = _grade_parts(work, compared, self._reference, self._strict)
         return grades, [grade if has else None for grade, has in zip(grades, compared, strict=True)]
 
-    def _strict(self, work: _Work) -> list[_Grade]:
-        return _divided(work, _is_judged, self._judge_strictly, grade_all)
-
-    def _judge_strictly(self, work: _Work) -> list[_Grade]:
-        return _divided(
+    def _strict(self, work: _Work) -> Sequence[_Grade]:
+        return _grade_parts(
             work,
-            lambda each: is_unusable(each[1]),
-            lambda unusable: [UNFORMATTED] * len(unusable),
-            lambda usable: self._judge(usable, lambda _: STRICT),
+            [sample.grader == "judge" and not is_unusable(answer) for sample, answer in work],
+            lambda judged: self._judge(judged, lambda _: STRICT),
+            grade_all,
         )
 
-    def _reference(self, work: _Work) -> list[_Grade]:
-        return _divided(
+    def _reference(self, work: _Work) -> Sequence[_Grade]:
+        return _grade_parts(
             work,
-            _is_judged,
+            [sample.grader == "judge" for sample, _ in work],
             lambda judged: self._judge(judged, reference_instructions),
             lambda others: grade_all(others, grade_reference),
         )
@@ -147,8 +142,8 @@ class Grading:
         if result.status == "context_overflow":
             main = WRONG
             reference = WRONG if self.graders != "strict" and has_reference(sample) else None
-        grade, error = _split(main)
-        reference_grade, reference_error = _split(reference)
+        grade, error = _grade_and_error(main)
+        reference_grade, reference_error = _grade_and_error(reference)
         judge = str(self.judge or "") if sample.grader == "judge" else ""
         return Graded(result, sample, grade, error, reference_grade, reference_error, judge)
 
@@ -167,40 +162,31 @@ def _record(graded: Graded) -> Mapping[str, object]:
         "score": float(grade.score) if grade else None,
         "format_failure": grade.format_failure if grade else None,
         "loose": grade.loose if grade else None,
-        "error": graded.grader_error or None,
+        "error": str(graded.error) if graded.error else None,
         "reference_score": float(reference.score) if reference else None,
-        "reference_error": graded.reference_error or None,
+        "reference_error": str(graded.reference_error) if graded.reference_error else None,
         "judge": graded.judge or None,
     }
 
 
-def _divided(
+def _grade_parts(
     work: _Work,
-    condition: Callable[[tuple[Sample, str]], bool],
-    grade_these: Callable[[_Work], Sequence[_Grade]],
-    grade_others: Callable[[_Work], Sequence[_Grade]],
-) -> list[_Grade]:
-    """Return the grades of all answers, in order, by one function for the answers that meet a
-    condition and by another for the rest."""
-    chosen = [condition(each) for each in work]
-    these = iter(grade_these([each for each, is_one in zip(work, chosen, strict=True) if is_one]))
-    others = iter(
-        grade_others([each for each, is_one in zip(work, chosen, strict=True) if not is_one])
-    )
-    return [next(these if is_one else others) for is_one in chosen]
+    is_first: Sequence[bool],
+    grade_first: Callable[[_Work], Sequence[_Grade]],
+    grade_second: Callable[[_Work], Sequence[_Grade]],
+) -> Sequence[_Grade]:
+    """Grade the answers that `is_first` marks by one function, and the others by another. Return
+    the grades in the order of the answers."""
+    grades: dict[int, _Grade] = {}
+    for grade_part, mark in ((grade_first, True), (grade_second, False)):
+        places = [place for place, each in enumerate(is_first) if each is mark]
+        found = grade_part([work[place] for place in places])
+        grades.update(zip(places, found, strict=True))
+    return [grades[place] for place in range(len(work))]
 
 
-def _has_reference(each: tuple[Sample, str]) -> bool:
-    return has_reference(each[0])
-
-
-def _is_judged(each: tuple[Sample, str]) -> bool:
-    return each[0].grader == "judge"
-
-
-def _no_grades(work: _Work) -> list[_Grade]:
-    return [None] * len(work)
-
-
-def _split(found: _Grade) -> tuple[Grade | None, str]:
-    return (None, str(found)) if isinstance(found, GraderError) else (found, "")
+def _grade_and_error(found: _Grade) -> tuple[Grade | None, GraderError | None]:
+    """Return the grade that counts, and the error of the grader."""
+    if isinstance(found, GraderError):
+        return (WRONG if found.kind == "grader failure" else None), found
+    return found, None

@@ -23,10 +23,14 @@ def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, boo
     """Return whether an answer follows all instructions of an entry, strictly and loosely.
 
     Loosely: each instruction is followed by the answer or by one of its variants, which leave out
-    asterisks, the first line or the last line. Raises UngradableError if a package or data of NLTK
-    is missing.
+    asterisks, the first line or the last line. Raises UngradableError if a package, data of NLTK or
+    a checker is missing.
     """
     library = load_ifbench()
+    checkers = library.instructions_registry.INSTRUCTION_DICT
+    for name in entry["instruction_id_list"]:
+        if name not in checkers:
+            raise UngradableError(f"IFBench has no checker {name}")
     random.seed(0)  # a checker chooses parameters that an entry does not have
     example = library.InputExample(
         key=entry["key"],

@@ -1,5 +1,5 @@
 """Runs a grading in a process of its own, with a timeout and a memory limit, so that no answer can
-stop or slow the report. Defines the errors of an answer that has no grade."""
+stop or slow the report. Defines the errors of graders."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 TIMEOUT_S = 30.0
 """Timeout of one grading, in seconds."""
@@ -18,17 +18,26 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _Result = TypeVar("_Result")
 
 
+ErrorKind = Literal["ungradable", "judge failure", "grader failure"]
+
+
 class GraderError(Exception):
-    """A grading gave no judgement: it exceeded its timeout, or its process failed."""
+    """The grading of one answer exceeded its timeout or its memory, or failed. The answer counts as
+    wrong: else an answer that no grader can bear would be left out of the accuracy."""
+
+    kind: ErrorKind = "grader failure"
+
+    def __init__(self, reason: str) -> None:
+        """The message is the kind of the error and the reason."""
+        super().__init__(f"{self.kind}: {reason}")
+        self.reason = reason
 
 
 class UngradableError(GraderError):
-    """The answer cannot be graded here, because a package or a data file of the grader is missing,
-    or because the report has no judge. The message begins with `ungradable: `."""
+    """No answer to the sample can be graded here: a package or a data file of the grader is
+    missing, the grader cannot read the sample, or the report has no judge."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"ungradable: {reason}")
-        self.reason = reason
+    kind: ErrorKind = "ungradable"
 
 
 def preload(modules: Iterable[str]) -> None:
@@ -43,7 +52,8 @@ def run_isolated(
     """Return the function's result from a new process.
 
     The function's output and its log are discarded. Raises UngradableError if a package is not
-    installed or the function raises it, and GraderError if there is no result for another reason.
+    installed or if the function raises it, and GraderError if there is no result for another
+    reason.
     """
     receiving, sending = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=_send_result, args=(sending, function, arguments))

@@ -21,7 +21,7 @@ import openai
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evaluation.graders import Grade
-from evaluation.isolation import GraderError
+from evaluation.isolation import ErrorKind, GraderError
 from evaluation.reference_graders import PACKAGE, load_reference, reference_version
 from evaluation.results import ResultsError
 from evaluation.runner import MALFORMED
@@ -50,11 +50,9 @@ Verdict = Literal["CORRECT", "INCORRECT", "UNKNOWN"]
 
 
 class JudgeError(GraderError):
-    """The judge gave no verdict. The message begins with `judge failure: `."""
+    """The judge gave no verdict on an answer."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"judge failure: {reason}")
-        self.reason = reason
+    kind: ErrorKind = "judge failure"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from evaluation.grading import FAILURES, Graded
+from evaluation.grading import ERROR_KINDS, Graded
 from evaluation.measures import (
     CAPABILITIES,
     Accuracy,
@@ -188,8 +188,7 @@ def _apart(graded: Sequence[Graded]) -> Section:
             str(sum(each.grade is not None for each in group)),
             str(sum(each.grade is not None and each.grade.format_failure for each in group)),
             str(sum(each.result.status == "context_overflow" for each in group)),
-            str(sum(each.failure == "ungradable" for each in group)),
-            str(sum(each.failure not in (None, "ungradable") for each in group)),
+            *(str(sum(each.error_kind == kind for each in group)) for kind in ERROR_KINDS),
             str(sum(each.result.status == "infra_error" for each in group)),
         ]
         for domain, of_domain in domains(graded)
@@ -197,17 +196,22 @@ def _apart(graded: Sequence[Graded]) -> Section:
     ]
     head = ["domain", "mode", "results", "graded", "format failures", "context overflows"]
     note = (
-        "Format failures and context overflows count as wrong. Ungradable answers, grader failures"
+        "Format failures, context overflows and grader failures count as wrong. A grader has failed"
+        " if it exceeded its limits or crashed on the answer. Ungradable answers, judge failures"
         " and infrastructure errors have no grade and are not part of the accuracy."
     )
-    more = ["ungradable", "grader failures", "infra errors"]
+    more = ["ungradable", "judge failures", "grader failures", "infra errors"]
     return Section("Results without an ordinary grade", [*head, *more], rows, note)
 
 
 def _graders(graded: Sequence[Graded]) -> list[Section]:
-    """Return a section with the scores of both graders side by side, and the answers without a
-    grade by their reason. There is none if no answer has a judge, a second grade or no grade."""
-    if not any(each.judge or each.reference or each.grader_error for each in graded):
+    """Return a section with the scores of both graders and of the loose test side by side, and the
+    errors of graders by their kind. There is none if no answer has a judge, a second grade, a loose
+    test or an error of its grader."""
+    if not any(
+        each.judge or each.reference or each.error or each.sample.grader == "ifbench"
+        for each in graded
+    ):
         return []
     rows = [
         [
@@ -217,13 +221,13 @@ def _graders(graded: Sequence[Graded]) -> list[Section]:
             _share([each.reference.score for each in group if each.reference]),
             _share(_loose_scores(group)),
             str(sum(each.grade is not None and each.grade.format_failure for each in group)),
-            *(str(sum(each.failure == kind for each in group)) for kind in FAILURES),
-            str(sum(bool(each.reference_error) for each in group)),
+            *(str(sum(each.error_kind == kind for each in group)) for kind in ERROR_KINDS),
+            str(sum(each.reference is None and bool(each.reference_error) for each in group)),
         ]
         for domain, of_domain in domains(graded)
         for mode, group in modes(of_domain)
     ]
-    head = ["domain", "mode", "score", "reference", "loose", "format failures", *FAILURES]
+    head = ["domain", "mode", "score", "reference", "loose", "format failures", *ERROR_KINDS]
     judges = ", ".join(sorted({each.judge for each in graded if each.judge}))
     note = (
         f"Judge: {judges or 'none'}. Reference: the paper's own graders,"
@@ -240,8 +244,9 @@ def _share(scores: Sequence[Fraction]) -> str:
 
 
 def _loose_scores(graded: Sequence[Graded]) -> list[Fraction]:
-    grades = [each.grade for each in graded if each.grade]
-    return [Fraction(grade.loose) for grade in grades if grade.loose is not None]
+    """Return 1 for each answer that passes IFBench's loose test, and 0 for its others."""
+    grades = [each.grade for each in graded if each.grade and each.sample.grader == "ifbench"]
+    return [Fraction(bool(grade.loose)) for grade in grades]
 
 
 def _tokens(graded: Sequence[Graded]) -> Section:
@@ -345,7 +350,7 @@ def _ends(graded: Sequence[Graded]) -> Section:
 
 
 def _errors(graded: Sequence[Graded]) -> Section:
-    """Return all errors and retries by code, and all grader failures."""
+    """Return all errors and retries by code, and all errors of graders."""
     final, retried = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for each in graded:
         codes = [failure.code for failure in each.result.failures]
@@ -353,8 +358,8 @@ def _errors(graded: Sequence[Graded]) -> Section:
             final[each.sample.domain, each.result.mode, codes.pop()] += 1
         for code in codes:
             retried[each.sample.domain, each.result.mode, code] += 1
-        if each.grader_error:
-            final[each.sample.domain, each.result.mode, f"grader: {each.grader_error}"] += 1
+        if each.error:
+            final[each.sample.domain, each.result.mode, str(each.error)] += 1
     rows = [
         [*place, str(final[place]), str(retried[place])] for place in sorted({*final, *retried})
     ]

@@ -301,11 +301,11 @@ def test_grading_that_raises_is_no_grade() -> None:
         run_isolated(int, "x")
 
 
-def test_failed_grading_does_not_end_the_others() -> None:
+def test_sample_that_its_grader_does_not_know_is_ungradable_and_does_not_end_the_others() -> None:
     unknown = Sample(**sample(kind="no-such-family", grader="reasoning-gym", entry={}))
     pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
     failed, right = grade_all([(unknown, "1"), (problem("number", "1"), "1")])
-    assert isinstance(failed, GraderError)
+    assert str(failed) == "ungradable: reasoning-gym has no family no-such-family"
     assert right == RIGHT
 
 
@@ -318,10 +318,15 @@ def test_grading_above_its_memory_limit_is_no_grade() -> None:
         run_isolated(allocate, 2**33)
 
 
-def test_right_answer_that_math_verify_cannot_read_is_no_grade() -> None:
+def test_right_answer_that_math_verify_cannot_read_is_ungradable() -> None:
     pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
     (found,) = grade_all([(problem("math", ""), "7")])
-    assert str(found) == "ValueError: math-verify cannot read the right answer ''"
+    assert str(found) == "ungradable: math-verify cannot read the right answer ''"
+
+
+def test_right_answer_that_is_not_strict_json_makes_answers_ungradable() -> None:
+    (found,) = grade_all([(problem("json", '{"a": 1, "a": 1}'), '{"a": 1}')])
+    assert str(found) == "ungradable: the right answer is not JSON: an object has a key twice"
 
 
 def test_answer_that_takes_too_long_to_compare_is_no_grade() -> None:
@@ -340,6 +345,53 @@ def test_package_that_is_not_installed_makes_an_answer_ungradable() -> None:
         run_isolated(import_package, "no_such_package")
 
 
+CRASHING_LIBRARY = """
+import os
+
+class LatexExtractionConfig: pass
+class ExprExtractionConfig: pass
+
+def parse(text, targets, parsing_timeout):
+    if "crash" in text:
+        os._exit(7)
+    return [text]
+
+def verify(right, given, timeout_seconds):
+    return right == given
+"""
+
+
+async def test_answer_on_which_its_grader_crashes_is_wrong_and_a_grader_failure(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "packages" / "math_verify"  # takes the place of the installed one
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(CRASHING_LIBRARY, encoding="utf-8")
+    expression = sample(grader="math", domain="math", ground_truth="7")
+    output = answered(tmp_path, [(expression, r"\boxed{7}"), (expression, r"\boxed{crash}")])
+    ended = await sandbox_eval("report", output, packages=library.parent)
+    assert ended.returncode == 0, ended.stderr
+    message = "grader failure: the process ended with exit code 7"
+    assert [(each["score"], each["error"]) for each in grades_of(output)] == [
+        (1.0, None),
+        (0.0, message),
+    ]
+    assert rows(ended.stdout, "## m")[0][1] == "50.0 [0.0, 100.0]"
+    head = ["math", "plain", "2", "2", "0", "0"]
+    apart = rows(ended.stdout, "### Results without an ordinary grade")[0]
+    assert apart == [*head, "0", "0", "1", "0"]
+    assert f"| math | plain | {message} | 1 | 0 |" in ended.stdout
+
+
+async def test_empty_answer_to_ifbench_fails_its_loose_test_too(tmp_path: Path) -> None:
+    entry = {"key": "1", "prompt": "Do.", "instruction_id_list": ["x:y"], "kwargs": [{}]}
+    instruction = sample(grader="ifbench", domain="instructions", ground_truth="", entry=entry)
+    ended = await sandbox_eval("report", answered(tmp_path, [(instruction, "")]))
+    assert rows(ended.stdout, "### Graders")[0] == [
+        *("instructions", "plain", "0.0", "-", "0.0", "1", "0", "0", "0", "0")
+    ]
+
+
 async def test_ungradable_answers_are_apart_and_not_wrong(tmp_path: Path) -> None:
     entry = {"key": "1", "prompt": "Do.", "instruction_id_list": ["x:y"], "kwargs": [{}]}
     instruction = sample(grader="ifbench", domain="instructions", ground_truth="", entry=entry)
@@ -356,4 +408,4 @@ async def test_ungradable_answers_are_apart_and_not_wrong(tmp_path: Path) -> Non
     assert rows(ended.stdout, "### Graders")[0] == [
         *("instructions", "plain", "-", "-", "-", "0", "1", "0", "0", "0")
     ]
-    assert "| instructions | plain | grader: ungradable: the package " in ended.stdout
+    assert "| instructions | plain | ungradable: the package " in ended.stdout

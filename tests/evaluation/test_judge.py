@@ -197,7 +197,7 @@ async def test_judge_that_refuses_is_a_failure_and_asked_again_by_the_next_repor
     code, report, output, _ = await judge_once(tmp_path, [(judged(), "0 m")], refuse)
     assert code == 3
     assert grades_of(output)[0]["error"] == "judge failure: HTTP 400 no_such_model"
-    assert "| physics | plain | grader: judge failure: HTTP 400 no_such_model |" in report
+    assert "| physics | plain | judge failure: HTTP 400 no_such_model |" in report
     judge = ReplyingJudge(compare)
     async with serving(judge.reply) as url:
         ended = await sandbox_eval("report", output, *judge_arguments(url, votes=1))

@@ -73,12 +73,12 @@ async def test_infra_error_is_apart_and_sent_again_by_the_next_run(tmp_path: Pat
     assert "1 requests have no answer because of infrastructure errors." in messages
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0] == ["sums", "-", "-", "-", "-", "-"]
-    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "0", "0", "0", "0", "0", "1"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "0", "0", "0", "0", "0", "0", "1"]
     code, _, (result,) = await evaluate(tmp_path, [RIGHT], *PLAIN)
     assert (code, result.status) == (0, "answered")
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0] == ["sums", "100.0", "-", "-", "-", "-"]
-    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0", "0"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "0", "0", "0", "0", "0"]
 
 
 async def test_lone_surrogates_of_a_server_do_not_stop_a_run(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_context_overflow_counts_as_wrong(tmp_path: Path) -> None:
     assert (code, result.status) == (0, "context_overflow")
     report = await report_of(tmp_path / "output")
     assert rows(report, f"## {MODEL}")[0][1] == "0.0"
-    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "1", "0", "0", "0"]
+    assert rows(report, HEADING)[0] == ["sums", "plain", "1", "1", "0", "1", "0", "0", "0", "0"]
 
 
 @pytest.mark.parametrize(
