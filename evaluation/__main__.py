@@ -154,22 +154,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from evaluation.grading import write_grades
     from evaluation.html_report import write_html
     from evaluation.report import render
     from evaluation.results import REPORT
 
     evaluation = _load(arguments.output, arguments)
+    write_grades(arguments.output, evaluation.graded)
     text = render(evaluation)
     (arguments.output / REPORT).write_text(text, encoding="utf-8")
     print(text)
     written = write_html(evaluation)
     print(f"{written.path}: {written.summary}", file=sys.stderr)
-    if failed := sum(each.has_judge_failure for each in evaluation.graded):
-        print(
-            f"The judge gave no verdict on {failed} answers. The same command asks again.",
-            file=sys.stderr,
-        )
-    return 3 if failed else 0
+    return _exit_code([evaluation])
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -179,16 +176,28 @@ def _compare(arguments: argparse.Namespace) -> int:
     if len(set(arguments.outputs)) != len(arguments.outputs) or len(arguments.outputs) < 2:
         raise ResultsError("compare needs two or more different directories")
     check_suites(arguments.outputs)
-    text = render([_load(output, arguments) for output in arguments.outputs])
+    evaluations = [_load(output, arguments) for output in arguments.outputs]
+    text = render(evaluations)
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")
     print(text)
-    return 0
+    return _exit_code(evaluations)
+
+
+def _exit_code(evaluations: "Sequence[Evaluation]") -> int:
+    """Return 3 and print a message if the judge gave no verdict on some answers, else 0."""
+    graded = [each for evaluation in evaluations for each in evaluation.graded]
+    if failed := sum(each.has_judge_failure for each in graded):
+        print(
+            f"The judge gave no verdict on {failed} answers. The same command asks again.",
+            file=sys.stderr,
+        )
+    return 3 if failed else 0
 
 
 def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
-    """Return the evaluation in a directory, with its grades, which are written there too."""
-    from evaluation.grading import Grading, write_grades
+    """Return the evaluation in a directory with its grades. The judge's verdicts are kept there."""
+    from evaluation.grading import Grading
     from evaluation.judge import Judge
     from evaluation.measures import evaluation_of
     from evaluation.results import ResultsError, read_results, read_run
@@ -210,7 +219,6 @@ def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
     )
     grading = Grading(output, arguments.grader, judge)
     graded = grading.grade_results(suites, read_results(output))
-    write_grades(output, graded)
     return evaluation_of(output, info, suites, graded)
 
 

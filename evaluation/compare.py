@@ -17,7 +17,7 @@ from evaluation.measures import (
     runs_of,
     scores,
 )
-from evaluation.report import NONE, Section, number, p_note, p_text, percent, render_section
+from evaluation.report import NONE, Section, judges, number, p_note, p_text, percent, render_section
 from evaluation.results import MODES, Mode, ResultsError, read_run
 from evaluation.statistics import Estimate
 
@@ -103,7 +103,9 @@ def _legend(compared: Sequence[Compared]) -> Section:
         proxy = each.evaluation.info.versions.get("llm-sandbox-proxy", NONE)
         rows.append([each.label, each.model, where, *objects, seed, proxy])
     head = ["", "model", "directory", "sandbox", "request", "seed", "version"]
-    return Section("Evaluations", head, rows, "Differences are to A.")
+    graded = [found for each in compared for found in each.evaluation.graded]
+    note = f"Differences are to A. Judge: {judges(graded)}."
+    return Section("Evaluations", head, rows, note)
 
 
 def _accuracy(compared: Sequence[Compared], order: Sequence[str], mode: Mode) -> Section:

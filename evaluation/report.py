@@ -151,6 +151,11 @@ def number(value: float, digits: int = 0) -> str:
     return f"{value:,.{digits}f}" if value else NONE
 
 
+def judges(graded: Sequence[Graded]) -> str:
+    """Return the judges of some answers, or `none`."""
+    return ", ".join(sorted({each.judge for each in graded if each.judge})) or "none"
+
+
 def _ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
@@ -228,9 +233,8 @@ def _graders(graded: Sequence[Graded]) -> list[Section]:
         for mode, group in modes(of_domain)
     ]
     head = ["domain", "mode", "score", "reference", "loose", "format failures", *ERROR_KINDS]
-    judges = ", ".join(sorted({each.judge for each in graded if each.judge}))
     note = (
-        f"Judge: {judges or 'none'}. Reference: the paper's own graders,"
+        f"Judge: {judges(graded)}. Reference: the paper's own graders,"
         f" {PACKAGE} {reference_version() or '(not installed)'}. Loose: IFBench's loose test."
         " Scores are means in percent over the answers that have one, and each column leaves out"
         " the answers that it has no grade for."

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from evaluation.samples import Suite
-from tests.evaluation.evaluation_process import rows, sandbox_eval, sums
+from evaluation.scripted import serving
+from tests.evaluation.evaluation_process import answered, grades_of, rows, sandbox_eval, sums
 from tests.evaluation.made_results import USE, plain, with_sandbox, write
+from tests.evaluation.test_judge import ReplyingJudge, judge_arguments, judged
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
@@ -73,6 +75,38 @@ async def test_models_of_one_directory_are_compared_too(tmp_path: Path) -> None:
         ["B", "other-model"],
         ["C", "made-model"],
     ]
+
+
+async def test_comparison_names_the_judge_and_ends_with_3_if_it_gave_no_verdict(
+    tmp_path: Path,
+) -> None:
+    outputs = [
+        answered(tmp_path / "a", [(judged(1), "1 m"), (judged(2), "1 m")]),
+        answered(tmp_path / "b", [(judged(1), "1 m"), (judged(2), "2 m")]),
+    ]
+    judge = ReplyingJudge(lambda prompt, _: "No." if "Question 2?" in prompt else "CORRECT")
+    async with serving(judge.reply) as url:
+        ended = await sandbox_eval("compare", *outputs, *judge_arguments(url, votes=1))
+        assert (ended.returncode, ended.stderr) == (
+            3,
+            "The judge gave no verdict on 2 answers. The same command asks again.\n",
+        )
+        assert "Differences are to A. Judge: judge, votes: 1." in ended.stdout
+        judge = ReplyingJudge(lambda _, __: "CORRECT")
+    async with serving(judge.reply) as url:
+        ended = await sandbox_eval("compare", *outputs, *judge_arguments(url, votes=1))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+async def test_comparison_leaves_the_grades_of_the_last_report(tmp_path: Path) -> None:
+    outputs = [answered(tmp_path / name, [(judged(1), "1 m")]) for name in ("a", "b")]
+    judge = ReplyingJudge(lambda _, __: "CORRECT")
+    async with serving(judge.reply) as url:
+        await sandbox_eval("report", outputs[0], *judge_arguments(url, votes=1))
+    ended = await sandbox_eval("compare", *outputs)
+    assert ended.returncode == 0, ended.stderr
+    assert [record["score"] for record in grades_of(outputs[0])] == [1.0]
+    assert not (outputs[1] / "grades.jsonl").exists()
 
 
 async def test_other_suites_are_refused(tmp_path: Path) -> None:
