@@ -100,6 +100,7 @@ def write_html(evaluation: Evaluation) -> Written:
     rows, left_out = _rows(evaluation)
     embedded = _sample_texts(evaluation, rows, templates)
     if embedded is None:
+        shortener.count = 0  # the pages shorten the texts of the samples that did not fit again
         pages.mkdir(exist_ok=True)
         page = templates.get_template("sample_page.html")
         for row in rows:

@@ -152,12 +152,14 @@ async def test_long_text_is_shortened_with_a_mark(tmp_path: Path) -> None:
 
 async def test_large_report_has_its_samples_on_pages(tmp_path: Path) -> None:
     suite, output = sums(tmp_path / "data", 20), tmp_path / "output"
-    results = [with_sandbox(each.id, each.ground_truth) for each in suite.samples]
+    # Each answer is the only text of its sample that is shortened.
+    results = [with_sandbox(each.id, "y" * 20_001) for each in suite.samples]
     commands = [f"echo {number} {'x' * 19_000}" for number in range(50)]
     write(output, suite, [(each, trajectory(each, *commands)) for each in results])
     assert f"20 samples on pages in {output}/report-samples" in await report(output)
     page = Page(output / "report.html")
     assert len(page.html) < 200_000
+    assert "20 texts longer than 20,000 characters are shortened" in page.html
     assert page.of("template") == []
     links = [each["href"] for each in page.of("a") if str(each["href"]).startswith("report-")]
     assert len(links) == 20
