@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         # --help must be quick, so the modules with these errors are imported by the commands.
-        from evaluation.results import ResultsError
+        from evaluation.journal import ResultsError
         from evaluation.runner import RunError
         from evaluation.samples import SuiteError
 
@@ -171,7 +171,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from evaluation.compare import check_suites, render
-    from evaluation.results import ResultsError
+    from evaluation.journal import ResultsError
 
     if len(set(arguments.outputs)) != len(arguments.outputs) or len(arguments.outputs) < 2:
         raise ResultsError("compare needs two or more different directories")
@@ -198,9 +198,10 @@ def _exit_code(evaluations: "Sequence[Evaluation]") -> int:
 def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
     """Return the evaluation in a directory with its grades. The judge's verdicts are kept there."""
     from evaluation.grading import Grading
+    from evaluation.journal import ResultsError
     from evaluation.judge import Judge
     from evaluation.measures import evaluation_of
-    from evaluation.results import ResultsError, read_results, read_run
+    from evaluation.results import read_results, read_run
     from evaluation.samples import load_suites
 
     info = read_run(output)

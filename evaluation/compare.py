@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.grading import Graded
+from evaluation.journal import ResultsError
 from evaluation.measures import (
     ALL,
     Evaluation,
@@ -18,7 +19,7 @@ from evaluation.measures import (
     scores,
 )
 from evaluation.report import NONE, Section, judges, number, p_note, p_text, percent, render_section
-from evaluation.results import MODES, Mode, ResultsError, read_run
+from evaluation.results import MODES, Mode, read_run
 from evaluation.statistics import Estimate
 
 MAX_COMPARED = 50

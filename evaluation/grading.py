@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from evaluation.graders import WRONG, Grade, grade_all, is_unusable
 from evaluation.isolation import ErrorKind, GraderError, UngradableError
+from evaluation.journal import ResultsError
 from evaluation.judge import (
     STRICT,
     Instructions,
@@ -23,7 +24,7 @@ from evaluation.reference_graders import (
     has_reference,
     reference_version,
 )
-from evaluation.results import Result, ResultsError
+from evaluation.results import Result
 from evaluation.samples import Sample, Suite
 
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)

@@ -6,7 +6,6 @@ report that was interrupted continues.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import re
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import IO, Literal
 
 import openai
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from evaluation.graders import Grade
 from evaluation.isolation import ErrorKind, GraderError
+from evaluation.journal import append_record, open_journal, read_records
 from evaluation.reference_graders import PACKAGE, load_reference, reference_version
-from evaluation.results import ResultsError
 from evaluation.runner import MALFORMED
 from evaluation.samples import JudgeEntry, Rubric, Sample
 
@@ -119,8 +118,7 @@ class Judgements:
 
     def append(self, judgement: Judgement) -> None:
         """Write a verdict. It survives the end of this process."""
-        self._file.write(judgement.model_dump_json().encode() + b"\n")
-        self._file.flush()
+        append_record(self._file, judgement)
         self._known[judgement.key] = judgement.verdict
 
 
@@ -128,25 +126,11 @@ class Judgements:
 def open_judgements(directory: Path) -> Iterator[Judgements]:
     """Create or continue the judgements.jsonl of a directory.
 
-    Raises ResultsError if another process writes to it, or if a line is malformed. A last line
-    without an end, which a killed process leaves, is removed.
+    Raises ResultsError if another process writes to it, or if a line is malformed.
     """
     path = directory / JUDGEMENTS
-    with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResultsError(f"{path}: another report writes to it.") from error
-        file.seek(0)
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
-        known: dict[str, Verdict] = {}
-        for number, line in enumerate(data.split(b"\n")[:-1], 1):
-            try:
-                judgement = Judgement.model_validate_json(line)
-            except ValidationError as error:
-                raise ResultsError(f"{path}:{number}: not a judgement") from error
-            known[judgement.key] = judgement.verdict
+    with open_journal(path) as file:
+        known = {each.key: each.verdict for each in read_records(path, Judgement)}
         yield Judgements(file, known)
 
 
@@ -161,13 +145,13 @@ def judge_all(
     An answer has a JudgeError if one of its votes has no verdict. A later call with the same
     judgements asks only for the votes that are missing.
     """
-    ballot = _Voting(judge, judgements)
-    papers = [
+    voting = _Voting(judge, judgements)
+    judged_answers = [
         _JudgedAnswer(instructions_of(sample), _question(sample, answer), judge)
         for sample, answer in work
     ]
-    asyncio.run(ballot.collect(papers))
-    return [ballot.grade(paper) for paper in papers]
+    asyncio.run(voting.collect(judged_answers))
+    return [voting.grade(judged) for judged in judged_answers]
 
 
 class _JudgedAnswer:
@@ -196,12 +180,12 @@ class _Voting:
         """The reasons of votes without a verdict, by key."""
         self._failures_in_a_row = 0
 
-    async def collect(self, papers: Sequence[_JudgedAnswer]) -> None:
+    async def collect(self, judged_answers: Sequence[_JudgedAnswer]) -> None:
         """Ask for all votes that have no verdict yet. Equal answers to a question share them."""
         votes = {
-            key: (paper, vote)
-            for paper in papers
-            for vote, key in enumerate(paper.keys)
+            key: (judged, vote)
+            for judged in judged_answers
+            for vote, key in enumerate(judged.keys)
             if self._judgements.get(key) is None
         }
         remaining = iter(votes.items())
@@ -217,22 +201,22 @@ class _Voting:
             for _ in range(min(CONCURRENCY, len(votes))):
                 group.create_task(self._work(client, remaining))
 
-    def grade(self, paper: _JudgedAnswer) -> Grade | GraderError:
+    def grade(self, judged: _JudgedAnswer) -> Grade | GraderError:
         """Return the grade of an answer, or its JudgeError."""
-        verdicts = [self._judgements.get(key) for key in paper.keys]
+        verdicts = [self._judgements.get(key) for key in judged.keys]
         if None in verdicts:
-            return JudgeError(self._failures[paper.keys[verdicts.index(None)]])
+            return JudgeError(self._failures[judged.keys[verdicts.index(None)]])
         return Grade(Fraction(verdicts.count("CORRECT"), len(verdicts)))
 
     async def _work(
         self, client: openai.AsyncOpenAI, votes: Iterator[tuple[str, tuple[_JudgedAnswer, int]]]
     ) -> None:
-        for key, (paper, vote) in votes:
+        for key, (judged, vote) in votes:
             if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 self._failures[key] = f"not asked after {MAX_FAILURES_IN_A_ROW} failures in a row"
                 continue
             try:
-                verdict, reply = await self._vote(client, paper)
+                verdict, reply = await self._vote(client, judged)
             except JudgeError as error:
                 self._failures[key] = error.reason
                 self._failures_in_a_row += 1
@@ -241,16 +225,16 @@ class _Voting:
             judgement = Judgement(
                 key=key,
                 judge=self._judge.model,
-                instructions=paper.instructions.version,
+                instructions=judged.instructions.version,
                 vote=vote,
                 verdict=verdict,
                 reply=reply[-MAX_REPLY_CHARS:],
             )
             self._judgements.append(judgement)
 
-    async def _vote(self, client: openai.AsyncOpenAI, paper: _JudgedAnswer) -> tuple[Verdict, str]:
+    async def _vote(self, client: openai.AsyncOpenAI, judged: _JudgedAnswer) -> tuple[Verdict, str]:
         """Return a verdict and the reply that it is from. Raises JudgeError."""
-        prompt = paper.instructions.prompt(paper.question)
+        prompt = judged.instructions.prompt(judged.question)
         for _ in range(ATTEMPTS):
             try:
                 completion = await client.chat.completions.create(
@@ -263,7 +247,7 @@ class _Voting:
                 reply, is_cut = choice.message.content or "", choice.finish_reason == "length"
             except (openai.OpenAIError, *MALFORMED) as error:
                 raise JudgeError(_code(error)) from error
-            if verdict := paper.instructions.verdict(reply, is_cut):
+            if verdict := judged.instructions.verdict(reply, is_cut):
                 return verdict, reply
         raise JudgeError("no verdict in the reply")
 

@@ -13,7 +13,7 @@ from evaluation.grading import Graded
 from evaluation.results import MODES, Key, Mode, RunInfo, SandboxUse, Trajectories
 from evaluation.samples import Suite
 from evaluation.statistics import Estimate, PValue, estimate, paired_p_value, percentile
-from evaluation.trajectories import Patterns, patterns_of
+from evaluation.trajectories import PatternCounts, patterns_of
 
 ALL = "all domains"
 CAPABILITIES = ("computation", "external_resources", "file_management")
@@ -29,7 +29,7 @@ class Evaluation:
     suites: Sequence[Suite]
     graded: Sequence[Graded]
     trajectories: Trajectories
-    patterns: Mapping[Key, Patterns]
+    patterns: Mapping[Key, PatternCounts]
     """The patterns in the answers that have a trajectory."""
     accuracies: Mapping[str, Sequence["Accuracy"]]
     """The accuracy of each model in each domain, and in all."""

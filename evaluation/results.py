@@ -7,26 +7,29 @@ report.md            the report
 report.html          the report with charts and the trajectories
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from evaluation.journal import (
+    ResultsError,
+    append_record,
+    first_fault,
+    open_journal,
+    parse_record,
+    read_lines,
+    read_records,
+)
 
 Mode = Literal["plain", "sandbox"]
 Status = Literal["answered", "context_overflow", "infra_error"]
 MODES: tuple[Mode, ...] = ("plain", "sandbox")
 RUN, RESULTS, TRAJECTORIES = "run.json", "results.jsonl", "trajectories.jsonl"
 REPORT, HTML_REPORT = "report.md", "report.html"
-_BLOCK_BYTES = 1 << 16
-
-
-class ResultsError(ValueError):
-    """The directory cannot be used. The message is one line for the user."""
 
 
 class Key(NamedTuple):
@@ -118,7 +121,8 @@ class ProducedFile(_Record):
 
 
 class Trajectory(_Record):
-    """The way from a problem to an answer. Its result has the same key and the same start."""
+    """The tool calls, reasoning and files of one completion. Its result has the same key and the
+    same start."""
 
     model: str
     mode: Mode
@@ -180,8 +184,8 @@ class ResultWriter:
         # The trajectory is first, so that a kill between the lines leaves no result without one.
         # The next run sends the request again, and the reader ignores the first trajectory.
         if trajectory is not None:
-            _write_line(self._trajectories, trajectory)
-        _write_line(self._results, result)
+            append_record(self._trajectories, trajectory)
+        append_record(self._results, result)
         if result.status != "infra_error":
             self.done.add(result.key)
 
@@ -196,21 +200,13 @@ def open_results(directory: Path, info: RunInfo) -> Iterator[ResultWriter]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (
-        (directory / RESULTS).open("a+b") as file,
-        (directory / TRAJECTORIES).open("a+b") as trajectories,
+        open_journal(directory / RESULTS) as file,
+        open_journal(directory / TRAJECTORIES) as trajectories,
     ):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResultsError(f"{directory}: another process writes to it.") from error
         _check_settings(directory, info.settings)
         (directory / RUN).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        _remove_unfinished_line(file)
-        _remove_unfinished_line(trajectories)
-        file.seek(0)
-        data = file.read()
-        latest = {result.key: result for result in _parse(directory / RESULTS, data)}
-        done = {key for key, result in latest.items() if result.status != "infra_error"}
+        latest = {result.key: result.status for result in read_records(directory / RESULTS, Result)}
+        done = {key for key, status in latest.items() if status != "infra_error"}
         yield ResultWriter(file, trajectories, done)
 
 
@@ -222,16 +218,12 @@ def read_run(directory: Path) -> RunInfo:
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}. `sandbox-eval run` writes it.") from error
     except ValidationError as error:
-        raise ResultsError(f"{path}: {_first_fault(error)}") from error
+        raise ResultsError(f"{path}: {first_fault(error)}") from error
 
 
 def read_results(directory: Path) -> list[Result]:
     """Return the newest record of each key, sorted by key. Raises ResultsError."""
-    try:
-        data = (directory / RESULTS).read_bytes()
-    except OSError as error:
-        raise ResultsError(f"{directory / RESULTS}: {error.strerror}.") from error
-    latest = {result.key: result for result in _parse(directory / RESULTS, data)}
+    latest = {result.key: result for result in read_records(directory / RESULTS, Result)}
     return [latest[key] for key in sorted(latest)]
 
 
@@ -245,13 +237,9 @@ class Trajectories:
         self._places: dict[tuple[Key, str], tuple[int, int]] = {}
         if not self._path.exists():
             return
-        with self._path.open("rb") as file:
-            offset = 0
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):  # else a killed process has left it
-                    trajectory = self._parse(line, number)
-                    self._places[trajectory.key, trajectory.started] = (number, offset)
-                offset += len(line)
+        for number, offset, line in read_lines(self._path):
+            trajectory = parse_record(self._path, number, line, Trajectory)
+            self._places[trajectory.key, trajectory.started] = (number, offset)
 
     def of(self, result: Result) -> Trajectory | None:
         """Return the trajectory of a result, or None if there is none."""
@@ -261,41 +249,7 @@ class Trajectories:
         number, offset = place
         with self._path.open("rb") as file:
             file.seek(offset)
-            return self._parse(file.readline(), number)
-
-    def _parse(self, line: bytes, number: int) -> Trajectory:
-        try:
-            return Trajectory.model_validate_json(line)
-        except ValidationError as error:
-            raise ResultsError(f"{self._path}:{number}: {_first_fault(error)}") from error
-
-
-def _write_line(file: IO[bytes], record: _Record) -> None:
-    file.write(record.model_dump_json().encode() + b"\n")
-    file.flush()
-
-
-def _remove_unfinished_line(file: IO[bytes]) -> None:
-    """Remove a last line without an end. The file is read backwards, as it may be large."""
-    end = file.seek(0, SEEK_END)
-    while end:
-        start = max(0, end - _BLOCK_BYTES)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            file.truncate(start + newline + 1)
-            return
-        end = start
-    file.truncate(0)
-
-
-def _parse(path: Path, data: bytes) -> Iterator[Result]:
-    """Yield the records of all complete lines."""
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            yield Result.model_validate_json(line)
-        except ValidationError as error:
-            raise ResultsError(f"{path}:{number}: {_first_fault(error)}") from error
+            return parse_record(self._path, number, file.readline(), Trajectory)
 
 
 def _check_settings(directory: Path, settings: RunSettings) -> None:
@@ -310,9 +264,3 @@ def _check_settings(directory: Path, settings: RunSettings) -> None:
                 f"{directory}: its results have {name} {json.dumps(before[name])}, not"
                 f" {json.dumps(now[name])}. Use the same value, or another --output."
             )
-
-
-def _first_fault(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "the record"
-    return f"{place}: {first['msg']}"

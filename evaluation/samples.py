@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from evaluation.journal import first_fault
+
 GraderName = Literal[
     "number", "text", "verbatim", "json", "reasoning-gym", "math", "choice", "ifbench", "judge"
 ]
@@ -203,7 +205,7 @@ def load_suite(directory: Path) -> Suite:
             f" {directory.name} --data {directory.parent}"
         ) from error
     except ValidationError as error:
-        raise SuiteError(f"{path}: {_first_fault(error)}") from error
+        raise SuiteError(f"{path}: {first_fault(error)}") from error
     samples = tuple(_read_samples(directory / SAMPLES, data))
     if len(samples) != manifest.count:
         raise SuiteError(
@@ -255,7 +257,7 @@ def _read_samples(path: Path, data: bytes) -> Iterator[Sample]:
         try:
             sample = Sample.model_validate_json(line)
         except ValidationError as error:
-            raise SuiteError(f"{path}:{number}: {_first_fault(error)}") from error
+            raise SuiteError(f"{path}:{number}: {first_fault(error)}") from error
         if sample.id in lines:
             first = lines[sample.id]
             raise SuiteError(f"{path}:{number}: id: {sample.id} is also on line {first}")
@@ -273,7 +275,7 @@ def _grader_fault(sample: Sample) -> str | None:
         try:
             model.model_validate(sample.entry)
         except ValidationError as error:
-            return f"entry.{_first_fault(error)}"
+            return f"entry.{first_fault(error)}"
     if sample.grader == "json" and (fault := _json_fault(sample.ground_truth)):
         return f"ground_truth: {fault}"
     if sample.grader == "choice" and not re.fullmatch("[A-Z]", sample.ground_truth):
@@ -287,9 +289,3 @@ def _json_fault(text: str) -> str | None:
     except ValueError as error:
         return f"not JSON: {error}"
     return None
-
-
-def _first_fault(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "the object"
-    return f"{place}: {first['msg']}"

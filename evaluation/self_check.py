@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import Path
 
-from evaluation.results import REPORT, ResultsError
+from evaluation.journal import ResultsError
+from evaluation.results import REPORT
 from evaluation.runner import RunError
 from evaluation.samples import load_suites
 from evaluation.scripted import NAME, ScriptedModel, serving

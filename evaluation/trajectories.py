@@ -53,7 +53,7 @@ STRUCTURE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Patterns:
+class PatternCounts:
     """The patterns in one answer and its trajectory."""
 
     calls: Mapping[str, int]
@@ -91,7 +91,7 @@ def trajectory_of(result: Result, completion: ChatCompletion) -> Trajectory:
     )
 
 
-def patterns_of(result: Result, trajectory: Trajectory) -> Patterns:
+def patterns_of(result: Result, trajectory: Trajectory) -> PatternCounts:
     """Return the patterns in an answer and its trajectory."""
     calls: Counter[str] = Counter()
     matched_calls = 0
@@ -101,7 +101,7 @@ def patterns_of(result: Result, trajectory: Trajectory) -> Patterns:
         matched_calls += bool(found)
     text = f"{trajectory.reasoning}\n{result.answer}"
     counts = (len(pattern.findall(text)) for pattern in (VERIFICATION, STRUCTURE))
-    return Patterns(calls, matched_calls, *counts)
+    return PatternCounts(calls, matched_calls, *counts)
 
 
 def capabilities_of(step: Step) -> list[str]:

@@ -278,7 +278,7 @@ async def test_two_reports_do_not_judge_in_one_directory(tmp_path: Path) -> None
     with open_judgements(output):
         ended = await sandbox_eval("report", output, *judge_arguments("http://127.0.0.1:9/v1"))
     assert ended.returncode == 1
-    assert ended.stderr.endswith("judgements.jsonl: another report writes to it.\n")
+    assert ended.stderr.endswith("judgements.jsonl: another process writes to it.\n")
 
 
 async def test_malformed_judgement_is_named(tmp_path: Path) -> None:
@@ -286,4 +286,4 @@ async def test_malformed_judgement_is_named(tmp_path: Path) -> None:
     (output / JUDGEMENTS).write_text("{}\n", encoding="utf-8")
     ended = await sandbox_eval("report", output, *judge_arguments("http://127.0.0.1:9/v1"))
     assert ended.returncode == 1
-    assert "judgements.jsonl:1: not a judgement" in ended.stderr
+    assert "judgements.jsonl:1: key: Field required" in ended.stderr

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
+from evaluation.journal import ResultsError
 from evaluation.results import (
     TRAJECTORIES,
     ProducedFile,
     Result,
-    ResultsError,
     Step,
     Trajectories,
     Trajectory,
