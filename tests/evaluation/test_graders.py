@@ -1,8 +1,4 @@
-"""The graders on labelled answers, and their processes.
-
-A case is the right answer, an answer, and its label: right, wrong, or form for a wrong answer that
-also does not have the form that its problem asks for.
-"""
+"""The graders on labelled answers, and their processes."""
 
 import os
 import time
@@ -12,7 +8,6 @@ from typing import Any
 import pytest
 
 from evaluation.graders import (
-    MAX_ANSWER_CHARS,
     RIGHT,
     UNFORMATTED,
     WRONG,
@@ -22,172 +17,24 @@ from evaluation.graders import (
 from evaluation.isolation import GraderError, UngradableError, run_isolated
 from evaluation.samples import Sample
 from tests.evaluation.evaluation_process import answered, grades_of, rows, sample, sandbox_eval
-from tests.evaluation.labelled_answers import CHOICE, MATH, SENTENCE
+from tests.evaluation.labelled_answers import (
+    CHOICE,
+    JSONS,
+    MATH,
+    NUMBERS,
+    SENTENCE,
+    TEXTS,
+    VERBATIM,
+)
 
 LABELS = {"right": RIGHT, "wrong": WRONG, "form": UNFORMATTED}
-Case = tuple[str, str, str]
-
-NUMBERS: list[Case] = [
-    ("42", "42", "right"),
-    ("42", "Answer: 42", "right"),
-    ("42", "answer: 42", "right"),
-    ("42", "ANSWER:42", "right"),
-    ("42", "  Answer:   42  \n\n", "right"),
-    ("42", "Six times seven.\n\nAnswer: 42", "right"),
-    ("42", "Answer: 41\nNo, I made a mistake.\nAnswer: 42", "right"),
-    ("42", "42.0", "right"),
-    ("42", "042", "right"),
-    ("42", "+42", "right"),
-    ("-42", "Answer: -42", "right"),
-    ("-42", "Answer: \N{MINUS SIGN}42", "right"),
-    ("1234567", "Answer: 1,234,567", "right"),
-    ("0.5", "Answer: 0.50", "right"),
-    ("0", "-0", "right"),
-    ("123456789012345678901234567890", "Answer: 123456789012345678901234567890", "right"),
-    ("123456789012345678901234567890", "Answer: 123456789012345678901234567891", "wrong"),
-    ("42", "Answer: 43", "wrong"),
-    ("42", "-42", "wrong"),
-    ("42", "Answer: 42\nOr rather:\nAnswer: 43", "wrong"),
-    ("0.1", "Answer: 0.10000000000000000001", "wrong"),
-    ("42", "The result is 42.", "form"),
-    ("42", "Answer: 42.", "form"),
-    ("42", "Answer: **42**", "form"),
-    ("42", "**Answer:** 42", "form"),
-    ("42", "Answer: $42", "form"),
-    ("42", "Answer: 42 apples", "form"),
-    ("42", "Answer: 4.2e1", "form"),
-    ("42", "Answer: forty-two", "form"),
-    ("42", "Answer:\n42", "form"),
-    ("42", "Answer: 42\nI hope this helps.", "form"),
-    ("42", "It may be\n42", "form"),
-    ("1234", "Answer: 12,34", "form"),
-    ("42", "Answer: \N{ARABIC-INDIC DIGIT FOUR}\N{ARABIC-INDIC DIGIT TWO}", "form"),
-    ("42", "", "form"),
-    ("42", " \n ", "form"),
-    ("42", "nan", "form"),
-    ("42", "Answer: " + "0" * MAX_ANSWER_CHARS + "42", "form"),
-]
-TEXTS: list[Case] = [
-    ("Ada", "Ada", "right"),
-    ("Ada", "Answer: Ada", "right"),
-    ("Ada", "answer:Ada", "right"),
-    ("Ada", "She is named below.\nAnswer: Ada\n", "right"),
-    ("Ada", "\n\n  Ada \n", "right"),
-    ("KXQ-4821", "Answer: KXQ-4821", "right"),
-    ("Ada Byron", "Answer: Ada  Byron", "right"),
-    ("Ada Byron", "Answer: Ada\tByron", "right"),
-    ("Ada", "Answer: Bo\nWait.\nAnswer: Ada", "right"),
-    ("Answer: x", "Answer: Answer: x", "right"),
-    ("é", "Answer: é", "right"),
-    ("a|b", "Answer: a|b", "right"),
-    ("Ada", "Answer: Bo", "wrong"),
-    ("Ada", "Answer: ada", "wrong"),
-    ("Ada", "Answer: ADA", "wrong"),
-    ("Ada", "Answer: Ada.", "wrong"),
-    ("Ada", 'Answer: "Ada"', "wrong"),
-    ("Ada", "Answer: **Ada**", "wrong"),
-    ("Ada", "Answer: Ada or Bo", "wrong"),
-    ("Ada", "Answer: Adam", "wrong"),
-    ("Ada", "Answer: A", "wrong"),
-    ("C", "cannot tell", "wrong"),
-    ("KXQ-4821", "Answer: KXQ4821", "wrong"),
-    ("KXQ-4821", "Answer: KXQ\N{EN DASH}4821", "wrong"),
-    ("Ada Byron", "Answer: AdaByron", "wrong"),
-    ("Ada", "It is Ada", "wrong"),
-    ("Ada", "Answer: Ada\nAnswer: Bo", "wrong"),
-    ("Ada", "It is Ada,\nI believe.", "form"),
-    ("Ada", "Answer: Ada\n\nShe is in line 7.", "form"),
-    ("Ada", "Answer:\nAda", "form"),
-    ("Ada", "- Ada\n- Bo", "form"),
-    ("Ada", "", "form"),
-    ("Ada", "\n", "form"),
-    ("Ada", "**Answer:** Ada\n**Done.**", "form"),
-]
-VERBATIM: list[Case] = [
-    ("a;b\nc;d", "a;b\nc;d", "right"),
-    ("a;b\nc;d", "a;b\nc;d\n", "right"),
-    ("a;b\nc;d", "\n\na;b\nc;d\n\n", "right"),
-    ("a;b\nc;d", "a;b\r\nc;d\r\n", "right"),
-    ("a", "a", "right"),
-    ("a b", "a b", "right"),
-    ("é;ß", "é;ß", "right"),
-    ("a\n\nb", "a\n\nb", "right"),
-    (" a", " a", "right"),
-    ("```", "```", "right"),
-    ("a;b\nc;d", "c;d\na;b", "wrong"),
-    ("a;b\nc;d", "a;b", "wrong"),
-    ("a;b\nc;d", "a;b\nc;d\ne;f", "wrong"),
-    ("a;b\nc;d", "a;b c;d", "wrong"),
-    ("a;b\nc;d", "A;B\nC;D", "wrong"),
-    ("a;b\nc;d", "a; b\nc; d", "wrong"),
-    ("a;b\nc;d", "a;b \nc;d", "wrong"),
-    ("a;b\nc;d", " a;b\nc;d", "wrong"),
-    ("a;b\nc;d", "a;b\n\nc;d", "wrong"),
-    ("a;b\nc;d", "Here they are:\na;b\nc;d", "wrong"),
-    ("a;b\nc;d", "Answer: a;b\nc;d", "wrong"),
-    ("a;b\nc;d", "a;b\nc;d\nDone.", "wrong"),
-    ("a;b\nc;d", "- a;b\n- c;d", "wrong"),
-    ("a;b\nc;d", "a,b\nc,d", "wrong"),
-    ("a;b\nc;d", "x", "wrong"),
-    ("a b", "a  b", "wrong"),
-    ("a b", "a\tb", "wrong"),
-    ("a", "Answer: a", "wrong"),
-    ("a", "a.", "wrong"),
-    ("a;b\nc;d", "```\na;b\nc;d\n```", "form"),
-    ("a;b\nc;d", "```csv\na;b\nc;d\n```", "form"),
-    ("a", "a ```", "form"),
-    ("a", "", "form"),
-    ("a", "\n\n", "form"),
-]
-RECORD = '{"name": "Ada", "year": 1815}'
-JSONS: list[Case] = [
-    (RECORD, RECORD, "right"),
-    (RECORD, '{"year": 1815, "name": "Ada"}', "right"),
-    (RECORD, '{"name":"Ada","year":1815}', "right"),
-    (RECORD, '\n{\n  "name": "Ada",\n  "year": 1815\n}\n', "right"),
-    (RECORD, '{"name": "\\u0041da", "year": 1815}', "right"),
-    (RECORD, '{"name": "Ada", "year": 1815.0}', "right"),
-    ("[1, 2]", "[1,2]", "right"),
-    ("[]", "[]", "right"),
-    ("null", "null", "right"),
-    ("0.1", "0.10", "right"),
-    ('{"a": [true, {"b": null}]}', '{"a": [true, {"b": null}]}', "right"),
-    (RECORD, '{"name": "Ada", "year": "1815"}', "wrong"),
-    (RECORD, '{"name": "ada", "year": 1815}', "wrong"),
-    (RECORD, '{"name": "Ada"}', "wrong"),
-    (RECORD, '{"name": "Ada", "year": 1815, "place": null}', "wrong"),
-    (RECORD, '{"Name": "Ada", "year": 1815}', "wrong"),
-    (RECORD, f"[{RECORD}]", "wrong"),
-    (RECORD, "{}", "wrong"),
-    (RECORD, "null", "wrong"),
-    (RECORD, '"Ada"', "wrong"),
-    ("[1, 2]", "[2, 1]", "wrong"),
-    ("[1, 2]", "[1]", "wrong"),
-    ("[1]", "[true]", "wrong"),
-    ("[true]", "[1]", "wrong"),
-    ("[0]", "[false]", "wrong"),
-    ("0.1", "0.10000000000000000001", "wrong"),
-    ("null", "false", "wrong"),
-    (RECORD, f"```json\n{RECORD}\n```", "form"),
-    (RECORD, '{"year": 1e9999999999999999999999}', "form"),
-    (RECORD, f"Here it is: {RECORD}", "form"),
-    (RECORD, f"Answer: {RECORD}", "form"),
-    (RECORD, f"{RECORD}\nDone.", "form"),
-    (RECORD, "{'name': 'Ada', 'year': 1815}", "form"),
-    (RECORD, '{"name": "Ada", "year": 1815,}', "form"),
-    (RECORD, '{"name": "Ada", "name": "Ada", "year": 1815}', "form"),
-    (RECORD, '{"name": "Ada", "year": NaN}', "form"),
-    (RECORD, "Ada, 1815", "form"),
-    (RECORD, "", "form"),
-    (RECORD, "[" * 50_000, "form"),
-]
 TABLES = {
     "number": NUMBERS,
     "text": TEXTS,
     "verbatim": VERBATIM,
     "json": JSONS,
-    "math": [(case.truth, case.answer, case.label) for case in MATH],
-    "choice": [(case.truth, case.answer, case.label) for case in CHOICE],
+    "math": MATH,
+    "choice": CHOICE,
 }
 X = "\N{MULTIPLICATION SIGN}"
 GYM: list[tuple[str, dict[str, Any], str, str]] = [
@@ -260,8 +107,8 @@ def test_grader_agrees_with_the_labels(grader: str) -> None:
     if grader == "math":
         pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
     cases = TABLES[grader]
-    given = [(truth, text[:80], grade(problem(grader, truth), text)) for truth, text, _ in cases]
-    assert given == [(truth, text[:80], LABELS[label]) for truth, text, label in cases]
+    given = [(case, grade(problem(grader, case.truth), case.answer)) for case in cases]
+    assert given == [(case, LABELS[case.label]) for case in cases]
 
 
 def test_reasoning_gym_grader_agrees_with_the_labels() -> None:
@@ -276,7 +123,10 @@ def test_reasoning_gym_grader_agrees_with_the_labels() -> None:
 
 @pytest.mark.parametrize("grader", [*TABLES, "reasoning-gym"])
 def test_each_grader_has_thirty_labelled_answers(grader: str) -> None:
-    labels = [case[-1] for case in (GYM if grader == "reasoning-gym" else TABLES[grader])]
+    if grader == "reasoning-gym":
+        labels = [label for *_, label in GYM]
+    else:
+        labels = [case.label for case in TABLES[grader]]
     assert len(labels) >= 30
     assert set(labels) == set(LABELS)
 

@@ -20,7 +20,18 @@ from tests.evaluation.evaluation_process import (
     with_packages,
 )
 from tests.evaluation.grader_packages import grader_packages
-from tests.evaluation.labelled_answers import CHOICE, IFBENCH, MATH, VERDICTS
+from tests.evaluation.labelled_answers import (
+    CHOICE,
+    IFBENCH,
+    JSONS,
+    MATH,
+    NEAREST,
+    NUMBERS,
+    TEXTS,
+    VERBATIM,
+    VERDICTS,
+    Case,
+)
 from tests.evaluation.test_judge import ReplyingJudge, judge_arguments
 
 pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
@@ -94,6 +105,28 @@ async def test_graders_side_by_side_agree_with_the_labels_and_with_the_reference
         (work[n][1], labels[n][1]) for n in graded
     ]
     assert [records[n]["reference_score"] for n in graded] == [own[n] for n in graded]
+
+
+@pytest.mark.parametrize(
+    ("grader", "cases"),
+    [("number", NUMBERS), ("text", TEXTS), ("verbatim", VERBATIM), ("json", JSONS)],
+)
+async def test_graders_of_exact_forms_are_beside_the_references_nearest_ones(
+    grader: str, cases: Sequence[Case], packages: Path, tmp_path: Path
+) -> None:
+    fields = [
+        sample(grader=grader, domain=NEAREST[grader], ground_truth=case.truth) for case in cases
+    ]
+    output = answered(tmp_path, list(zip(fields, [case.answer for case in cases], strict=True)))
+    ended = await sandbox_eval("report", output, "--grader", "both", packages=packages)
+    assert ended.returncode == 0, ended.stderr
+    records = grades_of(output)
+    own = await reference_scores(packages, tmp_path, "")
+    # The report has no grade of the reference, as it has no grader for these forms.
+    assert [
+        (case, record["score"], record["format_failure"], record["reference_score"], score)
+        for case, record, score in zip(cases, records, own, strict=True)
+    ] == [(case, SCORES[case.label], case.label == "form", None, case.reference) for case in cases]
 
 
 async def test_report_has_the_scores_of_both_graders(packages: Path, tmp_path: Path) -> None:

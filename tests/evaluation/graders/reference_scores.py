@@ -13,6 +13,7 @@ from llm_in_sandbox.benchmark.physics.judge import judge_single
 from llm_in_sandbox.benchmark.runner import load_reward_function
 
 TASKS = {"math": "math", "chemistry": "chem", "instructions": "instruct_follow"}
+"""The reference's tasks, by domain. Samples of other domains name the task as their domain."""
 
 
 def main() -> None:
@@ -33,8 +34,9 @@ def main() -> None:
             }
             scores.append(judge_single(vote)["score"])
             continue
+        task = TASKS.get(sample["domain"], sample["domain"])
         truth = sample["ground_truth"] or json.dumps(sample["entry"])
-        scores.append(load_reward_function(TASKS[sample["domain"]])(answer, truth))
+        scores.append(load_reward_function(task)(answer, truth))
     sys.stdout.write("\n" + json.dumps(scores))
 
 
