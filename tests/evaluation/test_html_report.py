@@ -141,6 +141,15 @@ async def test_page_has_the_tables_of_the_markdown_report(tmp_path: Path) -> Non
     assert len(page.of("caption")) == len(page.of("table")) - 1  # the list of the samples
 
 
+async def test_viewer_says_that_steps_are_not_turns(tmp_path: Path) -> None:
+    right = with_sandbox("sum/0", "0")
+    records = [(plain("sum/0", "0"), None), (right, trajectory(right, COMMAND))]
+    write(tmp_path / "output", sums(tmp_path / "data"), records)
+    await report(tmp_path / "output")
+    page = Page(tmp_path / "output" / "report.html")
+    assert sum("The results do not have the turns" in text for text in page.texts) == 1
+
+
 async def test_long_text_is_shortened_with_a_mark(tmp_path: Path) -> None:
     answer = "x" * 30_000
     write(tmp_path / "output", sums(tmp_path / "data"), [(plain("sum/0", answer), None)])
