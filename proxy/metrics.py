@@ -3,7 +3,9 @@ pool of sandboxes."""
 
 import asyncio
 import time
+from collections import Counter as Totals
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -88,6 +90,8 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self.durations = _Durations(self._registry)
         self.counts = _Counts(self._registry)
+        self.totals = _RunTotals()
+        self._registry.register(self.totals)
         self._readings = _Readings()
         self._registry.register(self._readings)
         self._models = _LabelValues(MAX_MODELS, models)
@@ -136,9 +140,9 @@ class Metrics(Collector):
             return reply
         finally:
             label = self._models.label(model)
-            self.durations.model_call.labels(label).observe(time.monotonic() - began)
+            self.durations.model_call(label).observe(time.monotonic() - began)
             if first is not None:
-                self.durations.first_token.labels(label).observe(first - began)
+                self.durations.first_token(label).observe(first - began)
 
     # Values that are read at each scrape
 
@@ -185,20 +189,20 @@ class _RunMetrics:
             case TurnStarted() | RunFinished():
                 now = time.monotonic()
                 if index in self._turns:
-                    turn = durations.turn.labels(*self._metrics.labels(task))
+                    turn = durations.turn(*self._metrics.labels(task))
                     turn.observe(now - self._turns.pop(index))
                 if isinstance(event, TurnStarted):
                     self._turns[index] = now
             case ToolCallFinished(name=name, duration_s=duration_s):
                 tool = self._metrics.tools.label(name)
                 _, profile = self._metrics.labels(task)
-                durations.command.labels(tool, profile).observe(duration_s)
+                durations.command(tool, profile).observe(duration_s)
             case RuleMatched(rule=rule, action=action):
                 self._metrics.counts.rules_met.labels(rule, action).inc()
 
     async def on_result(self, result: Result) -> None:
         for each in (result, *result.others):
-            self._metrics.counts.add(each.stats)
+            self._metrics.totals.add(each.stats)
         self._count_end(str(result.stop_reason))
 
     async def on_error(self, error: BaseException) -> None:
@@ -208,7 +212,7 @@ class _RunMetrics:
         metrics = self._metrics
         metrics.counts.runs_in_flight.dec()
         metrics.counts.runs.labels(reason).inc()
-        duration = metrics.durations.run.labels(*metrics.labels(self._task))
+        duration = metrics.durations.run(*metrics.labels(self._task))
         duration.observe(time.monotonic() - self._began)
 
 
@@ -232,24 +236,35 @@ class _LabelValues:
 
 
 class _Durations:
-    """The histograms."""
+    """The histograms. Those with labels are functions that return the histogram of given label
+    values. They are cached, because `labels` takes longer than `observe`; `_LabelValues` bounds the
+    number of label values."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.histograms: list[Histogram] = []
+
         def histogram(name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            return Histogram(
+            made = Histogram(
                 name, words, labels, NAMESPACE, unit="seconds", registry=registry, buckets=buckets
             )
+            self.histograms.append(made)
+            return made
+
+        def labelled(
+            name: str, words: str, buckets: Sequence[float], *labels: str
+        ) -> Callable[..., Histogram]:
+            return cache(histogram(name, words, buckets, *labels).labels)
 
         words = "Time from the start of a run to its end, however it ended."
-        self.run = histogram("run_duration", words, RUN_BUCKETS_S, "model", "profile")
+        self.run = labelled("run_duration", words, RUN_BUCKETS_S, "model", "profile")
         words = "Time from the start of a turn to the next turn's, or to the end of the run."
-        self.turn = histogram("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
+        self.turn = labelled("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
         words = "Time of a run's model call, retries and the client's reading of a stream included."
-        self.model_call = histogram("model_call_duration", words, TURN_BUCKETS_S, "model")
+        self.model_call = labelled("model_call_duration", words, TURN_BUCKETS_S, "model")
         words = "Time from a run's streamed model call to the first piece of the reply."
-        self.first_token = histogram("time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model")
+        self.first_token = labelled("time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model")
         words = "Time of a tool call, the wait for its sandbox included."
-        self.command = histogram("command_duration", words, COMMAND_BUCKETS_S, "tool", "profile")
+        self.command = labelled("command_duration", words, COMMAND_BUCKETS_S, "tool", "profile")
         words = "Time until a lease was assigned its sandbox, of leases that got one."
         self.queue_wait = histogram("pool_queue_wait", words, POOL_BUCKETS_S)
         words = "Time until a lease's sandbox could be used, the wait in the queue included."
@@ -260,42 +275,62 @@ class _Counts:
     """Counters of runs, from the start of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, words: str, *labels: str, unit: str = "") -> Counter:
-            return Counter(name, words, labels, NAMESPACE, unit=unit, registry=registry)
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(name, words, labels, NAMESPACE, registry=registry)
 
         self.runs_in_flight = Gauge(
             "runs_in_flight", "Runs under way.", namespace=NAMESPACE, registry=registry
         )
         self.runs = counter("runs", "Runs that have ended, by stop reason.", "stop_reason")
-        self.spent = {name: counter(name, words) for name, words in SPENT.items()}
-        self.run_seconds = counter(
-            "run", "Time of runs, by where it was spent.", "spent", unit="seconds"
-        )
-        self.capability_turns = counter(
-            "capability_turns", "Turns that used a meta-capability.", "capability"
-        )
         self.rules_met = counter("rules_met", "Rule matches.", "rule", "action")
-        for labelled, values in (
-            (self.runs, ENDINGS),
-            (self.run_seconds, SECONDS),
-            (self.capability_turns, Capability),
-        ):
-            for value in values:  # a series that begins at 0 has a rate from its first event on
-                labelled.labels(value)
+        for value in ENDINGS:  # a series that begins at 0 has a rate from its first event on
+            self.runs.labels(value)
+
+
+class _RunTotals(Collector):
+    """The sums of the statistics of all runs, read at each scrape."""
+
+    def __init__(self) -> None:
+        self._spent = Totals[str](dict.fromkeys(SPENT, 0))
+        self._ms = Totals[str](dict.fromkeys(SECONDS, 0))
+        self._capability_turns = Totals[str]({str(each): 0 for each in Capability})
 
     def add(self, stats: RunStats) -> None:
         """Add the statistics of one choice of a run that has a result: its expenses, times and
         capability turns."""
-        for name, counter in self.spent.items():
-            counter.inc(_clamped(getattr(stats, name)))
+        for name in SPENT:
+            self._spent[name] += _clamped(getattr(stats, name))
         for name in SECONDS:
-            self.run_seconds.labels(name).inc(_clamped(getattr(stats, f"{name}_ms")) / 1000)
+            self._ms[name] += _clamped(getattr(stats, f"{name}_ms"))
         for capability, turns in stats.capability_turns.items():
-            self.capability_turns.labels(capability).inc(_clamped(turns))
+            self._capability_turns[str(capability)] += _clamped(turns)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, words in SPENT.items():
+            yield CounterMetricFamily(f"{NAMESPACE}_{name}", words, self._spent[name])
+        seconds = CounterMetricFamily(
+            f"{NAMESPACE}_run_seconds",
+            "Time of runs, by where it was spent.",
+            labels=["spent"],
+            unit="seconds",
+        )
+        for name, ms in self._ms.items():
+            seconds.add_metric([name], ms / 1000)
+        yield seconds
+        turns = CounterMetricFamily(
+            f"{NAMESPACE}_capability_turns",
+            "Turns that used a meta-capability.",
+            labels=["capability"],
+        )
+        for capability, number in self._capability_turns.items():
+            turns.add_metric([capability], number)
+        yield turns
 
 
 def _clamped(number: int) -> int:
-    return min(max(number, 0), MAX_AMOUNT)
+    if number < 0:
+        return 0
+    return number if number < MAX_AMOUNT else MAX_AMOUNT
 
 
 class _Readings(Collector):

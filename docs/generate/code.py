@@ -142,9 +142,7 @@ def metrics() -> str:
 
 def _label_names(metrics: Metrics) -> dict[str, Sequence[str]]:
     """Return the label names of each histogram and counter, by the metric's name."""
-    values = [*vars(metrics.durations).values(), *vars(metrics.counts).values()]
-    groups = (value.values() if isinstance(value, dict) else [value] for value in values)
-    found = [each for group in groups for each in group]
+    found = [*metrics.durations.histograms, *vars(metrics.counts).values()]
     return {each.describe()[0].name: each._labelnames for each in found}  # noqa: SLF001 - no public list
 
 
