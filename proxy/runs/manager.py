@@ -315,7 +315,8 @@ class RunManager:
         async def publish(event: Event) -> None:
             for observer in by_type[type(event)]:
                 await observer.on_event(event)
-            if not _is_for_observers_only(event):
+            inner = event.event if isinstance(event, ChoiceEvent) else event
+            if not isinstance(inner, ModelCallFinished):  # only observers receive it
                 await emit(event)
 
         secrets = SecretFinder(task.profile.redaction)
@@ -423,11 +424,6 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
         case _:
             log.exception("run %s failed", run.id)
     return error
-
-
-def _is_for_observers_only(event: Event) -> bool:
-    inner = event.event if isinstance(event, ChoiceEvent) else event
-    return isinstance(inner, ModelCallFinished)
 
 
 def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
