@@ -63,12 +63,17 @@ class CommandOutput:
 
     def omitted_bytes(self, name: StreamName, report: OutputReport) -> int:
         """Return how many bytes of a stream the agent left out; 0 or less if none."""
-        return report.total_bytes - sum(len(self._text[kind]) for kind in KINDS[name])
+        head, tail = self._head_and_tail(name)
+        return report.total_bytes - len(head) - len(tail)
+
+    def _head_and_tail(self, name: StreamName) -> tuple[bytearray, bytearray]:
+        head_kind, tail_kind = KINDS[name]
+        return self._text[head_kind], self._text[tail_kind]
 
     def text(self, name: StreamName, report: OutputReport, path: str) -> str:
         """Return a stream in full, or its head and tail with a line between them that says how much
         is left out and that the file `path` has it."""
-        head, tail = (self._text[kind] for kind in KINDS[name])
+        head, tail = self._head_and_tail(name)
         omitted = self.omitted_bytes(name, report)
         if omitted <= 0:
             return (head + tail).decode(errors="replace")
@@ -83,8 +88,8 @@ class CommandOutput:
         """Return the number of lines of both streams, including those left out. A last line without
         a newline counts."""
         count = 0
-        for name, kinds in KINDS.items():
-            head, tail = (self._text[kind] for kind in kinds)
+        for name in KINDS:
+            head, tail = self._head_and_tail(name)
             shown = head.count(b"\n") + tail.count(b"\n")
             last = (tail or head)[-1:]
             is_open = bool(last) and last != b"\n"
