@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
-from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json
+from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json, is_small
 from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import AnswerTooLargeError, BackendError
@@ -393,13 +393,16 @@ class BackendResponse:
 
     async def json(self) -> Any:
         """Read the response to its end and decode it. Raises BackendError."""
-        body, bounds = bytearray(), JSONBounds(MAX_JSON_VALUES)
+        body, bounds, checked = bytearray(), JSONBounds(MAX_JSON_VALUES), 0
         async for piece in self:
             body += piece
             if len(body) > MAX_JSON_BYTES:
                 raise AnswerTooLargeError(f"it is longer than {MAX_JSON_BYTES >> 20} MiB")
+            if is_small(body):
+                continue
             try:
-                bounds.check(piece)
+                bounds.check(bytes(body[checked:]))
+                checked = len(body)
             except TooMuchJSONError as error:
                 raise AnswerTooLargeError(f"it has more than {error}") from error
         return parse_json(bytes(body))
