@@ -94,8 +94,8 @@ class Metrics(Collector):
         self._registry.register(self.totals)
         self._readings = _Readings()
         self._registry.register(self._readings)
-        self._models = _LabelValues(MAX_MODELS, models)
-        self._profiles = _LabelValues(MAX_PROFILES)
+        self.models = _LabelValues(MAX_MODELS, models)
+        self.profiles = _LabelValues(MAX_PROFILES)
         self.tools = _LabelValues(0, (tool.name for tool in make_tools()))
 
     def collect(self) -> Iterator[Metric]:
@@ -109,13 +109,9 @@ class Metrics(Collector):
 
     def start_run(self, task: AgentTask) -> "_RunMetrics":
         """Count a run as in flight. Return the observer that counts its end."""
-        self._profiles.add(task.profile.name)
+        self.profiles.add(task.profile.name)
         self.counts.runs_in_flight.inc()
         return _RunMetrics(self, task)
-
-    def labels(self, task: AgentTask) -> tuple[str, str]:
-        """Return the label values of a run: its model and its profile."""
-        return self._models.label(task.model), self._profiles.label(task.profile.name)
 
     # Model calls
 
@@ -136,10 +132,10 @@ class Metrics(Collector):
 
         try:
             reply = await complete(body, timed if on_delta else None)
-            self._models.add(model)
+            self.models.add(model)
             return reply
         finally:
-            label = self._models.label(model)
+            label = self.models.label(model)
             self.durations.model_call(label).observe(time.monotonic() - began)
             if first is not None:
                 self.durations.first_token(label).observe(first - began)
@@ -175,7 +171,9 @@ class _RunMetrics:
 
     def __init__(self, metrics: Metrics, task: AgentTask) -> None:
         self._metrics = metrics
-        self._task = task
+        self._model = task.model
+        # Unlike the model's label, this one cannot change during the run.
+        self._profile = metrics.profiles.label(task.profile.name)
         self._began = time.monotonic()
         self._turns: dict[int, float] = {}
         """The start of the current turn of each choice, by the choice's index."""
@@ -184,21 +182,20 @@ class _RunMetrics:
         index = 0
         if isinstance(event, ChoiceEvent):
             index, event = event.index, event.event
-        durations, task = self._metrics.durations, self._task
+        metrics = self._metrics
         match event:
             case TurnStarted() | RunFinished():
                 now = time.monotonic()
                 if index in self._turns:
-                    turn = durations.turn(*self._metrics.labels(task))
+                    turn = metrics.durations.turn(metrics.models.label(self._model), self._profile)
                     turn.observe(now - self._turns.pop(index))
                 if isinstance(event, TurnStarted):
                     self._turns[index] = now
             case ToolCallFinished(name=name, duration_s=duration_s):
-                tool = self._metrics.tools.label(name)
-                _, profile = self._metrics.labels(task)
-                durations.command(tool, profile).observe(duration_s)
+                tool = metrics.tools.label(name)
+                metrics.durations.command(tool, self._profile).observe(duration_s)
             case RuleMatched(rule=rule, action=action):
-                self._metrics.counts.rules_met.labels(rule, action).inc()
+                metrics.counts.rules_met.labels(rule, action).inc()
 
     async def on_result(self, result: Result) -> None:
         for each in (result, *result.others):
@@ -212,7 +209,7 @@ class _RunMetrics:
         metrics = self._metrics
         metrics.counts.runs_in_flight.dec()
         metrics.counts.runs.labels(reason).inc()
-        duration = metrics.durations.run(*metrics.labels(self._task))
+        duration = metrics.durations.run(metrics.models.label(self._model), self._profile)
         duration.observe(time.monotonic() - self._began)
 
 
