@@ -104,6 +104,16 @@ def boxed(text: str) -> str | None:
     return None
 
 
+def math_answer(text: str) -> str | None:
+    """Return the content of the last box of a text, or a text that is one expression; None if it
+    is neither."""
+    if "\\boxed" in text:
+        return boxed(text)
+    alone = text.strip().strip("$").strip()
+    words = _WORD.findall(_LATEX_COMMAND.sub(" ", alone))
+    return alone if "\n" not in alone and _MATH_WORDS.issuperset(words) else None
+
+
 def _grade_or_error(grader: Grader, sample: Sample, answer: str) -> Grade | GraderError:
     try:
         return run_isolated(grader, sample, answer)
@@ -206,7 +216,7 @@ def _grade_reasoning_gym(sample: Sample, text: str) -> Grade:
 def _grade_math(sample: Sample, text: str) -> Grade:
     """Compare mathematical expressions with math-verify. The answer is the last box, or a text that
     is one expression."""
-    answer = _math_answer(text)
+    answer = math_answer(text)
     if not answer:
         return UNFORMATTED
     import math_verify
@@ -223,14 +233,6 @@ def _grade_math(sample: Sample, text: str) -> Grade:
     if not right:
         raise UngradableError(f"math-verify cannot read the right answer {sample.ground_truth!r}")
     return RIGHT if math_verify.verify(right, given, timeout_seconds=None) else WRONG
-
-
-def _math_answer(text: str) -> str | None:
-    if "\\boxed" in text:
-        return boxed(text)
-    alone = text.strip().strip("$").strip()
-    words = _WORD.findall(_LATEX_COMMAND.sub(" ", alone))
-    return alone if "\n" not in alone and _MATH_WORDS.issuperset(words) else None
 
 
 def _grade_choice(sample: Sample, text: str) -> Grade:

@@ -5,6 +5,7 @@ A package's data is read as a file. The package itself is never imported, becaus
 are large.
 """
 
+import contextlib
 import csv
 import fnmatch
 import hashlib
@@ -187,13 +188,17 @@ def _rows(name: str, data: bytes) -> Iterator[Row]:
 
 
 def _json_rows(name: str, data: bytes) -> Iterator[tuple[int, object]]:
-    """Yield the elements of an array, or the lines. Both kinds are found under both suffixes."""
+    """Yield the elements of an array, one object, or the lines. All are found under both
+    suffixes."""
     try:
         if data.lstrip().startswith(b"["):
             yield from enumerate(json.loads(data), 1)
             return
     except (ValueError, RecursionError) as error:
         raise SuiteError(f"{name}: not JSON: {error}") from error
+    with contextlib.suppress(ValueError, RecursionError):  # of lines, or malformed
+        yield 1, json.loads(data)
+        return
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TOPS = ("policies", "sandbox_runtime", "proxy", "tests", "bench", "evaluation")
+TOPS = ("policies", "sandbox_runtime", "proxy", "tests", "bench", "evaluation", "training")
 BARE_IGNORE = re.compile(r"#\s*(?:type:\s*ignore|noqa)[^#]*$")
 REASON = re.compile(r"#\s*(?:type:\s*ignore\[[\w-]+\]|noqa:\s*[\w, ]+?)\s+(?:-|#)\s+\S")
 RIDDLE = re.compile(r"(?:What|How|Of|Who|Whose|The same|Those|Where|Such)\b")

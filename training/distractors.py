@@ -1,0 +1,141 @@
+"""Distractors: documents of other contexts, added to the files of a task.
+
+BM25 is computed here: the package rank-bm25 has had no release since 2022, needs numpy, and gives
+negative weights to words that are in more than half of the documents.
+"""
+
+import heapq
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Mode = Literal["random", "same-domain", "bm25"]
+MODES: tuple[Mode, ...] = ("random", "same-domain", "bm25")
+K1, B = 1.2, 0.75
+"""The parameters of BM25: saturation of a word's count, and normalisation by length."""
+CANDIDATES_PER_DISTRACTOR = 20
+"""Documents that are tried for each distractor before the task has fewer distractors."""
+MIN_SUBSTRING_CHARS = 4
+"""A shorter answer is found as whole words only."""
+_WORD = re.compile(r"\w+")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+
+
+def normalised(text: str) -> str:
+    """Return the words of a text in lower case, with one space between them. Commas between
+    thousands are left out."""
+    return " ".join(_WORD.findall(_THOUSANDS.sub("", text).casefold()))
+
+
+def contains(words: str, answer: str) -> bool:
+    """Return True if normalised words contain an answer.
+
+    Numbers and answers of less than MIN_SUBSTRING_CHARS characters are compared as whole words, so
+    that 19 is not found in 1912. Other answers are also found inside of words. An answer without
+    words is found nowhere.
+    """
+    gold = normalised(answer)
+    if not gold:
+        return False
+    if len(gold) < MIN_SUBSTRING_CHARS or gold.replace(" ", "").isdecimal():
+        return f" {gold} " in f" {words} "
+    return gold in words
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A document that may be a distractor."""
+
+    context: str
+    """The hash of its context."""
+    topic: str
+    title: str
+    text: str
+    words: str
+    """The normalised text."""
+
+
+class DistractorPool:
+    """The documents of a split, from which the distractors of its tasks are drawn."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._candidates = candidates
+        self._topics: dict[str, list[int]] = defaultdict(list)
+        for number, each in enumerate(candidates):
+            self._topics[each.topic].append(number)
+
+    def draw(
+        self,
+        mode: Mode,
+        count: int,
+        rng: random.Random,
+        *,
+        context: str,
+        topic: str,
+        own: Collection[str],
+        question: str,
+        answers: Sequence[str],
+    ) -> list[Candidate]:
+        """Return at most `count` documents of other contexts.
+
+        `own` are the normalised documents of the context, which are left out, as is each document
+        that contains one of the answers. There are fewer documents if no more are found among
+        CANDIDATES_PER_DISTRACTOR times as many candidates.
+        """
+        found: dict[str, Candidate] = {}
+        limit = CANDIDATES_PER_DISTRACTOR * (count + 1)
+        for number in self._numbers(mode, limit, rng, topic, question):
+            each = self._candidates[number]
+            if len(found) == count:
+                break
+            if each.context == context or each.words in own or each.words in found:
+                continue
+            if not any(contains(each.words, answer) for answer in answers):
+                found[each.words] = each
+        return list(found.values())
+
+    def _numbers(
+        self, mode: Mode, limit: int, rng: random.Random, topic: str, question: str
+    ) -> Sequence[int]:
+        if mode == "bm25":
+            return self._index.best(normalised(question).split(), limit)
+        pool = self._topics[topic] if mode == "same-domain" else range(len(self._candidates))
+        return rng.sample(pool, min(limit, len(pool)))
+
+    @cached_property
+    def _index(self) -> "Bm25":
+        return Bm25([each.words.split() for each in self._candidates])
+
+
+class Bm25:
+    """An index of documents that ranks them by Okapi BM25 (Robertson and Zaragoza, 2009), with the
+    inverse document frequency of Lucene, which is never negative."""
+
+    def __init__(self, documents: Sequence[Sequence[str]]) -> None:
+        self._postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        self._count = len(documents)
+        mean = sum(map(len, documents)) / max(1, self._count) or 1.0
+        for number, words in enumerate(documents):
+            length = K1 * (1 - B + B * len(words) / mean)
+            for word, times in Counter(words).items():
+                self._postings[word].append((number, times * (K1 + 1) / (times + length)))
+
+    def best(self, query: Sequence[str], count: int) -> list[int]:
+        """Return the numbers of at most `count` documents that have a word of the query, the best
+        first. Of equal documents the one with the lower number is first."""
+        scores: dict[int, float] = defaultdict(float)
+        for word in dict.fromkeys(query):
+            for number, score in self._scores(word):
+                scores[number] += score
+        best = heapq.nsmallest(count, ((-score, number) for number, score in scores.items()))
+        return [number for _, number in best]
+
+    def _scores(self, word: str) -> Iterator[tuple[int, float]]:
+        found = self._postings.get(word, [])
+        weight = math.log(1 + (self._count - len(found) + 0.5) / (len(found) + 0.5))
+        return ((number, weight * share) for number, share in found)

@@ -1,0 +1,140 @@
+"""Finds answers that a run wrote without a source: no command read a file or computed anything.
+
+The prompts of the reference forbid such answers. The result is a flag of the reward and does not
+change it. When in doubt a command counts as one that reads or computes.
+"""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+MAX_COMMAND_CHARS = 100_000
+"""A longer command counts as one that reads or computes."""
+_HEREDOC = re.compile(
+    r"^(?P<line>[^\n]*?)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)(?P<rest>[^\n]*)\n"
+    r"(?P<body>.*?)(?:^|\n)\s*(?P=tag)\s*$",
+    re.DOTALL | re.MULTILINE,
+)
+_PYTHON = re.compile(r"python[\d.]*")
+_WRITERS = frozenset(("echo", "printf", "cat", "tee"))
+_NEUTRAL = frozenset(
+    ("cd", "chmod", "clear", "date", "ls", "mkdir", "pwd", "sleep", "touch", "true")
+)
+"""Programs that show or change no content of a file."""
+_ANSWER = "answer.txt"
+_CALLS = frozenset(
+    ("open", "print", "write", "write_text", "close", "Path", "str", "join", "makedirs")
+)
+_MODULES = frozenset(("os", "pathlib", "sys"))
+_ALLOWED = (
+    *(ast.Module, ast.Expr, ast.Assign, ast.With, ast.withitem, ast.Import, ast.ImportFrom),
+    *(ast.alias, ast.Call, ast.Attribute, ast.Name, ast.Constant, ast.keyword, ast.Load, ast.Store),
+    *(ast.JoinedStr, ast.FormattedValue, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.USub),
+)
+
+
+def is_hardcoded(commands: Sequence[str]) -> bool:
+    """Return True if commands wrote a constant, and none of them read a file or computed.
+
+    A command is a shell command or a Python program. Without any command there was no sandbox to
+    use, and the result is False.
+    """
+    kinds = [_kind(command) for command in commands]
+    return "constant" in kinds and "source" not in kinds
+
+
+def _kind(command: str) -> str:
+    """Return `source` for a command that reads or computes, `constant` for one that writes a
+    constant, and `neutral`."""
+    if len(command) > MAX_COMMAND_CHARS:
+        return "source"
+    if _HEREDOC.search(command) is None and _is_program(command):
+        return _program_kind(command)
+    kinds = [_heredoc_kind(found) for found in _HEREDOC.finditer(command)]
+    kinds += map(_words_kind, _shell_commands(_HEREDOC.sub("", command)))
+    return next((kind for kind in ("source", "constant") if kind in kinds), "neutral")
+
+
+def _heredoc_kind(found: re.Match[str]) -> str:
+    head = f"{found['line']} {found['rest']}".split()
+    if head and _PYTHON.fullmatch(head[0]):
+        return _program_kind(found["body"])
+    is_expanded = not found["quote"] and ("$" in found["body"] or "`" in found["body"])
+    return "constant" if head and head[0] in _WRITERS and not is_expanded else "source"
+
+
+def _shell_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each simple command. A text that is no shell command is one word `?`."""
+    lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=";|&")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        yield ["?"]
+        return
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if word and set(word) <= set(";|&"):
+            if command:
+                yield command
+            command = []
+        else:
+            command.append(word)
+
+
+def _words_kind(words: Sequence[str]) -> str:
+    program = words[0]
+    if program in _NEUTRAL:
+        return "neutral"
+    if _PYTHON.fullmatch(program) and words[1:2] == ["-c"] and len(words) > 2:
+        return _program_kind(words[2])
+    if any("$" in word or "`" in word for word in words) or program not in _WRITERS:
+        return "source"
+    if program != "cat":
+        return "constant"
+    return "neutral" if all(word.endswith(_ANSWER) for word in words[1:]) else "source"
+
+
+def _is_program(text: str) -> bool:
+    """Return True if a text is a Python program and not a shell command, such as a file that the
+    editor wrote."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(not isinstance(node, ast.Expr) or _is_call(node) for node in tree.body)
+
+
+def _is_call(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Call)
+
+
+def _program_kind(text: str) -> str:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "source"
+    nodes = list(ast.walk(tree))
+    if not all(isinstance(node, _ALLOWED) and _is_constant(node) for node in nodes):
+        return "source"
+    return "constant" if any(isinstance(node, ast.Call) for node in nodes) else "neutral"
+
+
+def _is_constant(node: ast.AST) -> bool:
+    """Return True if a node neither reads a file nor computes."""
+    match node:
+        case ast.Import(names=names):
+            return all(name.name in _MODULES for name in names)
+        case ast.ImportFrom(module=module):
+            return module in _MODULES
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+            return name in _CALLS and (name != "open" or _is_opened_to_write(node))
+        case ast.Call():
+            return False
+    return True
+
+
+def _is_opened_to_write(call: ast.Call) -> bool:
+    modes = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]
+    return any(isinstance(mode, ast.Constant) and str(mode.value)[:1] in "wax" for mode in modes)

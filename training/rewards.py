@@ -1,0 +1,222 @@
+"""Rewards of answers, by the type of the question. They share the evaluation's graders.
+
+    mcq1                 1 if the answer is the letter of the right choice, else 0
+    mcqN                 F1 of the sets of letters
+    number, span, free   1 if math-verify finds the answer equal, else the F-measure of ROUGE-L
+
+A function of one's own replaces them. Each reward is computed in a process of its own, with the
+timeout of the evaluation.
+"""
+
+import importlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from evaluation.graders import Grade, boxed, final_answer, grade, is_unusable, math_answer
+from evaluation.isolation import TIMEOUT_S, GraderError, UngradableError, preload, run_isolated
+from evaluation.samples import Sample
+from training.distractors import normalised
+from training.hardcoded import is_hardcoded
+from training.rows import TaskError, TaskRow
+
+MAX_LENGTH_RATIO = 4
+"""An answer that is longer than the right answer by this factor gets no ROUGE-L."""
+_LETTERS = re.compile(r"[A-Z](?:\s*(?:,|;|\band\b|\s)\s*[A-Z])*")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LATEX_OR_DIGIT = re.compile(r"[\d\\]")
+
+Reason = Literal[
+    "choice",
+    "choices",
+    "math",
+    "rouge",
+    "function",
+    "sandbox lost",
+    "grader failure",
+    "not submitted",
+    "empty",
+    "oversized",
+]
+
+
+class Attempt(BaseModel):
+    """The end of one run on a task."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    """The task's."""
+    answer: str = ""
+    submitted: bool = False
+    """True if the model called the tool that ends the run."""
+    sandbox_lost: bool = False
+    """True if the sandbox or the proxy failed, so that the answer says nothing about the model."""
+    commands: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    """The commands and programs of the run, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of one attempt."""
+
+    value: float | None
+    """From 0 to 1. None: unscorable, and to be left out of the group."""
+    reason: Reason
+    """The rule that decided."""
+    is_hardcoded: bool = False
+    """True if the run wrote its answer without reading a file or computing."""
+    detail: str = ""
+    """The error of a grader that failed."""
+
+
+def reward(
+    row: TaskRow,
+    attempt: Attempt,
+    *,
+    function: str | None = None,
+    needs_submit: bool = True,
+    timeout_s: float = TIMEOUT_S,
+) -> Reward:
+    """Return the reward of an attempt.
+
+    `function` is `package.module:function`, which is called with the row as a dictionary and the
+    answer, and returns a number from 0 to 1. With `needs_submit`, as in training, an attempt
+    without a submit gets 0. A lost sandbox gives None, and so does a grader that fails, which is no
+    fault of the model. Raises TaskError if a package of the grader or the function is missing.
+    """
+    if attempt.sandbox_lost:
+        return Reward(None, "sandbox lost")
+    is_flagged = is_hardcoded(attempt.commands)
+    if needs_submit and not attempt.submitted:
+        return Reward(0.0, "not submitted", is_flagged)
+    if is_unusable(attempt.answer):
+        return Reward(0.0, "oversized" if attempt.answer.strip() else "empty", is_flagged)
+    try:
+        if function is not None:
+            value, reason = run_isolated(
+                _call, function, row.model_dump(), attempt.answer, timeout_s=timeout_s
+            )
+        else:
+            value, reason = run_isolated(score, row, attempt.answer, timeout_s=timeout_s)
+    except UngradableError as error:
+        remedy = "" if function else ": install the extra `training`"
+        raise TaskError(f"{error.reason}{remedy}") from error
+    except GraderError as error:
+        return Reward(None, "grader failure", is_flagged, str(error))
+    return Reward(value, reason, is_flagged)
+
+
+def reward_all(
+    work: Sequence[tuple[TaskRow, Attempt]],
+    *,
+    function: str | None = None,
+    needs_submit: bool = True,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Reward]:
+    """Return the rewards of all attempts, in order. The other arguments and the errors are those
+    of `reward`."""
+    preload([__name__, "math_verify", "rouge_score.rouge_scorer"])
+
+    def one(each: tuple[TaskRow, Attempt]) -> Reward:
+        row, attempt = each
+        return reward(
+            row, attempt, function=function, needs_submit=needs_submit, timeout_s=timeout_s
+        )
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(one, work))
+
+
+def score(row: TaskRow, answer: str) -> tuple[float, Reason]:
+    """Return the value of an answer and the rule that decided, in this process."""
+    if row.qa_type == "mcq1":
+        return float(_grade(row, answer, "choice").score), "choice"
+    if row.qa_type == "mcqN":
+        return _f1(set(row.ground_truth.split(",")), _letters(answer)), "choices"
+    if _is_equal_math(row, answer):
+        return 1.0, "math"
+    given = final_answer(answer) or answer.strip()
+    if len(given) > MAX_LENGTH_RATIO * len(row.ground_truth):
+        return 0.0, "oversized"
+    return _rouge_l(row.ground_truth, given), "rouge"
+
+
+def check_function(name: str) -> None:
+    """Raise TaskError unless a text is of the form `package.module:function`."""
+    if not _FUNCTION.fullmatch(name):
+        raise TaskError(f"{name}: not of the form package.module:function")
+
+
+def _letters(answer: str) -> set[str]:
+    """Return the letters of an answer: a last line `Answer: A,C`, the last box, or letters alone.
+    Return no letters if there is other text."""
+    given = boxed(answer) or final_answer(answer) or ""
+    return set(re.findall("[A-Z]", given)) if _LETTERS.fullmatch(given.strip()) else set()
+
+
+def _f1(right: set[str], given: set[str]) -> float:
+    """Return the harmonic mean of precision and recall of a set of choices."""
+    return 2 * len(right & given) / (len(right) + len(given)) if given else 0.0
+
+
+def _is_equal_math(row: TaskRow, answer: str) -> bool:
+    """Return True if math-verify finds the answer equal to a right answer that is an expression.
+
+    An expression has a digit or a LaTeX command and no words. Of words, math-verify would compare
+    the products of their letters, so that Pairs were equal to Paris.
+    """
+    gold = math_answer(row.ground_truth)
+    if not gold or not _LATEX_OR_DIGIT.search(gold):
+        return False
+    given = answer if "\\boxed" in answer else final_answer(answer) or answer
+    try:
+        return _grade(row, given, "math").score == 1
+    except ValueError:  # math-verify cannot read the right answer, such as a date
+        return False
+
+
+def _grade(row: TaskRow, answer: str, grader: Literal["choice", "math"]) -> Grade:
+    return grade(
+        Sample(
+            id=row.id,
+            domain="training",
+            kind=row.qa_type,
+            problem=row.problem_statement,
+            ground_truth=row.ground_truth,
+            grader=grader,
+        ),
+        answer,
+    )
+
+
+def _rouge_l(gold: str, given: str) -> float:
+    """Return the F-measure of ROUGE-L (Lin, 2004) with stemmed words, as the package rouge-score
+    computes it; 1 for equal words of any alphabet, which the package does not have."""
+    from rouge_score import rouge_scorer
+
+    if normalised(gold) and normalised(gold) == normalised(given):
+        return 1.0
+    scorer = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
+    return float(scorer.score(gold, given)["rougeL"].fmeasure)
+
+
+def _call(name: str, row: dict[str, Any], answer: str) -> tuple[float, Reason]:
+    """Return the value of a function of one's own. Raises UngradableError if it cannot be found,
+    and ValueError if its result is not a number from 0 to 1."""
+    module_name, _, function_name = name.partition(":")
+    function = getattr(importlib.import_module(module_name), function_name, None)
+    if not callable(function):
+        raise UngradableError(f"{module_name} has no function {function_name}")
+    value = function(row, answer)
+    is_number = isinstance(value, int | float | Fraction)
+    if not is_number or not math.isfinite(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name} returned {value!r:.40}, not a number from 0 to 1")
+    return float(value), "function"

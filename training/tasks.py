@@ -1,0 +1,406 @@
+"""Builds tasks from contexts: questions to be answered from files, with examples and distractors.
+
+The recipe is that of arXiv 2601.16206: one question of a context is the task, earlier ones are
+examples in the prompt, and the documents of the context are files beside distractors. The same
+source, options and seed give the same bytes.
+"""
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from evaluation.row_sources import read_files
+from training.contexts import Context, Document, Question
+from training.distractors import Candidate, DistractorPool, Mode, contains, normalised
+from training.rows import MAX_ANSWER_CHARS, Manifest, Meta, QaType, Split, TaskRow, files_json
+from training.sources import Source
+
+Names = Literal["neutral", "titles"]
+MAX_ANSWER_TOKENS = 30
+"""A question with a longer right answer is dropped. Tokens are words and punctuation marks."""
+MAX_FILES_CHARS = 2_000_000
+"""Maximum characters of the files of one task. Distractors that exceed it are left out."""
+NGRAM_WORDS = 13
+"""Length of the word sequences that a task may not share with a benchmark's prompt (Brown et al.,
+2020, appendix C)."""
+FORMS: Mapping[QaType, str] = {
+    "mcq1": "One choice is right. The answer is its letter.",
+    "mcqN": (
+        "Several choices are right. The answer is their letters in alphabetical order, with commas"
+        " and no spaces between them."
+    ),
+    "number": "The answer is a number.",
+    "span": "The answer is a few words from the documents.",
+    "free": "The answer is a short text.",
+}
+"""The sentence of a problem that says which form the answer must have."""
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", re.ASCII)
+_YES_NO = frozenset(("yes", "no", "true", "false"))
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """The options of a build."""
+
+    seed: int
+    examples: int = 3
+    """Maximum number of examples in a prompt."""
+    distractors: int = 4
+    distractor_mode: Mode = "random"
+    names: Names = "neutral"
+    """Names of the files: doc_01.txt and so on, or made of the titles. The order is random."""
+    tasks_per_context: int = 1
+    val_fraction: float = 0.0
+    """The part of the contexts whose tasks are held out."""
+    limit: int | None = None
+    """Maximum number of tasks of both splits; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The result of a build: the rows, and a manifest without files."""
+
+    manifest: Manifest
+    rows: Mapping[Split, Sequence[TaskRow]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A question with its type and its right answer."""
+
+    question: Question
+    qa_type: QaType
+    gold: str
+    statement: str
+    """The question with its choices."""
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The texts that give the answer away: the accepted answers, or the right choices."""
+        question = self.question
+        if not question.choices:
+            return question.answers
+        return tuple(question.choices[ord(letter) - ord("A")] for letter in question.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The tasks of a context, in the order of the source."""
+
+    key: str
+    context: Context
+    words: tuple[str, ...]
+    """The normalised documents."""
+    tasks: tuple[_Task, ...]
+
+
+class Decontamination:
+    """The prompts of benchmarks that no task may contain."""
+
+    def __init__(self, prompts: Iterable[str]) -> None:
+        self._ngrams: set[str] = set()
+        self._short: set[str] = set()
+        for prompt in prompts:
+            words = normalised(prompt).split()
+            if len(words) < NGRAM_WORDS:
+                self._short.add(" ".join(words))
+            self._ngrams.update(_ngrams(words))
+
+    @classmethod
+    def read(cls, path: Path) -> "Decontamination":
+        """Return the prompts of a file of rows, such as samples.jsonl of a prepared suite. The
+        prompt is in the field prompt, problem, problem_statement or question. Raises SuiteError."""
+        names = ("prompt", "problem", "problem_statement", "question")
+        return cls(row.text(*names) for row in read_files(path, (("*.jsonl",),)).rows)
+
+    def is_contaminated(self, text: str) -> bool:
+        """Return True if a text has 13 words in a row of a prompt, or if it is all words of a
+        shorter prompt."""
+        words = normalised(text).split()
+        if " ".join(words) in self._short:
+            return True
+        return any(ngram in self._ngrams for ngram in _ngrams(words))
+
+
+def build(
+    source: Source, options: BuildOptions, decontamination: Decontamination | None = None
+) -> Built:
+    """Return the tasks of a source. Contexts are split by the hash of their words, so that a
+    context is in the same split with every seed."""
+    dropped: Counter[str] = Counter()
+    contexts = _merged(source.contexts)
+    groups = list(_groups(contexts, decontamination or Decontamination(()), dropped))
+    splits: dict[Split, list[_Group]] = {"train": [], "val": []}
+    for group in groups:
+        splits["val" if _is_held_out(group.key, options.val_fraction) else "train"].append(group)
+    chosen = _chosen(groups, options)
+    rows: dict[Split, Sequence[TaskRow]] = {}
+    for split, members in splits.items():
+        # Distractors of the other split would show its contexts.
+        pool = DistractorPool([each for group in members for each in _candidates(group)])
+        rows[split] = [
+            _row(source, options, group, at, pool)
+            for group in members
+            for at in chosen.get(group.key, ())
+        ]
+    manifest = Manifest(
+        kind=source.kind,
+        source=source.origin,
+        licence=source.licence,
+        seed=options.seed,
+        options=asdict(options),
+        contexts=len(contexts),
+        questions=sum(len(context.questions) for context in source.contexts),
+        dropped=dict(sorted(dropped.items())),
+        files={},
+    )
+    return Built(manifest, rows)
+
+
+# Contexts and questions
+
+
+def _groups(
+    contexts: Mapping[str, Context], decontamination: Decontamination, dropped: Counter[str]
+) -> Iterator[_Group]:
+    for key, context in contexts.items():
+        texts = [document.text for document in context.documents]
+        if any(map(decontamination.is_contaminated, texts)):
+            dropped["contexts: contaminated"] += 1
+        elif sum(map(len, texts)) > MAX_FILES_CHARS:
+            dropped["contexts: too large"] += 1
+        else:
+            words = tuple(map(normalised, texts))
+            tasks = _tasks(context, words, decontamination, dropped)
+            yield _Group(key, context, words, tuple(tasks))
+
+
+def _merged(contexts: Sequence[Context]) -> dict[str, Context]:
+    """Return the contexts by hash. The questions of contexts with the same words are joined."""
+    merged: dict[str, Context] = {}
+    questions: dict[str, list[Question]] = {}
+    for context in contexts:
+        words = "\n".join(normalised(document.text) for document in context.documents)
+        key = hashlib.sha256(words.encode()).hexdigest()
+        merged.setdefault(key, context)
+        questions.setdefault(key, []).extend(context.questions)
+    return {
+        key: replace(context, questions=tuple(questions[key])) for key, context in merged.items()
+    }
+
+
+def _tasks(
+    context: Context,
+    words: Sequence[str],
+    decontamination: Decontamination,
+    dropped: Counter[str],
+) -> Iterator[_Task]:
+    seen: set[str] = set()
+    for question in context.questions:
+        task = _task(question, words)
+        key = normalised(task.statement)
+        reason = _reason_to_drop(task)
+        if reason is None and key in seen:
+            reason = "repeated"
+        if reason is None and any(
+            map(decontamination.is_contaminated, (question.text, task.statement))
+        ):
+            reason = "contaminated"
+        if reason is not None:
+            dropped[f"questions: {reason}"] += 1
+            continue
+        seen.add(key)
+        yield task
+
+
+def _task(question: Question, words: Sequence[str]) -> _Task:
+    gold = question.answers[0] if question.answers else ""
+    if question.choices:
+        qa_type: QaType = "mcq1" if len(question.answers) == 1 else "mcqN"
+        lines = [f"{chr(ord('A') + at)}. {text}" for at, text in enumerate(question.choices)]
+        statement = "\n".join([question.text.strip(), *lines])
+        return _Task(question, qa_type, ",".join(question.answers), statement)
+    return _Task(question, question.qa_type or _type_of(gold, words), gold, question.text.strip())
+
+
+def _type_of(gold: str, words: Sequence[str]) -> QaType:
+    if _NUMBER.fullmatch(gold):
+        return "number"
+    return "span" if any(contains(each, gold) for each in words) else "free"
+
+
+def _reason_to_drop(task: _Task) -> str | None:
+    if not task.gold:
+        return "unanswerable"
+    if {normalised(answer) for answer in task.answers} & _YES_NO:
+        return "yes or no"
+    choices = task.question.choices
+    if len(set(map(normalised, choices))) < len(set(choices)) or len(set(choices)) < len(choices):
+        return "two equal choices"
+    is_long = len(_TOKEN.findall(task.gold)) > MAX_ANSWER_TOKENS
+    if not choices and (is_long or len(task.gold) > MAX_ANSWER_CHARS):
+        return f"answer over {MAX_ANSWER_TOKENS} tokens"
+    return None
+
+
+# Splits and draws
+
+
+def _is_held_out(key: str, fraction: float) -> bool:
+    return int(key[:8], 16) / 16**8 < fraction
+
+
+def _chosen(groups: Sequence[_Group], options: BuildOptions) -> dict[str, list[int]]:
+    """Return the numbers of the questions that become tasks, by context. A limit keeps the
+    contexts with the smallest hashes of seed and context."""
+    chosen = {
+        group.key: sorted(
+            random.Random(f"{options.seed}/{group.key}/tasks").sample(
+                range(len(group.tasks)), min(options.tasks_per_context, len(group.tasks))
+            )
+        )
+        for group in groups
+    }
+    if options.limit is None:
+        return chosen
+    order = sorted(
+        chosen, key=lambda key: hashlib.sha256(f"{options.seed}/{key}".encode()).digest()
+    )
+    drawn: dict[str, list[int]] = {}
+    left = options.limit
+    for key in order:
+        drawn[key] = chosen[key][:left]
+        left -= len(drawn[key])
+    return drawn
+
+
+def _candidates(group: _Group) -> Iterator[Candidate]:
+    for document, words in zip(group.context.documents, group.words, strict=True):
+        yield Candidate(group.key, group.context.topic, document.title, document.text, words)
+
+
+def _ngrams(words: Sequence[str]) -> Iterator[str]:
+    starts = range(len(words) - NGRAM_WORDS + 1)
+    return (" ".join(words[start : start + NGRAM_WORDS]) for start in starts)
+
+
+# Rows
+
+
+def _row(
+    source: Source, options: BuildOptions, group: _Group, at: int, pool: DistractorPool
+) -> TaskRow:
+    task, context = group.tasks[at], group.context
+    rng = random.Random(f"{options.seed}/{group.key}/{at}")
+    examples = _examples(group.tasks[:at], task, options.examples)
+    drawn = pool.draw(
+        options.distractor_mode,
+        options.distractors,
+        rng,
+        context=group.key,
+        topic=context.topic,
+        own=group.words,
+        question=task.statement,
+        answers=task.answers,
+    )
+    distractors = _within_size(context.documents, drawn)
+    documents = [*((each, True) for each in context.documents), *((d, False) for d in distractors)]
+    rng.shuffle(documents)
+    names = _file_names([document for document, _ in documents], options.names)
+    own = {
+        name: document.text
+        for name, (document, is_own) in zip(names, documents, strict=True)
+        if is_own
+    }
+    gold = [
+        name
+        for name, text in own.items()
+        if any(contains(normalised(text), answer) for answer in task.answers)
+    ]
+    digest = hashlib.sha256(f"{group.key}\n{task.statement}".encode()).hexdigest()
+    return TaskRow(
+        id=f"{source.kind}/{digest[:16]}",
+        domain=context.domain[:100],
+        problem_statement=_statement(task, examples),
+        ground_truth=task.gold,
+        input_files=files_json(
+            {name: document.text for name, (document, _) in zip(names, documents, strict=True)}
+        ),
+        qa_type=task.qa_type,
+        meta=Meta(
+            source=source.origin,
+            licence=source.licence,
+            seed=options.seed,
+            context=group.key,
+            question=task.statement,
+            n_examples=len(examples),
+            n_files=len(documents),
+            n_distractors=len(distractors),
+            sizes=tuple(len(document.text) for document, _ in documents),
+            gold_files=tuple(sorted(gold or own)),
+        ),
+    )
+
+
+def _examples(earlier: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
+    """Return the last earlier tasks whose answer does not contain the task's.
+
+    Choices are compared by their texts: if no example had the letter of the right choice, the
+    letters of the examples would tell which choice is wrong.
+    """
+    golds = [gold for gold in map(normalised, task.answers) if gold]
+    others = [
+        each
+        for each in earlier
+        if not any(gold in normalised(answer) for gold in golds for answer in each.answers)
+    ]
+    return others[max(0, len(others) - count) :]
+
+
+def _statement(task: _Task, examples: Sequence[_Task]) -> str:
+    if not examples:
+        return f"Answer this question about the documents.\n\n{task.statement}\n\n{_form(task)}"
+    shown = "\n\n".join(f"Question: {each.statement}\nAnswer: {each.gold}" for each in examples)
+    return (
+        f"These questions about the documents have their answers beside them.\n\n{shown}\n\n"
+        f"Answer the next question about the documents.\n\nQuestion: {task.statement}\n\n"
+        f"{_form(task)}"
+    )
+
+
+def _form(task: _Task) -> str:
+    return FORMS[task.qa_type]
+
+
+def _within_size(own: Sequence[Document], drawn: Sequence[Candidate]) -> list[Document]:
+    left = MAX_FILES_CHARS - sum(len(document.text) for document in own)
+    kept = []
+    for each in drawn:
+        if len(each.text) <= left:
+            left -= len(each.text)
+            kept.append(Document(each.title, each.text))
+    return kept
+
+
+def _file_names(documents: Sequence[Document], names: Names) -> list[str]:
+    """Return the names of the files. Of equal titles, ignoring case, the later ones get a
+    number."""
+    if names == "neutral":
+        width = max(2, len(str(len(documents))))
+        return [f"doc_{number:0{width}}.txt" for number in range(1, len(documents) + 1)]
+    found: dict[str, str] = {}
+    for document in documents:
+        stem = _NAME.sub("-", document.title).strip("-._")[:80] or "document"
+        name, number = stem, 1
+        while name.casefold() in found:
+            number += 1
+            name = f"{stem}_{number}"
+        found[name.casefold()] = f"{name}.txt"
+    return list(found.values())
