@@ -80,11 +80,9 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _reward(arguments: argparse.Namespace) -> None:
-    from training.rewards import check_function, reward_all
+    from training.rewards import reward_all
     from training.rows import read_tasks
 
-    if arguments.function:
-        check_function(arguments.function)
     work = list(_attempts(read_tasks(arguments.tasks), arguments.attempts))
     rewards = reward_all(
         work,

@@ -1,8 +1,9 @@
 """Rewards of answers, by the type of the question. They share the evaluation's graders.
 
-    mcq1                 1 if the answer is the letter of the right choice, else 0
-    mcqN                 F1 of the sets of letters
-    number, span, free   1 if math-verify finds the answer equal, else the F-measure of ROUGE-L
+    mcq1         1 if the answer is the letter of the right choice, else 0
+    mcqN         F1 of the sets of letters
+    number       1 if math-verify finds the answer equal, else 0
+    span, free   the same if both are mathematical expressions, else the F-measure of ROUGE-L
 
 A function of one's own replaces them. Each reward is computed in a process of its own, with the
 timeout of the evaluation.
@@ -92,6 +93,8 @@ def reward(
     without a submit gets 0. A lost sandbox gives None, and so does a grader that fails, which is no
     fault of the model. Raises TaskError if a package of the grader or the function is missing.
     """
+    if function is not None and not _FUNCTION.fullmatch(function):
+        raise TaskError(f"{function}: not of the form package.module:function")
     if attempt.sandbox_lost:
         return Reward(None, "sandbox lost")
     is_flagged = is_hardcoded(attempt.commands)
@@ -141,18 +144,13 @@ def score(row: TaskRow, answer: str) -> tuple[float, Reason]:
         return float(_grade(row, answer, "choice").score), "choice"
     if row.qa_type == "mcqN":
         return _f1(set(row.ground_truth.split(",")), _letters(answer)), "choices"
-    if _is_equal_math(row, answer):
-        return 1.0, "math"
+    is_equal = _equal_math(row, answer)
+    if is_equal is not None or row.qa_type == "number":
+        return float(is_equal or False), "math"
     given = final_answer(answer) or answer.strip()
     if len(given) > MAX_LENGTH_RATIO * len(row.ground_truth):
         return 0.0, "oversized"
     return _rouge_l(row.ground_truth, given), "rouge"
-
-
-def check_function(name: str) -> None:
-    """Raise TaskError unless a text is of the form `package.module:function`."""
-    if not _FUNCTION.fullmatch(name):
-        raise TaskError(f"{name}: not of the form package.module:function")
 
 
 def _letters(answer: str) -> set[str]:
@@ -167,20 +165,23 @@ def _f1(right: set[str], given: set[str]) -> float:
     return 2 * len(right & given) / (len(right) + len(given)) if given else 0.0
 
 
-def _is_equal_math(row: TaskRow, answer: str) -> bool:
-    """Return True if math-verify finds the answer equal to a right answer that is an expression.
+def _equal_math(row: TaskRow, answer: str) -> bool | None:
+    """Return whether math-verify finds the answer equal to the right answer; None if one of them
+    is not an expression.
 
     An expression has a digit or a LaTeX command and no words. Of words, math-verify would compare
-    the products of their letters, so that Pairs were equal to Paris.
+    the products of their letters, so that Pairs were equal to Paris. ROUGE-L ignores signs, so that
+    -588 were equal to 588.
     """
     gold = math_answer(row.ground_truth)
     if not gold or not _LATEX_OR_DIGIT.search(gold):
-        return False
+        return None
     given = answer if "\\boxed" in answer else final_answer(answer) or answer
     try:
-        return _grade(row, given, "math").score == 1
+        found = _grade(row, given, "math")
     except ValueError:  # math-verify cannot read the right answer, such as a date
-        return False
+        return None
+    return None if found.format_failure else found.score == 1
 
 
 def _grade(row: TaskRow, answer: str, grader: Literal["choice", "math"]) -> Grade:

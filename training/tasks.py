@@ -244,6 +244,8 @@ def _reason_to_drop(task: _Task) -> str | None:
     choices = task.question.choices
     if len(set(map(normalised, choices))) < len(set(choices)) or len(set(choices)) < len(choices):
         return "two equal choices"
+    if task.qa_type == "number" and not _NUMBER.fullmatch(task.gold):
+        return "answer of the type number that is no number"
     is_long = len(_TOKEN.findall(task.gold)) > MAX_ANSWER_TOKENS
     if not choices and (is_long or len(task.gold) > MAX_ANSWER_CHARS):
         return f"answer over {MAX_ANSWER_TOKENS} tokens"

@@ -181,6 +181,12 @@ def test_answer_of_30_tokens_is_kept(tmp_path: Path) -> None:
     assert list(build_all(source, "generic", tmp_path / "out")) == ["Why?"]
 
 
+def test_stated_number_that_is_none_is_dropped(tmp_path: Path) -> None:
+    tasks = [{"q": "Why?", "a": "about 12", "type": "number"}, {"q": "How many?", "a": 12}]
+    source = write_lines(tmp_path / "rows.jsonl", {"context": HARBOUR, "tasks": tasks})
+    assert list(build_all(source, "generic", tmp_path / "out")) == ["How many?"]
+
+
 def test_equal_choices_and_repeated_questions_are_dropped(tmp_path: Path) -> None:
     twice = {"q": "Who?", "a": "Edda Crane"}
     equal = {"q": "Which?", "a": "A", "choices": ["Boats", "boats."]}

@@ -1,0 +1,246 @@
+"""Rewards on labelled answers, the guards, and `sandbox-train reward`."""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.graders import MAX_ANSWER_CHARS
+from tests.training.labelled_rewards import (
+    HARDCODED,
+    NUMBER,
+    ONE_CHOICE,
+    OPEN,
+    SEVERAL_CHOICES,
+    SOURCED,
+)
+from tests.training.made_sources import build
+from training.__main__ import main
+from training.hardcoded import is_hardcoded
+from training.rewards import Attempt, Reward, reward, score
+from training.rows import Meta, QaType, TaskError, TaskRow
+
+FUNCTIONS = "tests.training.reward_functions"
+META = Meta(
+    source="made",
+    licence="none",
+    seed=0,
+    context="0" * 64,
+    question="Which?",
+    n_examples=0,
+    n_files=1,
+    n_distractors=0,
+    sizes=(1,),
+    gold_files=("a.txt",),
+)
+
+
+def row(gold: str, qa_type: QaType) -> TaskRow:
+    return TaskRow(
+        id="made/1",
+        domain="made",
+        problem_statement="Which?",
+        ground_truth=gold,
+        input_files='{"a.txt": "x"}',
+        qa_type=qa_type,
+        meta=META,
+    )
+
+
+def attempt(answer: str, **fields: Any) -> Attempt:
+    return Attempt(id="made/1", answer=answer, **{"submitted": True, **fields})
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected"), ONE_CHOICE)
+def test_one_choice(gold: str, answer: str, expected: float) -> None:
+    assert score(row(gold, "mcq1"), answer) == (expected, "choice")
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected"), SEVERAL_CHOICES)
+def test_several_choices(gold: str, answer: str, expected: float) -> None:
+    assert score(row(gold, "mcqN"), answer) == (pytest.approx(expected), "choices")
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected", "reason"), OPEN)
+def test_open_answer(gold: str, answer: str, expected: float, reason: str) -> None:
+    pytest.importorskip("math_verify", reason="the extra `training` is not installed")
+    pytest.importorskip("rouge_score", reason="the extra `training` is not installed")
+    found = score(row(gold, "span"), answer)
+    assert found == (pytest.approx(expected, abs=1e-4), reason)
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected"), NUMBER)
+def test_number(gold: str, answer: str, expected: float) -> None:
+    pytest.importorskip("math_verify", reason="the extra `training` is not installed")
+    assert score(row(gold, "number"), answer) == (expected, "math")
+
+
+def test_reward_without_the_package_of_rouge_is_an_error() -> None:
+    if importlib.util.find_spec("rouge_score"):
+        pytest.skip("the extra `training` is installed")
+    with pytest.raises(TaskError, match="rouge_score is not installed: install the extra `tra"):
+        reward(row("France", "span"), attempt("in France"))
+
+
+LETTERS = st.sets(st.sampled_from("ABCDEFGH"), min_size=1)
+
+
+@given(LETTERS, LETTERS)
+def test_f1_of_choices_is_that_of_precision_and_recall(right: set[str], given: set[str]) -> None:
+    found, _ = score(row(",".join(sorted(right)), "mcqN"), ", ".join(sorted(given)))
+    precision, recall = (len(right & given) / len(each) for each in (given, right))
+    expected = 2 * precision * recall / (precision + recall) if right & given else 0
+    assert found == pytest.approx(expected)
+    assert (found == 1) == (right == given)
+
+
+# Guards
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (attempt("B"), Reward(1.0, "choice")),
+        (attempt(""), Reward(0.0, "empty")),
+        (attempt(" \n\t"), Reward(0.0, "empty")),
+        (attempt("B" * (MAX_ANSWER_CHARS + 1)), Reward(0.0, "oversized")),
+        (attempt("B", submitted=False), Reward(0.0, "not submitted")),
+        (attempt("B", sandbox_lost=True), Reward(None, "sandbox lost")),
+        (attempt("", sandbox_lost=True), Reward(None, "sandbox lost")),
+        (attempt("B", sandbox_lost=True, submitted=False), Reward(None, "sandbox lost")),
+        (attempt("B", commands=("echo B > answer.txt",)), Reward(1.0, "choice", True)),
+        (attempt("B", commands=("grep B *", "echo B")), Reward(1.0, "choice")),
+        (attempt("", commands=("echo B > answer.txt",)), Reward(0.0, "empty", True)),
+    ],
+    ids=lambda each: each.reason if isinstance(each, Reward) else "",
+)
+def test_guard(made: Attempt, expected: Reward) -> None:
+    assert reward(row("B", "mcq1"), made) == expected
+
+
+def test_answer_without_submit_is_rewarded_in_an_evaluation() -> None:
+    made = attempt("B", submitted=False)
+    assert reward(row("B", "mcq1"), made, needs_submit=False) == Reward(1.0, "choice")
+
+
+@pytest.mark.parametrize("commands", HARDCODED)
+def test_constant_answer_is_flagged(commands: Sequence[str]) -> None:
+    assert is_hardcoded(commands)
+
+
+@pytest.mark.parametrize("commands", SOURCED)
+def test_answer_with_a_source_is_not_flagged(commands: Sequence[str]) -> None:
+    assert not is_hardcoded(commands)
+
+
+@given(st.lists(st.text(max_size=200), max_size=5))
+def test_any_commands_can_be_checked(commands: list[str]) -> None:
+    assert is_hardcoded([*commands, "grep x documents/a.txt"]) is False
+
+
+# Functions of one's own
+
+
+def own(name: str, answer: str = "Edda", **options: Any) -> Reward:
+    function = f"{FUNCTIONS}:{name}"
+    return reward(row("Omar", "span"), attempt(answer), function=function, **options)
+
+
+def test_own_function_gets_the_row_and_the_answer() -> None:
+    assert own("same_length") == Reward(1.0, "function")
+    assert own("same_length", "Rollo") == Reward(0.5, "function")
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("too_large", "ValueError: tests.training.reward_functions:too_large returned 1.5, not a"),
+        ("not_a_number", "returned nan, not a number from 0 to 1"),
+        ("a_text", "returned '1', not a number from 0 to 1"),
+        ("failing", "KeyError: 'Edda'"),
+        ("killed", "the process ended with exit code -6"),
+    ],
+)
+def test_own_function_that_fails_gives_no_reward(name: str, detail: str) -> None:
+    found = own(name)
+    assert (found.value, found.reason) == (None, "grader failure")
+    assert detail in found.detail
+
+
+def test_own_function_has_a_timeout() -> None:
+    assert own("endless", timeout_s=0.5) == Reward(
+        None, "grader failure", detail="no result within 0.5 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_such_module:f", "the package no_such_module is not installed"),
+        (f"{FUNCTIONS}:nothing", f"{FUNCTIONS} has no function nothing"),
+        (f"{FUNCTIONS}:CONSTANT", f"{FUNCTIONS} has no function CONSTANT"),
+        ("no colon", "no colon: not of the form package.module:function"),
+        ("a:b:c", "a:b:c: not of the form package.module:function"),
+    ],
+)
+def test_own_function_that_does_not_exist_is_an_error(function: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        reward(row("B", "mcq1"), attempt("B"), function=function)
+    assert str(caught.value) == message
+
+
+# The command
+
+
+def test_command_prints_a_reward_for_each_attempt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = build("20", "synthetic", tmp_path / "tasks")
+    one = next(row for row in tasks.all_rows if row.qa_type == "mcq1")
+    several = next(row for row in tasks.all_rows if row.qa_type == "mcqN")
+    lines = [
+        {"id": one.id, "answer": one.ground_truth, "submitted": True, "commands": ["echo A"]},
+        {"id": one.id, "answer": one.ground_truth},
+        {"id": several.id, "answer": several.ground_truth, "submitted": True},
+        {"id": several.id, "sandbox_lost": True},
+    ]
+    path = tmp_path / "attempts.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    assert main(["reward", str(tmp_path / "tasks"), str(path)]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["id"], each["reward"], each["reason"]) for each in printed] == [
+        (one.id, 1.0, "choice"),
+        (one.id, 0.0, "not submitted"),
+        (several.id, 1.0, "choices"),
+        (several.id, None, "sandbox lost"),
+    ]
+    assert [each["hardcoded"] for each in printed] == [True, False, False, False]
+    function = f"{FUNCTIONS}:same_length"
+    options = ["--without-submit", "--function", function]
+    assert main(["reward", str(tmp_path / "tasks"), str(path), *options]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["reward"] for each in printed] == [1.0, 1.0, 1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ({"answer": "x"}, "attempts.jsonl:1: id: Field required"),
+        ({"id": "a", "answer": "x", "score": 1}, "score: Extra inputs are not permitted"),
+        ({"id": "a", "answer": "x"}, "attempts.jsonl:1: id: a is no task of "),
+    ],
+)
+def test_malformed_attempt_is_named_in_one_line(
+    line: dict[str, Any], fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("2", "synthetic", tmp_path / "tasks")
+    capsys.readouterr()
+    (tmp_path / "attempts.jsonl").write_text(json.dumps(line), "utf-8")
+    assert main(["reward", str(tmp_path / "tasks"), str(tmp_path / "attempts.jsonl")]) == 1
+    message = capsys.readouterr().err
+    assert (message.count("\n"), fault in message) == (1, True), message
