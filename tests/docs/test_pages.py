@@ -23,14 +23,19 @@ from proxy.models.scripted import read_script
 from tests.docs.pages import ADDRESS, PAGES, README, ROOT, Fence, fences
 from tests.docs.transcripts import PAGE as CLIENTS
 from tests.fakes.server import demo_proxy
+from training.__main__ import _parser as training_parser
 
 CHECKED = {"python", "yaml", "json", "sh"}
 UNCHECKED = {
     *("text", "mermaid", "toml", "promql", "http", "ini", "dockerfile"),
     *("javascript", "typescript"),
 }
-PARSERS = {"sandbox-proxy": proxy_parser, "sandbox-eval": evaluation_parser}
-MODULES = {"proxy": "sandbox-proxy", "evaluation": "sandbox-eval"}
+PARSERS = {
+    "sandbox-proxy": proxy_parser,
+    "sandbox-eval": evaluation_parser,
+    "sandbox-train": training_parser,
+}
+MODULES = {"proxy": "sandbox-proxy", "evaluation": "sandbox-eval", "training": "sandbox-train"}
 RUNNERS = {"docker", "podman", "kubectl", "sudo", "env", "exec", "timeout", "nohup"}
 """Programs whose arguments contain a command."""
 
@@ -61,7 +66,10 @@ async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text(fence.text.replace(ADDRESS, url), "utf-8")
         with anyio.fail_after(60):
             ended = await anyio.run_process(
-                [sys.executable, "program.py"], cwd=tmp_path, check=False
+                [sys.executable, "program.py"],
+                cwd=tmp_path,
+                check=False,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
     assert ended.returncode == 0, ended.stderr.decode()
 
@@ -99,7 +107,9 @@ def test_shell_commands_exist(fence: Fence) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_the_prose_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    spans = re.findall(r"(?<!`)`((?:make|sandbox-proxy|sandbox-eval) [^`\n]+)`(?!`)", text)
+    spans = re.findall(
+        r"(?<!`)`((?:make|sandbox-proxy|sandbox-eval|sandbox-train) [^`\n]+)`(?!`)", text
+    )
     assert not [fault for span in spans for fault in command_faults(shlex.split(span))]
 
 
@@ -188,7 +198,7 @@ def test_unknown_commands_are_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_of_the_project_exist(page: Path) -> None:
-    folders = "bench|deploy|docs|evaluation|examples|policies|proxy|sandbox_runtime|tests"
+    folders = "bench|deploy|docs|evaluation|examples|policies|proxy|sandbox_runtime|tests|training"
     named = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 

@@ -441,7 +441,7 @@ async def test_suite_is_evaluated(tmp_path: Path) -> None:
         ended = await sandbox_eval("run", *where, *what, "--base-url", f"{url}/v1")
     assert ended.returncode == 0, ended.stderr
     await report_of(tmp_path / "output")
-    assert [each["score"] for each in grades_of(tmp_path / "output")] == ["1", "0"]
+    assert [each["score"] for each in grades_of(tmp_path / "output")] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

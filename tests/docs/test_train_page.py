@@ -1,0 +1,44 @@
+"""The commands of docs/research/train.md run in order, and print what the page shows."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, fences
+
+PAGE = ROOT / "docs/research/train.md"
+
+
+def test_commands_of_the_page_print_what_it_shows(tmp_path: Path) -> None:
+    pytest.importorskip("rouge_score", reason="the extra `training` is not installed")
+    program = tmp_path / "bin/sandbox-train"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} -m training "$@"\n',
+        "utf-8",
+    )
+    program.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    blocks = [*fences(PAGE), None]
+    ran = 0
+    for block, following in pairwise(blocks):
+        if block is None or block.language != "sh" or block.text.startswith("pip "):
+            continue
+        ended = subprocess.run(
+            ["bash", "-e", "-c", block.text],
+            cwd=work,
+            env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        if following is not None and following.language == "text":
+            assert ended.stdout == following.text, block.id
+        ran += 1
+    assert ran == 5
