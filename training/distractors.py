@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,6 +20,9 @@ K1, B = 1.2, 0.75
 """The parameters of BM25: saturation of a word's count, and normalisation by length."""
 CANDIDATES_PER_DISTRACTOR = 20
 """Documents that are tried for each distractor before the task has fewer distractors."""
+MAX_POSTINGS = 20_000
+"""Maximum number of pairs of a word and a document that one query adds up. In a large corpus the
+most frequent words of a query are left out, which weigh least."""
 MIN_SUBSTRING_CHARS = 4
 """A shorter answer is found as whole words only."""
 _WORD = re.compile(r"\w+")
@@ -129,13 +132,14 @@ class Bm25:
         """Return the numbers of at most `count` documents that have a word of the query, the best
         first. Of equal documents the one with the lower number is first."""
         scores: dict[int, float] = defaultdict(float)
-        for word in dict.fromkeys(query):
-            for number, score in self._scores(word):
-                scores[number] += score
+        left = MAX_POSTINGS
+        for word in sorted(set(query), key=lambda word: (len(self._postings.get(word, ())), word)):
+            found = self._postings.get(word, [])
+            left -= len(found)
+            if left < 0 and scores:
+                break
+            weight = math.log(1 + (self._count - len(found) + 0.5) / (len(found) + 0.5))
+            for number, share in found:
+                scores[number] += weight * share
         best = heapq.nsmallest(count, ((-score, number) for number, score in scores.items()))
         return [number for _, number in best]
-
-    def _scores(self, word: str) -> Iterator[tuple[int, float]]:
-        found = self._postings.get(word, [])
-        weight = math.log(1 + (self._count - len(found) + 0.5) / (len(found) + 0.5))
-        return ((number, weight * share) for number, share in found)

@@ -57,7 +57,7 @@ def attempt(answer: str, **fields: Any) -> Attempt:
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), ONE_CHOICE)
-def test_one_choice(gold: str, answer: str, expected: float) -> None:
+def test_letter_of_one_choice(gold: str, answer: str, expected: float) -> None:
     assert score(row(gold, "mcq1"), answer) == (expected, "choice")
 
 

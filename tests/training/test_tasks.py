@@ -1,6 +1,7 @@
 """`sandbox-train tasks`: the rules of a build, the draw of distractors, and the conversions."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from tests.training.made_sources import (
 from training.__main__ import main
 from training.contexts import Context, Document, Question
 from training.convert import prompt_of
-from training.distractors import MODES
+from training.distractors import MODES, Bm25
 from training.rows import TaskRow, read_tasks
 from training.sources import Source
 from training.tasks import NGRAM_WORDS, BuildOptions, Built, Decontamination
@@ -210,7 +211,7 @@ def test_example_of_choices_may_have_the_letter_of_the_answer(tmp_path: Path) ->
     assert "Second?" not in rows["Third?"].problem_statement  # its answer is salt as well
 
 
-def test_one_question_of_a_context_is_a_task_by_default(tmp_path: Path) -> None:
+def test_context_has_one_task_by_default(tmp_path: Path) -> None:
     source = write_json(tmp_path / "train.json", SQUAD_1)
     assert len(build(source, "squad", tmp_path / "out").all_rows) == 2
 
@@ -252,6 +253,31 @@ def test_distractors_of_the_same_domain(tmp_path: Path) -> None:
 def test_distractors_by_bm25_share_rare_words_with_the_question(tmp_path: Path) -> None:
     found = distractors(tmp_path, "bm25", "Whose red bill or masts are they?", "Omar")
     assert found == {"A bird with a red bill.", "A boat with two masts and a keel."}
+
+
+DOCUMENTS = st.lists(st.lists(st.sampled_from("abcdef"), max_size=8), min_size=1, max_size=6)
+
+
+@given(DOCUMENTS, st.lists(st.sampled_from("abcdefg"), max_size=4), st.integers(0, 6))
+def test_ranking_is_that_of_the_formula_of_bm25(
+    documents: list[list[str]], query: list[str], count: int
+) -> None:
+    mean = sum(map(len, documents)) / len(documents) or 1
+
+    def score(document: list[str]) -> float:
+        total = 0.0
+        for word in set(query) & set(document):
+            having = sum(word in each for each in documents)
+            weight = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+            times = document.count(word)
+            norm = 1.2 * (1 - 0.75 + 0.75 * len(document) / mean)
+            total += weight * times * 2.2 / (times + norm)
+        return total
+
+    scores = list(map(score, documents))
+    found = [scores[number] for number in Bm25(documents).best(query, count)]
+    expected = sorted((each for each in scores if each > 0), reverse=True)
+    assert found == pytest.approx(expected[:count])
 
 
 @pytest.mark.parametrize("mode", MODES)
