@@ -93,7 +93,7 @@ def _reward(arguments: argparse.Namespace) -> None:
     for (row, _), found in zip(work, rewards, strict=True):
         line = {"id": row.id, "reward": found.value, "reason": found.reason}
         line |= {"hardcoded": found.is_hardcoded, "detail": found.detail}
-        print(json.dumps(line, ensure_ascii=False))
+        print(json.dumps(line))
 
 
 def _attempts(tasks: "TaskSet", path: Path) -> Iterator[tuple["TaskRow", "Attempt"]]:
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also reward answers that were not submitted, as an evaluation does",
     )
-    sub.add_argument("--timeout-s", type=float, default=30.0, help="timeout of one reward")
+    sub.add_argument("--timeout-s", type=_seconds, default=30.0, help="timeout of one reward")
     return parser
 
 
@@ -161,12 +161,17 @@ def _add_task_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
     sub.add_argument("--examples", type=_count, default=3, help="examples in a prompt at most")
     sub.add_argument("--distractors", type=_count, default=4, help="files of other contexts")
     sub.add_argument(
-        "--distractor-mode", default="random", choices=["random", "same-domain", "bm25"]
+        "--distractor-mode",
+        default="random",
+        choices=["random", "same-domain", "bm25"],
+        help="how the distractors are drawn; bm25: those most similar to the question",
     )
     sub.add_argument(
         "--names", default="neutral", choices=["neutral", "titles"], help="names of the files"
     )
-    sub.add_argument("--tasks-per-context", type=_positive, default=1)
+    sub.add_argument(
+        "--tasks-per-context", type=_positive, default=1, help="questions of a context at most"
+    )
     sub.add_argument(
         "--val-fraction", type=_fraction, default=0.0, help="part of the contexts to hold out"
     )
@@ -185,7 +190,12 @@ def _add_task_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
     sub = commands.add_parser("convert", help="convert tasks for a trainer or the evaluation")
     sub.set_defaults(command=_convert)
     sub.add_argument("tasks", type=Path, help="directory of the tasks")
-    sub.add_argument("--to", required=True, choices=["trl", "verl", "bench"])
+    sub.add_argument(
+        "--to",
+        required=True,
+        choices=["trl", "verl", "bench"],
+        help="rows of TRL or verl, or a suite of sandbox-eval",
+    )
     sub.add_argument(
         "--out", type=Path, required=True, help="a .jsonl file; with bench the suite's directory"
     )
@@ -209,6 +219,13 @@ def _count(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"must be from 0 to 100 (got {value})")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"must be over 0 and at most 3600 (got {value:g})")
     return value
 
 

@@ -54,8 +54,6 @@ def contains(words: str, answer: str) -> bool:
 class Candidate:
     """A document that may be a distractor."""
 
-    context: str
-    """The hash of its context."""
     topic: str
     title: str
     text: str
@@ -78,7 +76,6 @@ class DistractorPool:
         count: int,
         rng: random.Random,
         *,
-        context: str,
         topic: str,
         own: Collection[str],
         question: str,
@@ -96,7 +93,7 @@ class DistractorPool:
             each = self._candidates[number]
             if len(found) == count:
                 break
-            if each.context == context or each.words in own or each.words in found:
+            if each.words in own or each.words in found:
                 continue
             if not any(contains(each.words, answer) for answer in answers):
                 found[each.words] = each

@@ -8,14 +8,13 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple
 
-MAX_COMMAND_CHARS = 100_000
-"""A longer command counts as one that reads or computes."""
-_HEREDOC = re.compile(
-    r"^(?P<line>[^\n]*?)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)(?P<rest>[^\n]*)\n"
-    r"(?P<body>.*?)(?:^|\n)\s*(?P=tag)\s*$",
-    re.DOTALL | re.MULTILINE,
-)
+MAX_COMMANDS_CHARS = 500_000
+"""Longer commands of one run count as such that read or compute."""
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
 _PYTHON = re.compile(r"python[\d.]*")
 _WRITERS = frozenset(("echo", "printf", "cat", "tee"))
 _NEUTRAL = frozenset(
@@ -40,6 +39,8 @@ def is_hardcoded(commands: Sequence[str]) -> bool:
     A command is a shell command or a Python program. Without any command there was no sandbox to
     use, and the result is False.
     """
+    if sum(map(len, commands)) > MAX_COMMANDS_CHARS:
+        return False
     kinds = [_kind(command) for command in commands]
     return "constant" in kinds and "source" not in kinds
 
@@ -47,21 +48,49 @@ def is_hardcoded(commands: Sequence[str]) -> bool:
 def _kind(command: str) -> str:
     """Return `source` for a command that reads or computes, `constant` for one that writes a
     constant, and `neutral`."""
-    if len(command) > MAX_COMMAND_CHARS:
-        return "source"
-    if _HEREDOC.search(command) is None and _is_program(command):
+    heredocs, rest = _divided(command)
+    if not heredocs and _is_program(command):
         return _program_kind(command)
-    kinds = [_heredoc_kind(found) for found in _HEREDOC.finditer(command)]
-    kinds += map(_words_kind, _shell_commands(_HEREDOC.sub("", command)))
+    kinds = [_heredoc_kind(each) for each in heredocs]
+    kinds += map(_words_kind, _shell_commands(rest))
     return next((kind for kind in ("source", "constant") if kind in kinds), "neutral")
 
 
-def _heredoc_kind(found: re.Match[str]) -> str:
-    head = f"{found['line']} {found['rest']}".split()
-    if head and _PYTHON.fullmatch(head[0]):
-        return _program_kind(found["body"])
-    is_expanded = not found["quote"] and ("$" in found["body"] or "`" in found["body"])
-    return "constant" if head and head[0] in _WRITERS and not is_expanded else "source"
+class _Heredoc(NamedTuple):
+    """A here-document of a shell command."""
+
+    head: Sequence[str]
+    """The other words of its line."""
+    is_quoted: bool
+    """True if the shell expands nothing in the body."""
+    body: str
+
+
+def _divided(command: str) -> tuple[list[_Heredoc], str]:
+    """Return the here-documents of a command, and its other lines."""
+    heredocs, rest = [], []
+    lines = iter(command.split("\n"))
+    for line in lines:
+        found = _HEREDOC.search(line)
+        if found is None:
+            rest.append(line)
+            continue
+        body = takewhile(partial(_is_not, found["tag"]), lines)
+        head = f"{line[: found.start()]} {line[found.end() :]}".split()
+        heredocs.append(_Heredoc(head, bool(found["quote"]), "\n".join(body)))
+    return heredocs, "\n".join(rest)
+
+
+def _is_not(tag: str, line: str) -> bool:
+    return line.strip() != tag
+
+
+def _heredoc_kind(heredoc: _Heredoc) -> str:
+    program = heredoc.head[0] if heredoc.head else ""
+    if _PYTHON.fullmatch(program):
+        return _program_kind(heredoc.body)
+    is_expanded = not heredoc.is_quoted and ("$" in heredoc.body or "`" in heredoc.body)
+    return "constant" if program in _WRITERS and not is_expanded else "source"
 
 
 def _shell_commands(text: str) -> Iterator[list[str]]:

@@ -246,6 +246,8 @@ def _reason_to_drop(task: _Task) -> str | None:
         return "two equal choices"
     if task.qa_type == "number" and not _NUMBER.fullmatch(task.gold):
         return "answer of the type number that is no number"
+    if not all(map(normalised, task.answers)):
+        return "answer without letters and digits"
     is_long = len(_TOKEN.findall(task.gold)) > MAX_ANSWER_TOKENS
     if not choices and (is_long or len(task.gold) > MAX_ANSWER_CHARS):
         return f"answer over {MAX_ANSWER_TOKENS} tokens"
@@ -285,7 +287,7 @@ def _chosen(groups: Sequence[_Group], options: BuildOptions) -> dict[str, list[i
 
 def _candidates(group: _Group) -> Iterator[Candidate]:
     for document, words in zip(group.context.documents, group.words, strict=True):
-        yield Candidate(group.key, group.context.topic, document.title, document.text, words)
+        yield Candidate(group.context.topic, document.title, document.text, words)
 
 
 def _ngrams(words: Sequence[str]) -> Iterator[str]:
@@ -306,7 +308,6 @@ def _row(
         options.distractor_mode,
         options.distractors,
         rng,
-        context=group.key,
         topic=context.topic,
         own=group.words,
         question=task.statement,

@@ -151,6 +151,7 @@ HARDCODED = [
     ["printf '%s' Paris > answer.txt"],
     ["cat > answer.txt <<'END'\nParis\nEND"],
     ["cat <<END > answer.txt\nParis\nEND"],
+    ["mkdir out\ncat <<-END > answer.txt\n\tParis\n\tEND\nls"],
     ["ls", "echo Paris > answer.txt"],
     ["mkdir -p out && cd out && echo 42 > answer.txt"],
     ["pwd; ls -la", "echo 42 | tee answer.txt"],
@@ -186,7 +187,9 @@ SOURCED = [
     ["python3 - <<'END'\nprint('not closed\nEND"],
     ["echo 'not closed > answer.txt"],
     ["import csv\nprint(1)\n"],
-    ["echo " + "x" * 100_000],
+    ["echo " + "x" * 500_000],
+    ["<<a\n" * 100_000],
+    ["cat <<< Paris > answer.txt"],
     ["curl -s https://example.org > answer.txt"],
 ]
 """The commands of runs that are not flagged."""

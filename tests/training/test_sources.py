@@ -162,6 +162,7 @@ def test_generic_rows_may_have_several_documents_and_a_stated_type(tmp_path: Pat
         ("", "unanswerable"),
         ("Yes", "yes or no"),
         ("no.", "yes or no"),
+        ("+", "answer without letters and digits"),
         ("word " * 31, "answer over 30 tokens"),
     ],
 )
