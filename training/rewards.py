@@ -90,8 +90,10 @@ def reward(
 
     `function` is `package.module:function`, which is called with the row as a dictionary and the
     answer, and returns a number from 0 to 1. With `needs_submit`, as in training, an attempt
-    without a submit gets 0. A lost sandbox gives None, and so does a grader that fails, which is no
-    fault of the model. Raises TaskError if a package of the grader or the function is missing.
+    without a submit gets 0. A lost sandbox gives None, and so does a function that fails. An answer
+    at which a rule of this module fails, such as a power that math-verify cannot finish, gets 0, or
+    None if the rule fails at the right answer as well. Raises TaskError if a package of the grader
+    or the function is missing.
     """
     if function is not None and not _FUNCTION.fullmatch(function):
         raise TaskError(f"{function}: not of the form package.module:function")
@@ -113,7 +115,8 @@ def reward(
         remedy = "" if function else ": install the extra `training`"
         raise TaskError(f"{error.reason}{remedy}") from error
     except GraderError as error:
-        return Reward(None, "grader failure", is_flagged, str(error))
+        is_at_fault = function is None and _grades_itself(row, timeout_s)
+        return Reward(0.0 if is_at_fault else None, "grader failure", is_flagged, str(error))
     return Reward(value, reason, is_flagged)
 
 
@@ -136,6 +139,16 @@ def reward_all(
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(one, work))
+
+
+def _grades_itself(row: TaskRow, timeout_s: float) -> bool:
+    """Return True if the rules find the right answer right. If None were the reward of an answer
+    that stops a grader, a model could learn to write one where it does not know better."""
+    try:
+        value, _ = run_isolated(score, row, row.ground_truth, timeout_s=timeout_s)
+    except GraderError:
+        return False
+    return value == 1
 
 
 def score(row: TaskRow, answer: str) -> tuple[float, Reason]:

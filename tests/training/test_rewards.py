@@ -143,6 +143,19 @@ def test_any_commands_can_be_checked(commands: list[str]) -> None:
     assert is_hardcoded([*commands, "grep x documents/a.txt"]) is False
 
 
+def test_answer_that_the_grader_cannot_finish_is_wrong_and_not_unscorable() -> None:
+    pytest.importorskip("math_verify", reason="the extra `training` is not installed")
+    found = reward(row("588", "number"), attempt("9^(9^9)"), timeout_s=10)
+    assert found == Reward(0.0, "grader failure", detail="no result within 10 s")
+
+
+def test_right_answer_that_the_grader_cannot_finish_is_unscorable() -> None:
+    pytest.importorskip("math_verify", reason="the extra `training` is not installed")
+    nested = "(" * 3000 + "1" + ")" * 3000
+    found = reward(row(nested, "span"), attempt("588"), timeout_s=5)
+    assert found == Reward(None, "grader failure", detail="no result within 5 s")
+
+
 # Functions of one's own
 
 
