@@ -153,7 +153,7 @@ def _directory(source: str, _: int) -> tuple[str, Sequence[Context]]:
         if not names:
             raise TaskError(f"{row.place}: documents: a file is required")
         folder = PurePosixPath(names[0]).parent.name or "documents"
-        domains.setdefault(names, str(row.fields.get("domain") or folder))
+        domains.setdefault(names, _domain(row, folder))
         groups.setdefault(names, []).append(_question(row, row.fields))
     contexts = [
         Context(
@@ -198,7 +198,7 @@ def _generic_context(row: Row) -> Context:
     documents = tuple(
         Document(str(title), _string(row, titled, title)) for title, _ in titled.items()
     )
-    domain = str(row.fields.get("domain") or "generic")
+    domain = _domain(row, "generic")
     tasks = _objects(row, row.fields, "tasks")
     return Context(domain, domain, documents, tuple(_question(row, each) for each in tasks))
 
@@ -318,6 +318,10 @@ def _texts(row: Row, values: Sequence[Any]) -> tuple[str, ...]:
         if text := _valid(row, str(value)).strip():
             texts[text] = None
     return tuple(texts)
+
+
+def _domain(row: Row, default: str) -> str:
+    return _valid(row, str(row.fields.get("domain") or default))
 
 
 def _valid(row: Row, text: str) -> str:

@@ -314,28 +314,14 @@ def _row(
         answers=task.answers,
     )
     distractors = _within_size(context.documents, drawn)
-    documents = [*((each, True) for each in context.documents), *((d, False) for d in distractors)]
-    rng.shuffle(documents)
-    names = _file_names([document for document, _ in documents], options.names)
-    own = {
-        name: document.text
-        for name, (document, is_own) in zip(names, documents, strict=True)
-        if is_own
-    }
-    gold = [
-        name
-        for name, text in own.items()
-        if any(contains(normalised(text), answer) for answer in task.answers)
-    ]
+    files, own = _files(context.documents, distractors, rng, options.names)
     digest = hashlib.sha256(f"{group.key}\n{task.statement}".encode()).hexdigest()
     return TaskRow(
         id=f"{source.kind}/{digest[:16]}",
         domain=context.domain[:100],
         problem_statement=_statement(task, examples),
         ground_truth=task.gold,
-        input_files=files_json(
-            {name: document.text for name, (document, _) in zip(names, documents, strict=True)}
-        ),
+        input_files=files_json(files),
         qa_type=task.qa_type,
         meta=Meta(
             source=source.origin,
@@ -344,12 +330,34 @@ def _row(
             context=group.key,
             question=task.statement,
             n_examples=len(examples),
-            n_files=len(documents),
+            n_files=len(files),
             n_distractors=len(distractors),
-            sizes=tuple(len(document.text) for document, _ in documents),
-            gold_files=tuple(sorted(gold or own)),
+            sizes=tuple(map(len, files.values())),
+            gold_files=tuple(_gold_files(task, files, own)),
         ),
     )
+
+
+def _files(
+    own: Sequence[Document], distractors: Sequence[Document], rng: random.Random, names: Names
+) -> tuple[dict[str, str], list[str]]:
+    """Return the texts of all files by name, in random order, and the names of the context's."""
+    order = list(range(len(own) + len(distractors)))
+    rng.shuffle(order)
+    documents = [[*own, *distractors][number] for number in order]
+    found = _file_names(documents, names)
+    files = {name: each.text for name, each in zip(found, documents, strict=True)}
+    return files, [name for name, number in zip(found, order, strict=True) if number < len(own)]
+
+
+def _gold_files(task: _Task, files: Mapping[str, str], own: Sequence[str]) -> list[str]:
+    """Return the names of the context's files that contain the answer, or of all of them."""
+    gold = [
+        name
+        for name in own
+        if any(contains(normalised(files[name]), answer) for answer in task.answers)
+    ]
+    return sorted(gold or own)
 
 
 def _examples(earlier: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
@@ -358,7 +366,7 @@ def _examples(earlier: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
     Choices are compared by their texts: if no example had the letter of the right choice, the
     letters of the examples would tell which choice is wrong.
     """
-    golds = [gold for gold in map(normalised, task.answers) if gold]
+    golds = list(map(normalised, task.answers))
     others = [
         each
         for each in earlier

@@ -242,6 +242,7 @@ GENERIC: Mapping[str, Any] = {"context": HARBOUR, "tasks": [{"q": "Who?", "a": "
             "rows.jsonl:1: answer: text or a number is required",
         ),
         ("generic", {**GENERIC, "contexts": 5}, "rows.jsonl:1: contexts: "),
+        ("generic", {**GENERIC, "domain": "\ud800"}, "rows.jsonl:1: not valid Unicode: "),
         (
             "generic",
             {"context": "\ud800", "tasks": [{"q": "x", "a": "y"}]},
