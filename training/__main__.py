@@ -39,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> None:
+    from training.leaks import Decontamination
     from training.rows import TaskError, write_tasks
     from training.sources import read_source
-    from training.tasks import BuildOptions, Decontamination, build
+    from training.tasks import BuildOptions, build
 
     source = read_source(arguments.kind, arguments.source, arguments.licence, arguments.seed)
     options = BuildOptions(

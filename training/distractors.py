@@ -7,12 +7,13 @@ negative weights to words that are in more than half of the documents.
 import heapq
 import math
 import random
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
+
+from training.leaks import contains, normalised
 
 Mode = Literal["random", "same-domain", "bm25"]
 MODES: tuple[Mode, ...] = ("random", "same-domain", "bm25")
@@ -23,31 +24,6 @@ CANDIDATES_PER_DISTRACTOR = 20
 MAX_POSTINGS = 20_000
 """Maximum number of pairs of a word and a document that one query adds up. In a large corpus the
 most frequent words of a query are left out, which weigh least."""
-MIN_SUBSTRING_CHARS = 4
-"""A shorter answer is found as whole words only."""
-_WORD = re.compile(r"\w+")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
-
-
-def normalised(text: str) -> str:
-    """Return the words of a text in lower case, with one space between them. Commas between
-    thousands are left out."""
-    return " ".join(_WORD.findall(_THOUSANDS.sub("", text).casefold()))
-
-
-def contains(words: str, answer: str) -> bool:
-    """Return True if normalised words contain an answer.
-
-    Numbers and answers of less than MIN_SUBSTRING_CHARS characters are compared as whole words, so
-    that 19 is not found in 1912. Other answers are also found inside of words. An answer without
-    words is found nowhere.
-    """
-    gold = normalised(answer)
-    if not gold:
-        return False
-    if len(gold) < MIN_SUBSTRING_CHARS or gold.replace(" ", "").isdecimal():
-        return f" {gold} " in f" {words} "
-    return gold in words
 
 
 @dataclass(frozen=True, slots=True)

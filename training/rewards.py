@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from evaluation.graders import Grade, boxed, final_answer, grade, is_unusable, math_answer
 from evaluation.isolation import TIMEOUT_S, GraderError, UngradableError, preload, run_isolated
 from evaluation.samples import Sample
-from training.distractors import normalised
 from training.hardcoded import is_hardcoded
+from training.leaks import normalised
 from training.rows import TaskError, TaskRow
 
 MAX_LENGTH_RATIO = 4

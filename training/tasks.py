@@ -9,14 +9,13 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-from evaluation.row_sources import read_files
 from training.contexts import Context, Document, Question
-from training.distractors import Candidate, DistractorPool, Mode, contains, normalised
+from training.distractors import Candidate, DistractorPool, Mode
+from training.leaks import Decontamination, contains, normalised
 from training.rows import MAX_ANSWER_CHARS, Manifest, Meta, QaType, Split, TaskRow, files_json
 from training.sources import Source
 
@@ -25,9 +24,6 @@ MAX_ANSWER_TOKENS = 30
 """A question with a longer right answer is dropped. Tokens are words and punctuation marks."""
 MAX_FILES_CHARS = 2_000_000
 """Maximum characters of the files of one task. Distractors that exceed it are left out."""
-NGRAM_WORDS = 13
-"""Length of the word sequences that a task may not share with a benchmark's prompt (Brown et al.,
-2020, appendix C)."""
 FORMS: Mapping[QaType, str] = {
     "mcq1": "One choice is right. The answer is its letter.",
     "mcqN": (
@@ -99,34 +95,6 @@ class _Group:
     words: tuple[str, ...]
     """The normalised documents."""
     tasks: tuple[_Task, ...]
-
-
-class Decontamination:
-    """The prompts of benchmarks that no task may contain."""
-
-    def __init__(self, prompts: Iterable[str]) -> None:
-        self._ngrams: set[str] = set()
-        self._short: set[str] = set()
-        for prompt in prompts:
-            words = normalised(prompt).split()
-            if len(words) < NGRAM_WORDS:
-                self._short.add(" ".join(words))
-            self._ngrams.update(_ngrams(words))
-
-    @classmethod
-    def read(cls, path: Path) -> "Decontamination":
-        """Return the prompts of a file of rows, such as samples.jsonl of a prepared suite. The
-        prompt is in the field prompt, problem, problem_statement or question. Raises SuiteError."""
-        names = ("prompt", "problem", "problem_statement", "question")
-        return cls(row.text(*names) for row in read_files(path, (("*.jsonl",),)).rows)
-
-    def is_contaminated(self, text: str) -> bool:
-        """Return True if a text has 13 words in a row of a prompt, or if it is all words of a
-        shorter prompt."""
-        words = normalised(text).split()
-        if " ".join(words) in self._short:
-            return True
-        return any(ngram in self._ngrams for ngram in _ngrams(words))
 
 
 def build(
@@ -288,11 +256,6 @@ def _chosen(groups: Sequence[_Group], options: BuildOptions) -> dict[str, list[i
 def _candidates(group: _Group) -> Iterator[Candidate]:
     for document, words in zip(group.context.documents, group.words, strict=True):
         yield Candidate(group.context.topic, document.title, document.text, words)
-
-
-def _ngrams(words: Sequence[str]) -> Iterator[str]:
-    starts = range(len(words) - NGRAM_WORDS + 1)
-    return (" ".join(words[start : start + NGRAM_WORDS]) for start in starts)
 
 
 # Rows

@@ -31,9 +31,10 @@ from training.__main__ import main
 from training.contexts import Context, Document, Question
 from training.convert import prompt_of
 from training.distractors import MODES, Bm25
+from training.leaks import NGRAM_WORDS, Decontamination
 from training.rows import TaskRow, read_tasks
 from training.sources import Source
-from training.tasks import NGRAM_WORDS, BuildOptions, Built, Decontamination
+from training.tasks import BuildOptions, Built
 from training.tasks import build as build_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -295,6 +296,16 @@ def test_number_is_found_as_a_whole_word_only(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "rows.jsonl", *rows)
     (task,) = build(source, "generic", tmp_path / "out").all_rows
     assert sorted(task.files.values()) == ["Built in 1912.", "It has 12 piers."]
+
+
+def test_short_answer_is_found_in_a_script_without_spaces(tmp_path: Path) -> None:
+    rows = [
+        {"context": "首都は東京です。", "tasks": [{"q": "首都は", "a": "東京"}]},
+        {"context": "彼女は東京に住んでいる。", "tasks": []},
+    ]
+    source = write_lines(tmp_path / "rows.jsonl", *rows)
+    (task,) = build(source, "generic", tmp_path / "out").all_rows
+    assert (task.qa_type, list(task.files.values())) == ("span", ["首都は東京です。"])
 
 
 # Decontamination

@@ -1,0 +1,70 @@
+"""Finds texts that give an answer away, and tasks that contain the prompt of a benchmark."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from evaluation.row_sources import read_files
+
+MIN_SUBSTRING_CHARS = 4
+"""A shorter answer is found as whole words only."""
+NGRAM_WORDS = 13
+"""Length of the word sequences that a task may not share with a benchmark's prompt (Brown et al.,
+2020, appendix C)."""
+_WORD = re.compile(r"\w+")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+
+
+def normalised(text: str) -> str:
+    """Return the words of a text in lower case, with one space between them. Commas between
+    thousands are left out."""
+    return " ".join(_WORD.findall(_THOUSANDS.sub("", text).casefold()))
+
+
+def contains(words: str, answer: str) -> bool:
+    """Return True if normalised words contain an answer.
+
+    Numbers and answers of less than MIN_SUBSTRING_CHARS ASCII characters are compared as whole
+    words, so that 19 is not found in 1912. Other answers are also found inside of words, as some
+    scripts have no spaces between them. An answer without words is found nowhere.
+    """
+    gold = normalised(answer)
+    if not gold:
+        return False
+    is_short = len(gold) < MIN_SUBSTRING_CHARS or gold.replace(" ", "").isdecimal()
+    if is_short and gold.isascii():
+        return f" {gold} " in f" {words} "
+    return gold in words
+
+
+class Decontamination:
+    """The prompts of benchmarks that no task may contain."""
+
+    def __init__(self, prompts: Iterable[str]) -> None:
+        self._ngrams: set[str] = set()
+        self._short: set[str] = set()
+        for prompt in prompts:
+            words = normalised(prompt).split()
+            if len(words) < NGRAM_WORDS:
+                self._short.add(" ".join(words))
+            self._ngrams.update(_ngrams(words))
+
+    @classmethod
+    def read(cls, path: Path) -> "Decontamination":
+        """Return the prompts of a file of rows, such as samples.jsonl of a prepared suite. The
+        prompt is in the field prompt, problem, problem_statement or question. Raises SuiteError."""
+        names = ("prompt", "problem", "problem_statement", "question")
+        return cls(row.text(*names) for row in read_files(path, (("*.jsonl",),)).rows)
+
+    def is_contaminated(self, text: str) -> bool:
+        """Return True if a text has 13 words in a row of a prompt, or if it is all words of a
+        shorter prompt."""
+        words = normalised(text).split()
+        if " ".join(words) in self._short:
+            return True
+        return any(ngram in self._ngrams for ngram in _ngrams(words))
+
+
+def _ngrams(words: Sequence[str]) -> Iterator[str]:
+    starts = range(len(words) - NGRAM_WORDS + 1)
+    return (" ".join(words[start : start + NGRAM_WORDS]) for start in starts)
