@@ -77,6 +77,8 @@ YIELD_S = 0.005
 """Pause after each step of a slow body, so that the event loop can answer `/health` meanwhile."""
 MAX_JSON_BYTES = 1 << 20
 """Maximum size of a request body without files, in bytes."""
+MAX_CONVERSIONS = 2
+"""Maximum number of trajectories that are converted to JSON at once."""
 _MESSAGES_PATH = "/v1/messages"
 
 
@@ -122,6 +124,10 @@ class Services:
     """Form of streamed prose before a tool call."""
     on_disconnect: OnDisconnect = "cancel"
     """The fate of a run whose client disconnects, if the request does not set it."""
+    trajectory_conversions: asyncio.Semaphore = field(
+        default_factory=partial(asyncio.Semaphore, MAX_CONVERSIONS)
+    )
+    """Limits the trajectories that are converted at once. Each may need hundreds of megabytes."""
 
     @property
     def store(self) -> "Store":

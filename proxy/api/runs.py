@@ -34,7 +34,7 @@ from proxy.schemas.trajectory import (
     to_openai,
     to_reference,
 )
-from proxy.store.trajectories import Gone, StoredTrajectory
+from proxy.store.trajectories import DeletionReason, StoredTrajectory
 
 _CONVERTERS = {"openai": to_openai, "reference": to_reference}
 
@@ -71,25 +71,25 @@ async def retrieve_trajectory(
             " sandbox.capture: messages have one.",
             code="trajectory_not_captured",
         )
-    if stored.gone:
-        raise _gone_error(run_id, stored.gone)
-    # In a thread: a trajectory may have megabytes.
-    return Response(
-        await asyncio.to_thread(_trajectory_json, stored, query.format),
-        media_type="application/json",
-    )
+    if stored.deletion_reason:
+        raise _deletion_error(run_id, stored.deletion_reason)
+    async with services.trajectory_conversions:
+        # In a thread: a trajectory may have megabytes.
+        body = await asyncio.to_thread(_trajectory_json, stored, query.format)
+    return Response(body, media_type="application/json")
 
 
 @router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
 async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
-    """Delete the trajectory of a run. Later turns of a run in progress are not stored."""
+    """Delete the trajectory of a run, with `n` also those of the other choices if the run is that
+    of the first choice. Later turns of a run in progress are not stored."""
     if not await services.runs.delete_trajectory(owner, run_id):
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
     return Deleted(id=run_id, object="run.trajectory.deleted")
 
 
-def _gone_error(run_id: str, gone: Gone) -> NotFoundError:
-    match gone:
+def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
+    match reason:
         case "expired":
             return NotFoundError(
                 f"The trajectory of the run {run_id!r} has expired (trajectories.retention_hours).",
@@ -104,6 +104,12 @@ def _gone_error(run_id: str, gone: Gone) -> NotFoundError:
         case "deleted":
             return NotFoundError(
                 f"The trajectory of the run {run_id!r} was deleted.", code="trajectory_deleted"
+            )
+        case "failed":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} could not be stored; the proxy's log has"
+                " the error.",
+                code="trajectory_not_stored",
             )
 
 

@@ -146,7 +146,7 @@ class RunManager:
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the outcome and the trajectory of the owner's run, if the run has ended; its
+        """Delete the trajectory of the owner's run, and its outcome if the run has ended. Its
         summary stays. The idempotency key of the run can then be used again. A client that still
         reads the run gets the rest."""
         await self.delete_trajectory(owner, run_id)
@@ -162,11 +162,18 @@ class RunManager:
     async def trajectory(self, owner: str, run_id: str) -> StoredTrajectory | None:
         """Return the trajectory of the owner's run, or its tombstone. Return None if no trajectory
         of the run was kept."""
-        return await self._trajectories.find(owner, run_id) if self._trajectories else None
+        if self._trajectories is None:
+            return None
+        found = await self._trajectories.find(owner, run_id)
+        if not self._has_lost(found):
+            return found
+        # The run may have ended meanwhile.
+        found = await self._trajectories.find(owner, run_id)
+        return replace(found, is_lost=True) if found and self._has_lost(found) else found
 
     async def delete_trajectory(self, owner: str, run_id: str) -> bool:
-        """Delete the trajectory of the owner's run. A run that goes on keeps no further part of it.
-        Return False if there is no trajectory."""
+        """Delete the trajectory of the owner's run, and those of its other choices. Later turns of
+        a run in progress are not stored. Return False if there is no trajectory."""
         return self._trajectories is not None and await self._trajectories.delete(owner, run_id)
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
@@ -203,6 +210,14 @@ class RunManager:
         await self._archive.aclose()
         if self.audit_logs:
             await self.audit_logs.aclose()
+
+    def _has_lost(self, stored: StoredTrajectory | None) -> bool:
+        """Return True if a trajectory counts as running and its run is not in this process, which
+        could not store the run's end."""
+        if stored is None or not stored.is_running_here:
+            return False
+        run = self._runs.get(stored.root_run_id)
+        return run is None or run.has_ended
 
     def _running_runs(self) -> list[Run]:
         return [run for run in self._runs.values() if not run.has_ended]

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 COMPRESSION = 1
 """zlib's fastest level: source code in JSON shrinks to a third."""
+STORE_TIMEOUT_S = 10.0
+"""Maximum wait for one transaction of the store, in seconds."""
 CANNOT_STORE = "run %s: its trajectory cannot be stored"
 Moment = tuple[float, Event]
 """An event, and the seconds from the start of the run to the event."""
@@ -26,20 +28,28 @@ class TrajectoryRecorder:
 
     The events of a turn are written after the turn, in threads, while the run continues. If the
     store is slower than the run, the run waits at the end of the next turn, so that at most two
-    turns are in memory. If the store fails, the error is logged and the run continues without a
-    trajectory.
+    turns of each choice are in memory. If the store fails, the error is logged, the run continues
+    without a trajectory, and the trajectory is marked as failed at the end of the run.
     """
 
     event_types = CAPTURED_EVENTS
 
-    def __init__(self, repository: TrajectoryRepository, owner: str, task: AgentTask) -> None:
+    def __init__(
+        self,
+        repository: TrajectoryRepository,
+        owner: str,
+        task: AgentTask,
+        timeout_s: float = STORE_TIMEOUT_S,
+    ) -> None:
         self._repository = repository
+        self._timeout_s = timeout_s
         self._owner = owner
-        tasks = [task, *task.others]
-        self._run_ids = [each.run_id for each in tasks]
-        self._writers = [TrajectoryWriter(each, choice) for choice, each in enumerate(tasks)]
+        self._tasks = [task, *task.others]
+        self._run_ids = [each.run_id for each in self._tasks]
+        self._writers: list[TrajectoryWriter] = []
+        """The writer of each choice, from `begin` on."""
         self._began = time.monotonic()
-        self._pending: list[list[Moment]] = [[] for _ in tasks]
+        self._pending: list[list[Moment]] = [[] for _ in self._tasks]
         """The events that are not written yet, by choice."""
         self._writing: asyncio.Task[None] | None = None
         self._has_failed = False
@@ -47,7 +57,11 @@ class TrajectoryRecorder:
     async def begin(self) -> None:
         """Store that the trajectories exist."""
         try:
-            await self._repository.begin(self._owner, self._run_ids)
+            self._writers = [
+                TrajectoryWriter(task, choice) for choice, task in enumerate(self._tasks)
+            ]
+            async with asyncio.timeout(self._timeout_s):
+                await self._repository.begin(self._owner, self._run_ids)
         except Exception:
             log.exception(CANNOT_STORE, self._run_ids[0])
             self._has_failed = True
@@ -68,7 +82,7 @@ class TrajectoryRecorder:
         await self._finish([result, *result.others])
 
     async def on_error(self, error: BaseException) -> None:
-        await self._finish([error] * len(self._writers))
+        await self._finish([error] * len(self._tasks))
 
     async def _finish(self, ends: Sequence[Result | BaseException]) -> None:
         """Write the rest, before a client learns of the end of the run."""
@@ -82,6 +96,14 @@ class TrajectoryRecorder:
     async def _write_rest(self, ends: Sequence[Result | BaseException]) -> None:
         await self._wait_for_write()
         await self._write(self._pending, ends)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if self._has_failed:
+                    await self._repository.fail(self._owner, self._run_ids)
+                else:
+                    await self._repository.evict(self._owner)
+        except Exception:
+            log.exception("run %s: trajectories cannot be deleted", self._run_ids[0])
 
     async def _wait_for_write(self) -> None:
         # Several choices may wait at once, and the first one that continues starts the next write.
@@ -98,7 +120,8 @@ class TrajectoryRecorder:
             parts = await asyncio.to_thread(self._encode, pending, ends)
             for run_id, part in zip(self._run_ids, parts, strict=True):
                 if part:
-                    await self._repository.append(self._owner, run_id, part, is_last=is_last)
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._repository.append(self._owner, run_id, part, is_last=is_last)
         except Exception:
             log.exception(CANNOT_STORE, self._run_ids[0])
             self._has_failed = True

@@ -205,15 +205,18 @@ TRAJECTORIES = (
     """CREATE TABLE trajectories (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
+        root_run_id TEXT NOT NULL,
         owner TEXT NOT NULL,
         process TEXT,
-        gone TEXT,
+        deletion_reason TEXT,
         bytes BIGINT NOT NULL,
         created_at BIGINT NOT NULL,
+        ended_at BIGINT,
         expires_at BIGINT NOT NULL,
         deleted_at BIGINT
     )""",
     "CREATE INDEX trajectories_of_owner ON trajectories (owner, seq)",
+    "CREATE INDEX trajectories_by_root ON trajectories (root_run_id)",
     "CREATE INDEX trajectories_by_end ON trajectories (expires_at)",
     """CREATE TABLE trajectory_parts (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -125,11 +125,13 @@ RUN_SUMMARIES = _with_seq(
     *_text("record"),
     *_integer("expires_at"),
 )
-# `gone` is why a trajectory has no parts: expired, quota or deleted; null if it has parts.
+# `root_run_id` is the run of the first choice. `deletion_reason` is null unless the row is a
+# tombstone. `process` is null once the end of the run is stored; that of a dead process stays.
+# `ended_at` is null while the run is running.
 TRAJECTORIES = _with_seq(
     "trajectories",
-    *_text("id", "owner", "process", "gone"),
-    *_integer("bytes", "created_at", "expires_at", "deleted_at"),
+    *_text("id", "root_run_id", "owner", "process", "deletion_reason"),
+    *_integer("bytes", "created_at", "ended_at", "expires_at", "deleted_at"),
 )
 TRAJECTORY_PARTS = _with_seq(
     "trajectory_parts",

@@ -1,9 +1,10 @@
 """The trajectories of runs: what the models and the tools of captured runs did, in compressed parts
 that are appended while a run goes on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
 from sqlalchemy import (
     ColumnElement,
@@ -13,29 +14,31 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    true,
     update,
 )
 
 from policies.sessions import TrajectorySettings
-from proxy.store.database import Database
+from proxy.store.database import SWEEP_ROWS, Database
 from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS
 from sandbox_runtime.ownership import Owner
 
-Gone = Literal["expired", "quota", "deleted"]
+DeletionReason = Literal["expired", "quota", "deleted", "failed"]
 """Why a trajectory no longer exists: its retention is over, newer trajectories of the same key
-needed the space, or its client deleted it."""
-_GONE: tuple[Gone, ...] = get_args(Gone)
+needed the space, its client deleted it, or the store failed while it was written."""
+_REASONS: tuple[DeletionReason, ...] = get_args(DeletionReason)
 TOMBSTONE_S = 90 * 24 * 3600
 """Seconds for which the store remembers that a trajectory existed."""
 MAX_TRAJECTORIES = 100_000
-"""Maximum number of trajectories of one owner, beside the quota in bytes."""
-MAX_ROWS = 200_000
-"""Number of trajectories and tombstones of all owners above which a sweep forgets the oldest
-tombstones."""
+"""Maximum number of trajectories of one owner, beside the quota in bytes. Above it, the oldest ones
+become tombstones."""
+MAX_TOMBSTONES = 100_000
+"""Number of tombstones of one owner above which a sweep deletes the oldest ones."""
 SWEEP_TRAJECTORIES = 50
-"""Maximum number of trajectories that a sweep deletes in one transaction. Each may have
+"""Maximum number of trajectories that are evicted or expire in one transaction. Each may have
 megabytes."""
+_COLUMNS = TRAJECTORIES.c
+_IS_LIVE = _COLUMNS.deletion_reason.is_(None)
+_IS_RUNNING = _COLUMNS.ended_at.is_(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,16 @@ class StoredTrajectory:
 
     id: str
     created_at: int
+    root_run_id: str
+    """The id of the run whose choice this trajectory is; `id` itself for the first choice."""
     parts: Sequence[bytes] = ()
-    """The parts in the order in which they were appended; none if the trajectory is gone."""
-    gone: Gone | None = None
-    """Why the trajectory no longer exists; None if it does."""
+    """The parts in the order in which they were appended; none for a tombstone."""
+    deletion_reason: DeletionReason | None = None
+    """Why the trajectory no longer exists; None if it exists."""
+    is_running_here: bool = False
+    """True if this process has not stored the end of the run."""
     is_lost: bool = False
-    """True if the process of the run ended before the run did."""
+    """True if the run ended and its end was not stored."""
 
 
 class TrajectoryRepository:
@@ -61,48 +68,53 @@ class TrajectoryRepository:
         now: Callable[[], float],
         process: Owner,
         settings: TrajectorySettings,
+        *,
+        max_trajectories: int = MAX_TRAJECTORIES,
+        max_tombstones: int = MAX_TOMBSTONES,
     ) -> None:
         self._database = database
         self._now = now
         self._process = process
         self._settings = settings
+        self._max_trajectories = max_trajectories
+        self._max_tombstones = max_tombstones
 
     async def begin(self, owner: str, run_ids: Sequence[str]) -> None:
-        """Store empty trajectories of runs that start."""
-        now = int(self._now())
-        rows = [
-            {
-                "id": run_id,
-                "owner": owner,
-                "process": self._process.id,
-                "bytes": 0,
-                "created_at": now,
-                "expires_at": self._expiry(now),
-            }
-            for run_id in run_ids
-        ]
+        """Store empty trajectories of the choices of a run that starts."""
+        rows = self._new_rows(owner, run_ids)
         await self._database.write(lambda c: c.execute(insert(TRAJECTORIES), rows))
 
     async def append(self, owner: str, run_id: str, part: bytes, *, is_last: bool) -> None:
-        """Append a part, unless the trajectory was deleted. `is_last` is True if the run has ended:
-        then delete the owner's oldest trajectories beyond the quota."""
+        """Append a part, unless the trajectory was deleted. `is_last` is True if the run has
+        ended."""
         now = int(self._now())
-        named = _of(owner, run_id) & TRAJECTORIES.c.gone.is_(None)
-        change = update(TRAJECTORIES).where(named)
-        change = change.values(
-            bytes=TRAJECTORIES.c.bytes + len(part),
-            expires_at=self._expiry(now),
-            process=None if is_last else self._process.id,
-        )
+        change = update(TRAJECTORIES).where(_named(owner, run_id), _IS_LIVE)
+        change = change.values(bytes=_COLUMNS.bytes + len(part), expires_at=self._expiry(now))
+        if is_last:
+            change = change.values(process=None, ended_at=now)
 
         def transaction(connection: Connection) -> None:
             if connection.execute(change).rowcount:
                 row = {"trajectory_id": run_id, "data": part}
                 connection.execute(insert(TRAJECTORY_PARTS), row)
-                if is_last:
-                    self._evict(connection, owner)
 
         await self._database.write(transaction)
+
+    async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
+        """Leave tombstones in place of trajectories whose end is not stored."""
+        rows = self._new_rows(owner, run_ids)
+
+        def transaction(connection: Connection) -> None:
+            connection.execute(insert(TRAJECTORIES).prefix_with("OR IGNORE"), rows)
+            self._remove(connection, _is_choice(owner, run_ids[0]) & _IS_RUNNING, "failed")
+
+        await self._database.write(transaction)
+
+    async def evict(self, owner: str) -> None:
+        """Delete the owner's trajectories beyond the quota and beyond MAX_TRAJECTORIES: first those
+        whose run ended first. The newest one and those of running runs stay."""
+        while await self._database.write(partial(self._evict_batch, owner=owner)):
+            pass  # transactions of requests run between two batches
 
     async def find(self, owner: str, run_id: str) -> StoredTrajectory | None:
         """Return the owner's trajectory of a run, or its tombstone. Return None if the run never
@@ -114,88 +126,146 @@ class TrajectoryRepository:
         )
 
         def transaction(connection: Connection) -> StoredTrajectory | None:
-            query = select(TRAJECTORIES).where(_of(owner, run_id))
+            query = select(TRAJECTORIES).where(_named(owner, run_id))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 return None
-            gone = next((each for each in _GONE if each == row["gone"]), None)
-            if gone is None and row["expires_at"] <= self._now():
-                gone = "expired"
-            if gone:
-                return StoredTrajectory(row["id"], row["created_at"], gone=gone)
-            is_lost = row["process"] is not None and self._process.is_dead(row["process"])
+            head = (row["id"], row["created_at"], row["root_run_id"])
+            if reason := self._deletion_reason(row):
+                return StoredTrajectory(*head, deletion_reason=reason)
             found = connection.execute(parts).scalars().all()
-            return StoredTrajectory(row["id"], row["created_at"], found, is_lost=is_lost)
+            process = row["process"]
+            return StoredTrajectory(
+                *head,
+                found,
+                is_running_here=process == self._process.id,
+                is_lost=process is not None and self._process.is_dead(process),
+            )
 
-        return await self._database.read(transaction)
+        # Concurrently: a trajectory may have megabytes.
+        return await self._database.read_concurrently(transaction)
 
     async def delete(self, owner: str, run_id: str) -> bool:
-        """Delete the owner's trajectory of a run. Return False if there is none."""
-        named = _of(owner, run_id) & TRAJECTORIES.c.gone.is_(None)
+        """Delete the owner's trajectory of a run, and those of its other choices if it is the run
+        of the first choice. Return False if there is none."""
+        named = _named(owner, run_id) | _is_choice(owner, run_id)
         return await self._database.write(lambda c: self._remove(c, named, "deleted")) > 0
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired trajectories and old tombstones. See Repository."""
-        table = TRAJECTORIES.c
-        expired = table.gone.is_(None) & (table.expires_at <= now)
-        old = table.gone.is_not(None) & (table.deleted_at <= now - TOMBSTONE_S)
-        too_many = table.gone.is_not(None) & (table.seq <= _newest_beyond(MAX_ROWS))
-        removed = self._remove(connection, _oldest(expired), "expired")
-        forgotten = delete(TRAJECTORIES).where(_oldest(old | too_many))
-        return max(removed, connection.execute(forgotten).rowcount) >= SWEEP_TRAJECTORIES
+        """Delete expired trajectories and old tombstones, and mark the runs of dead processes as
+        ended. See Repository."""
+        running = select(_COLUMNS.process).where(_IS_LIVE, _IS_RUNNING).distinct()
+        dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
+        lost = update(TRAJECTORIES).where(_IS_LIVE, _IS_RUNNING, _COLUMNS.process.in_(dead))
+        connection.execute(lost.values(ended_at=now))
+        expired = ~_IS_RUNNING & (_COLUMNS.expires_at <= now)
+        removed = self._remove(connection, expired, "expired", SWEEP_TRAJECTORIES)
+        old = _COLUMNS.deleted_at <= now - TOMBSTONE_S
+        forgotten = [_forget(connection, where) for where in (old, *self._surplus(connection))]
+        return removed >= SWEEP_TRAJECTORIES or max(forgotten) >= SWEEP_ROWS
 
-    def _evict(self, connection: Connection, owner: str) -> None:
-        """Delete the owner's oldest trajectories beyond the quota and beyond MAX_TRAJECTORIES, but
-        never the newest one."""
-        table = TRAJECTORIES.c
+    def _evict_batch(self, connection: Connection, owner: str) -> bool:
+        """Delete a batch of the owner's trajectories. Return True if more may have to be
+        deleted."""
         quota = self._settings.quota_mib << 20
-        live = (table.owner == owner) & table.gone.is_(None)
-        sums = select(func.sum(table.bytes), func.count()).where(live)
+        live = (_COLUMNS.owner == owner) & _IS_LIVE
+        sums = select(func.coalesce(func.sum(_COLUMNS.bytes), 0), func.count()).where(live)
         total, count = connection.execute(sums).one()
-        if total <= quota and count <= MAX_TRAJECTORIES:
-            return  # the query below takes 2 ms for 3,000 trajectories
-        newest_first = table.seq.desc()
+        if total <= quota and count <= self._max_trajectories:
+            return False  # the query below takes 2 ms for 3,000 trajectories
+        newest_first = (_IS_RUNNING.desc(), _COLUMNS.ended_at.desc(), _COLUMNS.seq.desc())
         counted = (
             select(
-                table.seq,
-                func.row_number().over(order_by=newest_first).label("number"),
-                func.sum(table.bytes).over(order_by=newest_first).label("total"),
+                _COLUMNS.seq,
+                _COLUMNS.ended_at,
+                func.row_number()
+                .over(partition_by=_IS_RUNNING, order_by=newest_first)
+                .label("number"),
+                func.sum(_COLUMNS.bytes).over(order_by=newest_first).label("total"),
             )
             .where(live)
             .subquery()
         )
-        is_beyond = (counted.c.total > quota) | (counted.c.number > MAX_TRAJECTORIES)
-        beyond = select(counted.c.seq).where(counted.c.number > 1, is_beyond)
-        self._remove(connection, table.seq.in_(beyond), "quota")
+        is_beyond = (counted.c.total > quota) | (counted.c.number > self._max_trajectories)
+        beyond = select(counted.c.seq).where(
+            counted.c.number > 1, counted.c.ended_at.is_not(None), is_beyond
+        )
+        where = _COLUMNS.seq.in_(beyond)
+        return self._remove(connection, where, "quota", SWEEP_TRAJECTORIES) >= SWEEP_TRAJECTORIES
 
-    def _remove(self, connection: Connection, where: ColumnElement[bool], gone: Gone) -> int:
-        """Delete the parts of trajectories, and leave tombstones. Return the number of
-        trajectories."""
-        ids = connection.execute(select(TRAJECTORIES.c.id).where(where)).scalars().all()
+    def _remove(
+        self,
+        connection: Connection,
+        where: ColumnElement[bool],
+        reason: DeletionReason,
+        limit: int | None = None,
+    ) -> int:
+        """Delete the parts of trajectories, at most `limit`, and leave tombstones. Return the
+        number of trajectories."""
+        oldest_first = (_COLUMNS.ended_at, _COLUMNS.seq)
+        query = select(_COLUMNS.id).where(where, _IS_LIVE).order_by(*oldest_first).limit(limit)
+        ids = connection.execute(query).scalars().all()
         if not ids:
             return 0
         parts = delete(TRAJECTORY_PARTS).where(TRAJECTORY_PARTS.c.trajectory_id.in_(ids))
         connection.execute(parts)
-        change = update(TRAJECTORIES).where(TRAJECTORIES.c.id.in_(ids))
-        connection.execute(change.values(gone=gone, deleted_at=int(self._now()), bytes=0))
+        change = update(TRAJECTORIES).where(_COLUMNS.id.in_(ids))
+        now = int(self._now())
+        connection.execute(change.values(deletion_reason=reason, deleted_at=now, bytes=0))
         return len(ids)
+
+    def _surplus(self, connection: Connection) -> list[ColumnElement[bool]]:
+        """Return a condition for each owner that has too many tombstones: it matches the oldest
+        ones."""
+        counts = select(_COLUMNS.owner).where(~_IS_LIVE).group_by(_COLUMNS.owner)
+        crowded = counts.having(func.count() > self._max_tombstones)
+        return [
+            (_COLUMNS.owner == owner)
+            & (_COLUMNS.seq <= _newest_beyond(owner, self._max_tombstones))
+            for owner in connection.execute(crowded).scalars().all()
+        ]
+
+    def _new_rows(self, owner: str, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+        now = int(self._now())
+        return [
+            {
+                "id": run_id,
+                "root_run_id": run_ids[0],
+                "owner": owner,
+                "process": self._process.id,
+                "bytes": 0,
+                "created_at": now,
+                "expires_at": self._expiry(now),
+            }
+            for run_id in run_ids
+        ]
+
+    def _deletion_reason(self, row: Mapping[Any, Any]) -> DeletionReason | None:
+        if row["deletion_reason"]:
+            return next(each for each in _REASONS if each == row["deletion_reason"])
+        has_expired = row["ended_at"] is not None and row["expires_at"] <= self._now()
+        return "expired" if has_expired else None
 
     def _expiry(self, now: int) -> int:
         return now + int(self._settings.retention_hours * 3600)
 
 
-def _of(owner: str, run_id: str) -> ColumnElement[bool]:
-    return (TRAJECTORIES.c.owner == owner) & (TRAJECTORIES.c.id == run_id)
+def _named(owner: str, run_id: str) -> ColumnElement[bool]:
+    return (_COLUMNS.owner == owner) & (_COLUMNS.id == run_id)
 
 
-def _oldest(where: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return a condition for the oldest `SWEEP_TRAJECTORIES` trajectories that match `where`."""
-    seq = TRAJECTORIES.c.seq
-    return seq.in_(select(seq).where(where).order_by(seq).limit(SWEEP_TRAJECTORIES))
+def _is_choice(owner: str, root_run_id: str) -> ColumnElement[bool]:
+    return (_COLUMNS.owner == owner) & (_COLUMNS.root_run_id == root_run_id)
 
 
-def _newest_beyond(count: int) -> ScalarSelect[int]:
-    """Select the `seq` of the newest trajectory after skipping the `count` newest."""
-    seq = TRAJECTORIES.c.seq
-    query = select(seq).where(true()).order_by(seq.desc()).limit(1).offset(count)
-    return query.scalar_subquery()
+def _forget(connection: Connection, where: ColumnElement[bool]) -> int:
+    """Delete the oldest tombstones that match `where`, at most SWEEP_ROWS. Return their number."""
+    tombstones = select(_COLUMNS.seq).where(where, ~_IS_LIVE)
+    oldest = tombstones.order_by(_COLUMNS.deleted_at, _COLUMNS.seq).limit(SWEEP_ROWS)
+    return connection.execute(delete(TRAJECTORIES).where(_COLUMNS.seq.in_(oldest))).rowcount
+
+
+def _newest_beyond(owner: str, count: int) -> ScalarSelect[int]:
+    """Select the `seq` of the owner's newest tombstone that is not among the `count` newest."""
+    tombstones = select(_COLUMNS.seq).where(_COLUMNS.owner == owner, ~_IS_LIVE)
+    return tombstones.order_by(_COLUMNS.seq.desc()).limit(1).offset(count).scalar_subquery()

@@ -525,7 +525,53 @@ async def test_run_whose_trajectory_cannot_be_stored_still_answers(
     assert answer_text(answered) == "It is 42."
     errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
     run_id = answered.headers["x-sandbox-run"]
-    assert errors == [f"run {run_id}: its trajectory cannot be stored"]
+    assert errors == [
+        f"run {run_id}: its trajectory cannot be stored",
+        f"run {run_id}: trajectories cannot be deleted",
+    ]
+
+
+FULL = "BEFORE {} BEGIN SELECT RAISE(FAIL, 'the disk is full'); END"
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+async def test_trajectory_that_could_not_be_stored_does_not_count_as_running(
+    is_marked: bool, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([STEP, ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+            part = FULL.format("INSERT ON trajectory_parts")
+            database.execute(f"CREATE TRIGGER no_parts {part}")
+            if not is_marked:
+                mark = FULL.format("UPDATE OF deletion_reason ON trajectories")
+                database.execute(f"CREATE TRIGGER no_marks {mark}")
+            database.commit()
+        answered = await post_chat(http, **CAPTURE)
+        found = await get_trajectory(http, answered.headers["x-sandbox-run"])
+    assert answer_text(answered) == "It is 42."
+    if is_marked:
+        assert error_code(found) == (404, "trajectory_not_stored")
+    else:
+        assert found.json()["status"] == "failed"
+
+
+async def test_deletion_of_the_first_choice_deletes_the_trajectories_of_all_choices(
+    tmp_path: Path,
+) -> None:
+    async with (
+        scripted_backend([ANSWER] * 2) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, n=2, **CAPTURE)
+        ids = [choice["sandbox"]["run_id"] for choice in answered.json()["choices"]]
+        await http.delete(f"/v1/runs/{ids[0]}/trajectory")
+        found = [await get_trajectory(http, run_id) for run_id in ids]
+    assert [error_code(each) for each in found] == [(404, "trajectory_deleted")] * 2
 
 
 async def test_secrets_are_redacted_in_every_part_of_a_trajectory(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The trajectory recorder with a store that is slower than the run."""
+"""The trajectory recorder with a store that is slower than the run, or that hangs."""
 
 from collections.abc import Sequence
 
@@ -33,6 +33,22 @@ class SlowRepository(TrajectoryRepository):
             await anyio.lowlevel.checkpoint()
         self._at_once -= 1
 
+    async def evict(self, owner: str) -> None:
+        assert self._at_once == 0
+
+
+class HangingRepository(TrajectoryRepository):
+    """A repository whose first write never ends."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    async def begin(self, owner: str, run_ids: Sequence[str]) -> None:
+        await anyio.sleep_forever()
+
+    async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
+        self.failed += run_ids
+
 
 async def test_parts_of_concurrent_choices_are_written_one_after_the_other() -> None:
     repository = SlowRepository()
@@ -55,3 +71,14 @@ async def test_parts_of_concurrent_choices_are_written_one_after_the_other() -> 
         await recorder.on_error(RunCancelledError())
     assert repository.appended > CHOICES
     assert repository.most_at_once == 1
+
+
+async def test_run_does_not_wait_for_a_store_that_hangs() -> None:
+    repository = HangingRepository()
+    asked = task(CHOICES)
+    recorder = TrajectoryRecorder(repository, "somebody", asked, timeout_s=0.01)
+    with anyio.fail_after(30):
+        await recorder.begin()
+        await recorder.on_event(TurnStarted(1))
+        await recorder.on_error(RunCancelledError())
+    assert repository.failed == [each.run_id for each in (asked, *asked.others)]

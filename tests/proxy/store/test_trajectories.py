@@ -1,13 +1,21 @@
 """Trajectories in the store: their quota and their expiry."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from policies.sessions import TrajectorySettings
+from proxy.store.database import Database
 from proxy.store.store import Store
-from proxy.store.trajectories import TOMBSTONE_S, StoredTrajectory
+from proxy.store.trajectories import (
+    SWEEP_TRAJECTORIES,
+    TOMBSTONE_S,
+    StoredTrajectory,
+    TrajectoryRepository,
+)
+from sandbox_runtime.ownership import Owner
 from tests.fakes.manual_clock import ManualClock
 
 MINE, YOURS = "somebody", "somebody else"
@@ -30,20 +38,22 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 
 async def keep(store: Store, run_id: str, *parts: bytes, owner: str = MINE) -> None:
-    """Store the trajectory of a run that has ended."""
+    """Store the trajectory of a run that has ended, and evict older ones."""
     await store.trajectories.begin(owner, [run_id])
     for part in parts[:-1]:
         await store.trajectories.append(owner, run_id, part, is_last=False)
     await store.trajectories.append(owner, run_id, parts[-1], is_last=True)
+    await store.trajectories.evict(owner)
 
 
 async def find(store: Store, run_id: str, owner: str = MINE) -> StoredTrajectory | None:
     return await store.trajectories.find(owner, run_id)
 
 
-async def gone(store: Store, *run_ids: str) -> list[str | None]:
-    found = [await find(store, run_id) for run_id in run_ids]
-    return [each.gone for each in found if each]
+async def reasons(store: Store, *run_ids: str, owner: str = MINE) -> list[str | None]:
+    """Return the deletion reason of each trajectory that the store knows."""
+    found = [await find(store, run_id, owner) for run_id in run_ids]
+    return [each.deletion_reason for each in found if each]
 
 
 async def test_parts_are_returned_in_the_order_in_which_they_were_appended(store: Store) -> None:
@@ -51,7 +61,7 @@ async def test_parts_are_returned_in_the_order_in_which_they_were_appended(store
     found = await find(store, "one")
     assert found is not None
     assert list(found.parts) == [b"a", b"b", b"c"]
-    assert (found.id, found.gone, found.is_lost) == ("one", None, False)
+    assert (found.id, found.deletion_reason, found.is_lost) == ("one", None, False)
     assert await find(store, "one", YOURS) is None
     assert await find(store, "two") is None
 
@@ -60,14 +70,14 @@ async def test_oldest_trajectories_beyond_the_quota_of_an_owner_are_deleted(stor
     await keep(store, "theirs", PART * 3, owner=YOURS)
     for run_id in ("one", "two", "three"):
         await keep(store, run_id, PART)
-    assert await gone(store, "one", "two", "three") == [None] * 3
+    assert await reasons(store, "one", "two", "three") == [None] * 3
     await keep(store, "four", PART)
-    assert await gone(store, "one", "two", "three", "four") == ["quota", None, None, None]
+    assert await reasons(store, "one", "two", "three", "four") == ["quota", None, None, None]
     await keep(store, "huge", PART * 10)
-    assert await gone(store, "one", "two", "three", "four", "huge") == [*["quota"] * 4, None]
+    assert await reasons(store, "one", "two", "three", "four", "huge") == [*["quota"] * 4, None]
     theirs = await find(store, "theirs", YOURS)
     assert theirs is not None
-    assert theirs.gone is None
+    assert theirs.deletion_reason is None
 
 
 async def test_expired_trajectory_leaves_a_tombstone_that_expires_too(
@@ -77,7 +87,7 @@ async def test_expired_trajectory_leaves_a_tombstone_that_expires_too(
         await keep(store, f"run-{number}", b"part")
     clock.advance(HOUR_S)
     await store.sweep()
-    assert await gone(store, "run-0", "run-119") == ["expired"] * 2
+    assert await reasons(store, "run-0", "run-119") == ["expired"] * 2
     clock.advance(TOMBSTONE_S)
     await store.sweep()
     assert [await find(store, run_id) for run_id in ("run-0", "run-119")] == [None, None]
@@ -88,9 +98,9 @@ async def test_expiry_counts_from_the_end_of_the_run(store: Store, clock: Manual
     clock.advance(HOUR_S - 1)
     await store.trajectories.append(MINE, "one", b"a", is_last=True)
     clock.advance(HOUR_S - 1)
-    assert await gone(store, "one") == [None]
+    assert await reasons(store, "one") == [None]
     clock.advance(1)
-    assert await gone(store, "one") == ["expired"]
+    assert await reasons(store, "one") == ["expired"]
 
 
 async def test_deleted_trajectory_takes_no_further_parts(store: Store) -> None:
@@ -101,7 +111,7 @@ async def test_deleted_trajectory_takes_no_further_parts(store: Store) -> None:
     await store.trajectories.append(MINE, "one", b"a", is_last=True)
     found = await find(store, "one")
     assert found is not None
-    assert (found.gone, list(found.parts)) == ("deleted", [])
+    assert (found.deletion_reason, list(found.parts)) == ("deleted", [])
 
 
 async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
@@ -115,3 +125,115 @@ async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
     assert running is not None
     assert lost is not None
     assert (running.is_lost, lost.is_lost, list(lost.parts)) == (False, True, [b"a"])
+
+
+async def test_trajectory_of_a_running_run_is_neither_evicted_nor_expired(
+    store: Store, clock: ManualClock
+) -> None:
+    await store.trajectories.begin(MINE, ["running"])
+    await store.trajectories.append(MINE, "running", PART * 2, is_last=False)
+    for run_id in ("one", "two"):
+        await keep(store, run_id, PART * 2)
+    assert await reasons(store, "running", "one", "two") == [None, "quota", None]
+    clock.advance(HOUR_S)
+    await store.sweep()
+    assert await reasons(store, "running", "two") == [None, "expired"]
+    await store.trajectories.append(MINE, "running", PART, is_last=True)
+    assert await reasons(store, "running") == [None]
+
+
+async def test_trajectory_that_ended_first_is_evicted_first(
+    store: Store, clock: ManualClock
+) -> None:
+    await store.trajectories.begin(MINE, ["long"])
+    clock.advance(1)
+    await keep(store, "short", PART * 2)
+    clock.advance(1)
+    await store.trajectories.append(MINE, "long", PART * 2, is_last=True)
+    await store.trajectories.evict(MINE)
+    assert await reasons(store, "long", "short") == [None, "quota"]
+
+
+async def test_eviction_deletes_more_trajectories_than_one_transaction_does(store: Store) -> None:
+    small = b"x" * (10 << 10)
+    names = [f"run-{number}" for number in range(SWEEP_TRAJECTORIES + 20)]
+    for run_id in names:
+        await keep(store, run_id, small)
+    await keep(store, "huge", PART * 10)
+    assert await reasons(store, *names, "huge") == [*["quota"] * len(names), None]
+
+
+async def test_lost_trajectory_expires(tmp_path: Path, clock: ManualClock) -> None:
+    settings = TrajectorySettings(retention_hours=1)
+    first, second = (Store(tmp_path, trajectories=settings, now=clock.time) for _ in range(2))
+    await first.trajectories.begin(MINE, ["one"])
+    first.close()
+    clock.advance(HOUR_S - 1)
+    await second.sweep()
+    lost = await find(second, "one")
+    clock.advance(1)
+    await second.sweep()
+    assert lost is not None
+    assert (lost.is_lost, lost.deletion_reason) == (True, None)
+    assert await reasons(second, "one") == ["expired"]
+    second.close()
+
+
+async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    database, process = Database(tmp_path / "store.sqlite3"), Owner(tmp_path)
+    repository = TrajectoryRepository(
+        database,
+        clock.time,
+        process,
+        TrajectorySettings(),
+        max_trajectories=2,
+        max_tombstones=1,
+    )
+    for owner, count in ((YOURS, 2), (MINE, 5)):
+        for number in range(count):
+            run_id = f"{owner} {number}"
+            await repository.begin(owner, [run_id])
+            await repository.append(owner, run_id, b"part", is_last=True)
+            await repository.evict(owner)
+    await repository.delete(YOURS, f"{YOURS} 0")
+    sweep = partial(repository.expire, now=int(clock.time()), forget_before=0)
+    assert await database.write(sweep) is False
+    found = {
+        owner: [await repository.find(owner, f"{owner} {number}") for number in range(5)]
+        for owner in (MINE, YOURS)
+    }
+    known = {
+        owner: [each.deletion_reason if each else "unknown" for each in stored]
+        for owner, stored in found.items()
+    }
+    assert known[MINE] == ["unknown", "unknown", "quota", None, None]
+    assert known[YOURS] == ["deleted", None, "unknown", "unknown", "unknown"]
+    database.close()
+    process.release()
+
+
+async def test_deletion_of_the_first_choice_deletes_the_other_choices_too(store: Store) -> None:
+    choices = ["first", "second", "third"]
+    await store.trajectories.begin(MINE, choices)
+    await store.trajectories.begin(MINE, ["unrelated"])
+    assert await store.trajectories.delete(MINE, "second") is True
+    assert await reasons(store, *choices) == [None, "deleted", None]
+    assert await store.trajectories.delete(MINE, "first") is True
+    assert await reasons(store, *choices, "unrelated") == [*["deleted"] * 3, None]
+
+
+async def test_trajectories_that_could_not_be_stored_leave_tombstones(store: Store) -> None:
+    choices = ["complete", "deleted", "begun"]
+    await store.trajectories.begin(MINE, choices)
+    await store.trajectories.append(MINE, "complete", b"part", is_last=True)
+    await store.trajectories.append(MINE, "begun", b"part", is_last=False)
+    await store.trajectories.delete(MINE, "deleted")
+    await store.trajectories.fail(MINE, choices)
+    await store.trajectories.fail(MINE, ["never begun"])
+    assert await reasons(store, *choices) == [None, "deleted", "failed"]
+    assert await reasons(store, "never begun") == ["failed"]
+    begun = await find(store, "begun")
+    assert begun is not None
+    assert list(begun.parts) == []
