@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from policies.headers import RequestHeader
 
@@ -39,6 +39,10 @@ class SessionSettings:
     quota_mib: int = 4096
     """Maximum size of the stored files of all sessions of one key, in MiB. Above it, the oldest
     snapshots are deleted."""
+
+
+TrajectoryFormat = Literal["native", "openai", "reference"]
+"""The formats in which clients get a trajectory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 run, which emits each call if the task asks for a trajectory."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,8 @@ from proxy.agent.events import Emit, ModelCallFinished, OnDelta
 from proxy.agent.model import Completion, Message, Model
 from proxy.agent.task import AgentTask
 from proxy.errors import BackendError
+
+log = logging.getLogger(__name__)
 
 
 def metered_model(
@@ -57,11 +60,11 @@ class CapturedModel(MeteredModel):
         error: str | None = None,
     ) -> None:
         messages = list(body["messages"])
-        kept = common_length(self._previous, messages)
+        shared_prefix = common_length(self._previous, messages)
         self._previous = messages
         event = ModelCallFinished(
-            kept=kept,
-            messages=messages[kept:],
+            shared_prefix=shared_prefix,
+            messages=messages[shared_prefix:],
             settings={name: value for name, value in body.items() if name != "messages"},
             duration_s=time.monotonic() - began,
         )
@@ -69,7 +72,11 @@ class CapturedModel(MeteredModel):
             event = replace(
                 event, reply=reply.message, finish_reason=reply.finish_reason, usage=reply.usage
             )
-        await self._emit(replace(event, error=error))
+        try:
+            await self._emit(replace(event, error=error))
+        except Exception:
+            log.exception("a model call cannot be captured")
+            self._previous = []  # the next call repeats the messages
 
 
 def common_length(first: Sequence[Message], second: Sequence[Message]) -> int:

@@ -43,8 +43,8 @@ class ModelCallFinished:
     """A model call has ended. Emitted only for runs whose trajectory is captured, and only to
     observers."""
 
-    kept: int
-    """Number of messages at the start of the prompt that are those of the previous call."""
+    shared_prefix: int
+    """Number of leading messages that are the same as in the previous call."""
     messages: Sequence[Mapping[str, Any]]
     """The other messages of the prompt."""
     settings: Mapping[str, Any]

@@ -2,6 +2,7 @@
 observer or subscriber receives them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,10 @@ from proxy.agent.events import (
 from proxy.agent.guard import redact_json
 from proxy.agent.result import Result
 
+TOO_DEEP = "[left out: the value has too many levels]"
+"""The text in place of a value whose nesting exceeds Python's stack."""
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+"""A character that JSON has escaped."""
 ENDS_REASONING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
 
 
@@ -109,7 +114,7 @@ class _ChoiceRedactor:
                     yield from _unless_empty(replace(last, text=stream.finish()))
                 yield replace(event, observation=self._secrets.redact(event.observation))
             case ToolCallStarted():
-                yield replace(event, arguments=redact_json(event.arguments, self._secrets))
+                yield replace(event, arguments=_redact_fields(event.arguments, self._secrets))
             case ModelCallFinished():
                 yield self._redact_call(event)
             case Refused(text):
@@ -123,7 +128,7 @@ class _ChoiceRedactor:
         return replace(
             call,
             messages=[_redact_message(message, self._secrets) for message in call.messages],
-            settings=redact_json(call.settings, self._secrets),
+            settings=_redact_fields(call.settings, self._secrets),
             reply=_redact_message(call.reply, self._secrets) if call.reply else None,
             error=self._secrets.redact(call.error) if call.error else None,
         )
@@ -153,10 +158,23 @@ class _ChoiceRedactor:
         }
 
 
+def _redact_fields(fields: Mapping[str, Any], secrets: SecretFinder) -> dict[str, Any]:
+    """Return the fields of an object without secrets. A value with too many levels becomes a
+    note."""
+    return {secrets.redact(key): _redact_value(value, secrets) for key, value in fields.items()}
+
+
+def _redact_value(value: Any, secrets: SecretFinder) -> Any:
+    try:
+        return redact_json(value, secrets)
+    except RecursionError:
+        return TOO_DEEP
+
+
 def _redact_message(message: Mapping[str, Any], secrets: SecretFinder) -> dict[str, Any]:
     """Return a message without secrets. The arguments of tool calls are redacted as JSON, because a
     pattern may not match a secret whose characters are escaped."""
-    redacted: dict[str, Any] = redact_json(message, secrets)
+    redacted = _redact_fields(message, secrets)
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         redacted["tool_calls"] = [_redact_tool_call(call, secrets) for call in calls]
@@ -164,14 +182,29 @@ def _redact_message(message: Mapping[str, Any], secrets: SecretFinder) -> dict[s
 
 
 def _redact_tool_call(call: Any, secrets: SecretFinder) -> Any:
-    redacted = redact_json(call, secrets)
+    redacted = _redact_value(call, secrets)
     try:
-        arguments = json.loads(call["function"]["arguments"])
-    except (TypeError, KeyError, ValueError, RecursionError):
-        return redacted
-    if (clean := redact_json(arguments, secrets)) != arguments:
-        redacted["function"]["arguments"] = json.dumps(clean)
+        text = call["function"]["arguments"]
+        if isinstance(text, str):
+            redacted["function"]["arguments"] = _redact_arguments(text, secrets)
+    except (TypeError, KeyError):
+        pass  # not a call of a function
     return redacted
+
+
+def _redact_arguments(text: str, secrets: SecretFinder) -> str:
+    """Return the arguments of a tool call without secrets. They are JSON, but the model may have
+    written invalid JSON."""
+    try:
+        arguments = json.loads(text)
+        clean = redact_json(arguments, secrets)
+        return secrets.redact(text) if clean == arguments else json.dumps(clean)
+    except RecursionError:
+        return TOO_DEEP
+    except ValueError:
+        unescaped = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+        has_secret = secrets.redact(unescaped) != unescaped
+        return secrets.redact(unescaped if has_secret else text)
 
 
 def _unless_empty(piece: AnswerDelta | ReasoningDelta | ToolOutput) -> Iterator[Event]:

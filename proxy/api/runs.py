@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.sessions import TrajectoryFormat
 from policies.steps import StepsMode, default_mode
 from proxy.agent.events import Event
 from proxy.agent.result import Result
@@ -29,7 +30,6 @@ from proxy.schemas.resources import (
 )
 from proxy.schemas.result_objects import usage
 from proxy.schemas.trajectory import (
-    TrajectoryFormat,
     read_trajectory,
     to_openai,
     to_reference,

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from policies.sessions import TrajectoryFormat
 from proxy.errors import BadRequestError
 from proxy.schemas.responses_parameters import input_item
 from proxy.schemas.validation import (
@@ -529,7 +530,7 @@ class RunObject(_Identified):
 class TrajectoryQuery(BaseModel):
     """The query of GET /v1/runs/{id}/trajectory."""
 
-    format: Literal["native", "openai", "reference"] = Field(
+    format: TrajectoryFormat = Field(
         default="native",
         description="native: the whole trajectory; openai: OpenAI's messages; reference: the format"
         " of the paper's reference package.",

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from policies.capabilities import capabilities_of
 from policies.redaction import SecretFinder
@@ -30,7 +30,6 @@ from proxy.agent.task import AgentTask
 from proxy.errors import ProxyError
 from proxy.schemas.result_objects import sandbox_object
 
-TrajectoryFormat = Literal["native", "openai", "reference"]
 CAPTURED_EVENTS = frozenset(
     {
         ChoiceEvent,
@@ -43,8 +42,8 @@ CAPTURED_EVENTS = frozenset(
     }
 )
 MAX_CHARS = 64_000_000
-"""Maximum number of characters of a trajectory's lines. Beyond it, the contents of messages and
-observations are left out."""
+"""Maximum number of characters of a trajectory's lines, which are JSON. Beyond it, messages,
+settings, arguments, observations, rules and connections are left out."""
 LEFT_OUT = f"[left out: the trajectory has more than {MAX_CHARS} characters]"
 Line = dict[str, Any]
 Object = dict[str, Any]
@@ -70,6 +69,7 @@ class TrajectoryWriter:
         }
         self._max_chars = max_chars
         self._chars = 0
+        self._is_truncated = False
         self._turn = 0
         self._calls = 0
         """Number of model calls so far."""
@@ -87,10 +87,8 @@ class TrajectoryWriter:
     def finish(self, at_s: float, end: Result | BaseException) -> Iterator[str]:
         """Yield the last lines of a run that ends with a result, or with an error. CancelledError:
         the run was cancelled."""
-        for line in (
-            *self._begin(),
-            {"kind": "end", "duration_s": at_s, **_end(end, self._secrets)},
-        ):
+        last = {"kind": "end", "duration_s": at_s, "is_truncated": self._is_truncated}
+        for line in (*self._begin(), {**last, **_end(end, self._secrets)}):
             yield self._dump(line)
 
     def _begin(self) -> list[Line]:
@@ -114,7 +112,7 @@ class TrajectoryWriter:
                     "step": step,
                     "id": call_id,
                     "name": name,
-                    "arguments": arguments if self._has_room else {},
+                    "arguments": arguments if self._has_room() else {},
                     "capabilities": sorted(map(str, capabilities_of(name, arguments))),
                     "started_s": at_s,
                 }
@@ -122,14 +120,14 @@ class TrajectoryWriter:
                 yield {
                     "kind": "observation",
                     "step": event.step,
-                    "observation": event.observation if self._has_room else LEFT_OUT,
+                    "observation": event.observation if self._has_room() else LEFT_OUT,
                     "exit_code": event.exit_code,
                     "output_lines": event.output_lines,
                     "duration_s": event.duration_s,
                 }
-            case RuleMatched():
+            case RuleMatched() if self._has_room():
                 yield {"kind": "rule", "turn": self._turn, "at_s": at_s, **asdict(event)}
-            case EgressDecided(decision):
+            case EgressDecided(decision) if self._has_room():
                 yield {"kind": "connection", "turn": self._turn, "at_s": at_s, **asdict(decision)}
 
     def _call_lines(self, at_s: float, call: ModelCallFinished) -> Iterator[Line]:
@@ -145,12 +143,13 @@ class TrajectoryWriter:
                 yield self._message_line(call.reply)
         settings, is_new = _index_of(call.settings, self._settings)
         if is_new:
-            yield {"kind": "settings", "settings": call.settings}
+            settings_or_note = call.settings if self._has_room() else {"note": LEFT_OUT}
+            yield {"kind": "settings", "settings": settings_or_note}
         self._calls += 1
         yield {
             "kind": "model_call",
             "turn": self._turn,
-            "kept": call.kept,
+            "shared_prefix": call.shared_prefix,
             "added": added,
             "reply": reply,
             "settings": settings,
@@ -162,13 +161,15 @@ class TrajectoryWriter:
         }
 
     def _message_line(self, message: Mapping[str, Any]) -> Line:
-        if self._has_room:
+        if self._has_room():
             return {"kind": "message", "message": message}
         return {"kind": "message", "message": {"role": message.get("role"), "content": LEFT_OUT}}
 
-    @property
     def _has_room(self) -> bool:
-        return self._chars <= self._max_chars
+        """Return True if the trajectory may have further contents. Else it counts as truncated."""
+        has_room = self._chars <= self._max_chars
+        self._is_truncated |= not has_room
+        return has_room
 
     def _dump(self, line: Line) -> str:
         text = json.dumps(line)
@@ -258,7 +259,7 @@ class _Reader:
                 self.tables[kind].append(line)
 
     def _call(self, line: Line) -> Line:
-        self.prompt = [*self.prompt[: line.pop("kept")], *line.pop("added")]
+        self.prompt = [*self.prompt[: line.pop("shared_prefix")], *line.pop("added")]
         segment = self._segment_of(self.prompt)
         return {"segment": segment, "prompt_messages": len(self.prompt), **line}
 
@@ -283,9 +284,6 @@ def read_trajectory(
     for text in texts:
         for line in text.split("\n"):
             reader.add(json.loads(line))
-    messages, tool_calls = reader.tables["message"], list(reader.tool_calls.values())
-    contents = [message.get("content") for message in messages]
-    contents += [call.get("observation") for call in tool_calls]
     return {
         "id": run_id,
         "object": "run.trajectory",
@@ -298,13 +296,13 @@ def read_trajectory(
         "continues": reader.about.get("continues"),
         "user_message": reader.about.get("user_message", ""),
         "duration_s": reader.end.get("duration_s"),
-        "is_truncated": LEFT_OUT in contents,
-        "messages": messages,
+        "is_truncated": reader.end.get("is_truncated", False),
+        "messages": reader.tables["message"],
         "segments": reader.segments,
         "settings": reader.tables["settings"],
         "turns": reader.tables["turn"],
         "model_calls": reader.tables["model_call"],
-        "tool_calls": tool_calls,
+        "tool_calls": list(reader.tool_calls.values()),
         "rules": reader.tables["rule"],
         "connections": reader.tables["connection"],
         "result": reader.end.get("result"),
@@ -323,7 +321,7 @@ def to_openai(trajectory: Object) -> Object:
         messages += [table[call["reply"]], *_observations(trajectory, table[call["reply"]])]
         tools = _tools_of(trajectory, call["segment"])
     answer = (trajectory["result"] or {}).get("answer")
-    if answer and not (messages and _says(messages[-1], answer)):
+    if answer and not (messages and _is_answer(messages[-1], answer)):
         messages.append({"role": "assistant", "content": answer})
     found: Object = {"id": trajectory["id"], "model": trajectory["model"], "messages": messages}
     return {**found, "tools": tools} if tools else found
@@ -356,7 +354,7 @@ def _tools_of(trajectory: Object, segment: int) -> Sequence[Any] | None:
     return next((each["tools"] for each in settings if each.get("tools")), None)
 
 
-def _says(message: Mapping[str, Any], answer: str) -> bool:
+def _is_answer(message: Mapping[str, Any], answer: str) -> bool:
     return message.get("role") == "assistant" and text_of(dict(message)).strip() == answer.strip()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from proxy.agent.events import (
     Event,
     ModelCallFinished,
+    RuleMatched,
     ToolCallFinished,
     ToolCallStarted,
     TurnStarted,
@@ -28,9 +29,12 @@ TASK = make_task("r1", MemoryArtifactStore(), "fake-model", [QUESTION])
 
 
 def model_call(
-    kept: int, *messages: dict[str, Any], reply: dict[str, Any] | None = None, **settings: Any
+    shared_prefix: int,
+    *messages: dict[str, Any],
+    reply: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> ModelCallFinished:
-    return ModelCallFinished(kept, messages, settings, 1.0, reply)
+    return ModelCallFinished(shared_prefix, messages, settings, 1.0, reply)
 
 
 def read(
@@ -111,6 +115,20 @@ def test_contents_beyond_the_size_limit_are_left_out() -> None:
     assert cut["messages"][2] == {"role": "user", "content": LEFT_OUT}
     assert cut["tool_calls"][0]["observation"] == LEFT_OUT
     assert cut["result"] == whole["result"]
+
+
+def test_settings_rules_and_connections_beyond_the_size_limit_are_left_out() -> None:
+    tools = [{"type": "function", "function": {"name": "execute_bash"}}]
+    rule = RuleMatched("no-network", "deny", "command", "curl", "")
+    events = [model_call(0, QUESTION, reply=FIRST, tools=tools), rule]
+    whole, cut = read(events), read(events, max_chars=100)
+    assert (len(whole["rules"]), whole["settings"]) == (1, [{"tools": tools}])
+    assert (cut["rules"], cut["settings"]) == ([], [{"note": LEFT_OUT}])
+
+
+def test_contents_that_quote_the_note_are_not_truncated() -> None:
+    quoting = {"role": "assistant", "content": LEFT_OUT}
+    assert read([model_call(0, QUESTION, reply=quoting)])["is_truncated"] is False
 
 
 def test_call_that_has_not_ended_has_no_observation() -> None:
