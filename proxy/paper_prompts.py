@@ -99,9 +99,10 @@ def read_reference_prompts() -> Mapping[Domain, ReferencePrompts]:
     package = Path(spec.submodule_search_locations[0])
     try:
         in_code = {"continue_message": _continue_message(package), "tools": _tools(package)}
-    except (OSError, SyntaxError, LookupError, ValueError) as error:
+    except Exception as error:  # the package's module is executed, so any error may occur
+        problem = " ".join(str(error).split())
         raise ConfigError(
-            f"paper.prompts: {package} is not the {REFERENCE} that is known here (0.2.0): {error}"
+            f"paper.prompts: {package} is not the {REFERENCE} that is known here (0.2.0): {problem}"
         ) from error
     return {domain: _read(package / name, in_code) for domain, name in REFERENCE_FILES.items()}
 
@@ -124,7 +125,9 @@ def _read(path: Path, in_code: Mapping[str, Any]) -> ReferencePrompts:
     """Read a prompt file. `in_code` has fields that the file does not have."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        file = _PromptFile.model_validate({**content, **in_code} if in_code else content)
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: it is not a YAML object")
+        file = _PromptFile.model_validate({**content, **in_code})
         prompts = ReferencePrompts(
             system=file.system_prompt,
             instance=file.instance_prompt,

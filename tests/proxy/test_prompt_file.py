@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from policies.paper_prompts import NO_CALL
+from policies.prompts import TOOL_NAMES
 from proxy.config import ConfigError, parse
-from proxy.paper_prompts import read_prompt_file
+from proxy.paper_prompts import read_prompt_file, read_reference_prompts
 from proxy.profiles import build_profiles
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
@@ -52,7 +53,8 @@ def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("- a list", "valid dictionary"),
+        ("- a list", "it is not a YAML object"),
+        ("", "it is not a YAML object"),
         ("a: [", "while parsing"),
         ({**FILE, "system_prompt": None}, "system_prompt: Input should be a valid string"),
         ({"system_prompt": "x"}, "instance_prompt: Field required"),
@@ -82,3 +84,30 @@ def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, mes
 def test_error_for_a_missing_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         read_prompt_file(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tools.py": "import no_such_module"}, "No module named 'no_such_module'"),
+        ({"tools.py": "undefined"}, "name 'undefined' is not defined"),
+        ({"tools.py": "raise RuntimeError('two\\nlines')"}, "two lines"),
+        ({"tools.py": "def"}, "invalid syntax"),
+        ({"observation.py": ""}, "observation.py has no CONTINUE_MSG"),
+        ({"config/general.yaml": "- a list"}, "it is not a YAML object"),
+    ],
+)
+def test_error_of_the_reference_package_is_one_line(
+    files: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_in_sandbox"
+    tools = "\n".join(f"{name}_tool = {{}}" for name in TOOL_NAMES)
+    usual = {"__init__.py": "", "observation.py": "CONTINUE_MSG = 'Go on.'", "tools.py": tools}
+    for name, content in {**usual, **files}.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        read_reference_prompts()
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
