@@ -58,7 +58,8 @@ class Profile:
     about: str = ""
     """A paragraph on the purpose of the profile."""
     extends: str = "default"
-    """The profile whose settings apply where this one has none. It must be defined before."""
+    """The profile whose settings apply where this one has none. That profile must be
+    defined earlier in the file."""
     enabled: Enabled = "auto"
     """The requests that get a sandbox. always: every request, from its start. auto: requests that
     may need a sandbox, from the first tool call. never: none."""

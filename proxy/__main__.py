@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from socket import socket
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, help_text in (
         ("serve", serve, "start the server"),
-        ("run", answer_prompt, "answer one prompt with files, on its own or a running proxy"),
+        ("run", answer_prompt, "answer one prompt with files, on a temporary or a running proxy"),
         ("demo", demo, "answer one request from end to end, with a script in place of a model"),
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
         ("gc", gc, "remove the sandboxes of proxies that have crashed"),
@@ -162,6 +162,8 @@ def _add_options(name: str, command: argparse.ArgumentParser) -> None:
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
+    from policies.sessions import TrajectoryFormat
+
     command.epilog = (
         "The answer is printed to stdout, the steps to stderr. Exit codes: 0: there is an answer;"
         " 1: an error, or no answer; 2: wrong options; 130: interrupted."
@@ -179,7 +181,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", help="the profile of the request, such as paper")
     command.add_argument(
         "--trajectory-format",
-        choices=["native", "openai", "reference"],
+        choices=get_args(TrajectoryFormat),
         default="native",
         help="default: native",
     )

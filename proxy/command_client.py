@@ -1,14 +1,15 @@
 """The client side of the commands `run` and `demo`: a temporary server in the process of the
 command, one request whose steps are printed as they arrive, and the download of the produced files.
-The second half is the command `run`, which can also send its request to a running proxy."""
+`run_prompt` is the command `run`; it also works against a running proxy."""
 
 import asyncio
 import contextlib
 import json
+import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,9 +19,11 @@ import openai
 import uvicorn
 
 from policies.headers import ResponseHeader
+from policies.sessions import TrajectoryFormat
 from proxy.api.dependencies import Services
 from proxy.app import Lifespan, create_app
 from proxy.config import ConfigError
+from proxy.keys import Key, Keyring
 
 MAX_INPUT_FILES = 1000
 """Maximum number of files of `--input-dir`, which is what one request may have."""
@@ -41,9 +44,14 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def temporary_server(services: Services, lifespan: Lifespan) -> AsyncIterator[str]:
-    """Serve on a free port of this machine; yield the URL, up to /v1. Raises ConfigError if the
-    server cannot start."""
+async def temporary_server(
+    services: Services, lifespan: Lifespan
+) -> AsyncIterator[tuple[str, str]]:
+    """Serve on a free port of this machine; yield the URL, up to /v1, and the key, without which
+    other users of the machine cannot use the server. Raises ConfigError if the server cannot
+    start."""
+    secret = f"sk-{secrets.token_hex(24)}"
+    services = replace(services, keyring=Keyring([(secret, Key())]))
     app = create_app(services, lifespan)
     server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
@@ -53,7 +61,7 @@ async def temporary_server(services: Services, lifespan: Lifespan) -> AsyncItera
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}/v1"
+        yield f"http://127.0.0.1:{port}/v1", secret
     finally:
         server.should_exit = True
         await serving
@@ -68,7 +76,7 @@ class Answer:
 
     text: str = ""
     run_id: str | None = None
-    """None if the request was answered without a run."""
+    """None if the request was answered without a run, or refused."""
     files: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """The produced files, as in `sandbox.files`."""
 
@@ -96,12 +104,16 @@ async def ask(
     the answer as they arrive. `model` is None for the first model of the proxy. Raises
     openai.APIError."""
     name = model or (await client.models.list()).data[0].id
-    response = await client.chat.completions.with_raw_response.create(
-        model=name,
-        messages=[{"role": "user", "content": question}],
-        stream=True,
-        extra_body={"sandbox": sandbox},
-    )
+    try:
+        response = await client.chat.completions.with_raw_response.create(
+            model=name,
+            messages=[{"role": "user", "content": question}],
+            stream=True,
+            extra_body={"sandbox": sandbox},
+        )
+    except openai.APIStatusError as error:  # the run may have failed before its first output
+        answer.run_id = error.response.headers.get(ResponseHeader.RUN)
+        raise
     answer.run_id = response.headers.get(ResponseHeader.RUN)
     async for chunk in response.parse():
         delta = chunk.choices[0].delta if chunk.choices else None
@@ -148,24 +160,23 @@ class RunOptions:
     inputs: Sequence[Path]
     """The input files."""
     output_dir: Path | None
-    trajectory_format: str = "native"
+    trajectory_format: TrajectoryFormat = "native"
 
 
 async def run_with_temporary_server(
     services: Services, lifespan: Lifespan, options: RunOptions
 ) -> int:
     """Run the prompt on a temporary server. See `run_prompt`."""
-    async with temporary_server(services, lifespan) as base_url:
-        return await run_prompt(base_url, "none", options)
+    async with temporary_server(services, lifespan) as (base_url, key):
+        return await run_prompt(base_url, key, options)
 
 
 async def run_prompt(
     base_url: str, key: str, options: RunOptions, profile: str | None = None
 ) -> int:
-    """Send one request to a proxy, with the input files. Print the steps to
-    stderr and the answer to stdout. Write the produced files and the trajectory into the output
-    directory. `profile` is the profile that the request names, if any. Return 0 if there is an
-    answer, else 1."""
+    """Send one request to a proxy, with the input files. Print the steps to stderr and the answer
+    to stdout. Write the trajectory and the produced files into the output directory. `profile` is
+    the profile that the request names, if any. Return 0 if there is an answer, else 1."""
     try:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
             return await _run_with_files(client, options, profile)
@@ -184,11 +195,13 @@ def input_files(directory: Path | None) -> list[Path]:
         paths = sorted(directory.iterdir())
     except OSError as error:
         raise ConfigError(f"--input-dir: {directory}: {error.strerror}") from error
-    if below := [path.name for path in paths if path.is_dir()]:
+    if below := [path for path in paths if path.is_dir()]:
         raise ConfigError(
-            f"--input-dir: {directory / below[0]} is a directory, and only files are sent. Put its"
-            " files into an archive"
+            f"--input-dir: {below[0]} is a directory, and only files are sent. Put its files into"
+            " an archive"
         )
+    if odd := [path for path in paths if not path.is_file()]:
+        raise ConfigError(f"--input-dir: {odd[0]} is not a file, and only files are sent")
     if len(paths) > MAX_INPUT_FILES:
         raise ConfigError(f"--input-dir: {len(paths)} files; at most {MAX_INPUT_FILES} are sent")
     return paths
@@ -216,27 +229,44 @@ async def _run_with_files(
         sandbox: dict[str, Any] = {"capture": "messages", "file_ids": file_ids}
         if profile:
             sandbox["profile"] = profile
-        return await _run_prompt(client, options, sandbox)
+        return await _ask_and_save(client, options, sandbox)
     finally:
         for file_id in file_ids:
             with contextlib.suppress(openai.APIError):  # the upload expires by itself
                 await client.files.delete(file_id)
 
 
-async def _run_prompt(
+async def _ask_and_save(
     client: openai.AsyncOpenAI, options: RunOptions, sandbox: Mapping[str, Any]
 ) -> int:
     answer = Answer()
     try:
         await _print_answer(client, options, sandbox, answer)
     except openai.APIError:
-        await _write_trajectory(client, options, answer.run_id)
+        if answer.run_id:
+            await _try_to_write_trajectory(client, options, answer.run_id)
         raise
     if options.output_dir:
+        if answer.run_id:
+            await _write_trajectory(client, options, answer.run_id)
+        else:
+            sys.stderr.write("No trajectory: the request was answered without a sandbox.\n")
         for path in await download(answer.files, options.output_dir / FILES):
             _print_path(path)
-        await _write_trajectory(client, options, answer.run_id)
     return 0 if answer.text else 1
+
+
+async def _try_to_write_trajectory(
+    client: openai.AsyncOpenAI, options: RunOptions, run_id: str
+) -> None:
+    """Write the trajectory of a run that has failed. Report an error, which must not hide that of
+    the run."""
+    try:
+        await _write_trajectory(client, options, run_id)
+    except openai.APIError as error:
+        sys.stderr.write(f"No trajectory: {error.message}\n")
+    except OSError as error:
+        sys.stderr.write(f"No trajectory: {error}\n")
 
 
 async def _print_answer(
@@ -254,13 +284,8 @@ async def _print_answer(
     sys.stdout.flush()
 
 
-async def _write_trajectory(
-    client: openai.AsyncOpenAI, options: RunOptions, run_id: str | None
-) -> None:
+async def _write_trajectory(client: openai.AsyncOpenAI, options: RunOptions, run_id: str) -> None:
     if options.output_dir is None:
-        return
-    if run_id is None:
-        sys.stderr.write("No trajectory: the request was answered without a sandbox.\n")
         return
     path = f"/runs/{run_id}/trajectory?format={options.trajectory_format}"
     trajectory = await client.get(path, cast_to=dict[str, Any])

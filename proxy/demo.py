@@ -26,8 +26,8 @@ async def run_demo(
     code."""
     try:
         async with (
-            temporary_server(services, lifespan) as base_url,
-            openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client,
+            temporary_server(services, lifespan) as (base_url, key),
+            openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client,
         ):
             if model is None:
                 _say("No model is used here: a script plays its part. Everything else is real.\n")

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -34,6 +36,19 @@ async def error_of(home: Path, *arguments: str, **variables: str) -> str:
     assert (done.returncode, done.stdout) == (1, b"")
     (line,) = done.stderr.decode().splitlines()
     return line
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Return the TCP ports of 127.0.0.1 on which a process listens."""
+    links = [str(link.readlink()) for link in (Path("/proc") / str(pid) / "fd").iterdir()]
+    inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = "0A"
+    return [
+        int(row[1].partition(":")[2], 16)
+        for row in rows
+        if row[3] == listening and row[9] in inodes
+    ]
 
 
 def read_trajectory(home: Path) -> dict[str, object]:
@@ -113,6 +128,80 @@ async def test_mistake_is_one_line(arguments: list[str], words: str, tmp_path: P
     write_inputs(tmp_path)
     own = [] if "--base-url" in arguments else ["--config", write_config(tmp_path, DEMO)]
     assert words in await error_of(tmp_path, "How many?", *arguments, *own)
+
+
+async def test_input_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "in"
+    directory.mkdir()
+    os.mkfifo(directory / "pipe")
+    options = ("--input-dir", "in", "--config", write_config(tmp_path, DEMO))
+    assert "in/pipe is not a file" in await error_of(tmp_path, "How many?", *options)
+
+
+async def test_run_that_fails_before_its_first_output_keeps_its_trajectory(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"backend": {"tool_support": "always"}})
+    async with scripted_backend([Refusal(400, "no more")]) as backend:
+        asked = ("How many?", "--model", "fake-model", "--output-dir", "out", "--config", config)
+        options = ("--backend-url", backend.base_url, "--sandbox", "bubblewrap")
+        done = await run(tmp_path, "run", *asked, *options)
+    assert done.returncode == 1
+    lines = done.stderr.decode().splitlines()
+    assert "trajectory.json" in lines[-2]
+    assert "no more" in lines[-1]
+    assert read_trajectory(tmp_path)["status"] == "failed"
+
+
+async def test_request_that_starts_no_run_has_one_line_about_its_error(tmp_path: Path) -> None:
+    keys = {"keys": [{"name": "lab", "env": "LAB_KEY"}]}
+    output = ("--output-dir", "out")
+    async with (
+        scripted_backend([]) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url, keys, LAB_KEY="sk-1") as server,
+    ):
+        asked = ("How many?", "--model", "fake-model", *output)
+        refused = await error_of(tmp_path, *asked, "--base-url", f"{server.url}/v1")
+    unreachable = await error_of(tmp_path, *asked, "--base-url", "http://127.0.0.1:1/v1")
+    assert "Incorrect API key" in refused
+    assert "Connection error" in unreachable
+
+
+async def test_trajectory_is_written_before_the_downloads(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "files").write_text("not a directory")
+    async with scripted_backend(by_history(SCRIPT)) as backend:
+        done = await run(
+            tmp_path,
+            *("run", "How many lines?", "--model", "fake-model", "--sandbox", "bubblewrap"),
+            *("--input-dir", write_inputs(tmp_path), "--output-dir", "out"),
+            *("--backend-url", backend.base_url),
+            LLM_SANDBOX_BACKEND__TOOL_SUPPORT="always",
+        )
+    assert done.returncode == 1
+    assert read_trajectory(tmp_path)["status"] == "completed"
+
+
+async def test_temporary_server_refuses_requests_without_its_key(tmp_path: Path) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    async with scripted_backend([held]) as backend:
+        command = [sys.executable, "-m", "proxy", "run", "How many?", "--model", "fake-model"]
+        command += ["--backend-url", backend.base_url, "--sandbox", "bubblewrap"]
+        with anyio.fail_after(60):
+            async with (
+                httpx.AsyncClient() as http,
+                await anyio.open_process(
+                    command, cwd=tmp_path, env=environment(tmp_path)
+                ) as process,
+            ):
+                await backend.arrived(1)
+                listening = listening_ports(process.pid)
+                answers = [
+                    (await http.get(f"http://127.0.0.1:{port}/v1/models")).status_code
+                    for port in listening
+                ]
+                process.send_signal(signal.SIGINT)
+                await process.wait()
+    assert 401 in answers
+    assert 200 not in answers
 
 
 async def test_interrupted_run_ends_at_once(tmp_path: Path) -> None:
