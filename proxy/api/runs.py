@@ -1,7 +1,6 @@
 """GET and DELETE /v1/runs/{id}: the state of a run, its result or its error; and its trajectory."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -29,11 +28,7 @@ from proxy.schemas.resources import (
     TrajectoryQuery,
 )
 from proxy.schemas.result_objects import usage
-from proxy.schemas.trajectory import (
-    read_trajectory,
-    to_openai,
-    to_reference,
-)
+from proxy.schemas.trajectory import json_pieces, read_trajectory, to_openai, to_reference
 from proxy.store.trajectories import DeletionReason, StoredTrajectory
 
 _CONVERTERS = {"openai": to_openai, "reference": to_reference}
@@ -118,7 +113,8 @@ def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> byte
         stored.id, stored.created_at, stored_texts(stored), is_lost=stored.is_lost
     )
     convert = _CONVERTERS.get(format)
-    return json.dumps(convert(found) if convert else found).encode()
+    pieces = json_pieces(convert(found) if convert else found)
+    return b"".join(piece.encode() for piece in pieces)
 
 
 @router.delete("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404, 409))

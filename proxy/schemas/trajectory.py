@@ -149,7 +149,7 @@ class TrajectoryWriter:
         yield {
             "kind": "model_call",
             "turn": self._turn,
-            "shared_prefix": call.shared_prefix,
+            "kept": call.shared_prefix,  # the name in stored trajectories, which cannot change
             "added": added,
             "reply": reply,
             "settings": settings,
@@ -259,7 +259,7 @@ class _Reader:
                 self.tables[kind].append(line)
 
     def _call(self, line: Line) -> Line:
-        self.prompt = [*self.prompt[: line.pop("shared_prefix")], *line.pop("added")]
+        self.prompt = [*self.prompt[: line.pop("kept")], *line.pop("added")]
         segment = self._segment_of(self.prompt)
         return {"segment": segment, "prompt_messages": len(self.prompt), **line}
 
@@ -325,6 +325,23 @@ def to_openai(trajectory: Object) -> Object:
         messages.append({"role": "assistant", "content": answer})
     found: Object = {"id": trajectory["id"], "model": trajectory["model"], "messages": messages}
     return {**found, "tools": tools} if tools else found
+
+
+def json_pieces(trajectory: Object) -> Iterator[str]:
+    """Yield the JSON text of a trajectory in pieces, one for each item of its lists. The encoder
+    does not release Python's lock within a piece, so one piece of 64 MB would stop the event
+    loop."""
+    before = "{"
+    for name, value in trajectory.items():
+        yield f"{before}{json.dumps(name)}: "
+        before = ", "
+        if isinstance(value, list) and value:
+            for index, item in enumerate(value):
+                yield ("[" if index == 0 else ", ") + json.dumps(item)
+            yield "]"
+        else:
+            yield json.dumps(value)
+    yield "}"
 
 
 def _last_call(trajectory: Object) -> Object | None:

@@ -205,18 +205,15 @@ TRAJECTORIES = (
     """CREATE TABLE trajectories (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
-        root_run_id TEXT NOT NULL,
         owner TEXT NOT NULL,
         process TEXT,
-        deletion_reason TEXT,
+        gone TEXT,
         bytes BIGINT NOT NULL,
         created_at BIGINT NOT NULL,
-        ended_at BIGINT,
         expires_at BIGINT NOT NULL,
         deleted_at BIGINT
     )""",
     "CREATE INDEX trajectories_of_owner ON trajectories (owner, seq)",
-    "CREATE INDEX trajectories_by_root ON trajectories (root_run_id)",
     "CREATE INDEX trajectories_by_end ON trajectories (expires_at)",
     """CREATE TABLE trajectory_parts (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -225,9 +222,20 @@ TRAJECTORIES = (
     )""",
     "CREATE INDEX parts_of_trajectory ON trajectory_parts (trajectory_id, seq)",
 )
+# Earlier rows have neither the run of the first choice, so each becomes the first choice of its own
+# run, nor the time of the end, so the time of the start takes its place.
+TRAJECTORY_ENDS = (
+    "ALTER TABLE trajectories RENAME COLUMN gone TO deletion_reason",
+    "ALTER TABLE trajectories ADD COLUMN root_run_id TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE trajectories ADD COLUMN ended_at BIGINT",
+    "UPDATE trajectories SET root_run_id = id",
+    """UPDATE trajectories SET ended_at = created_at
+        WHERE process IS NULL OR deletion_reason IS NOT NULL""",
+    "CREATE INDEX trajectories_by_root ON trajectories (root_run_id)",
+)
 STEPS = (
     *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
-    *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES),
+    *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES, TRAJECTORY_ENDS),
 )
 
 

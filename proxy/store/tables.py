@@ -130,8 +130,10 @@ RUN_SUMMARIES = _with_seq(
 # `ended_at` is null while the run is running.
 TRAJECTORIES = _with_seq(
     "trajectories",
-    *_text("id", "root_run_id", "owner", "process", "deletion_reason"),
-    *_integer("bytes", "created_at", "ended_at", "expires_at", "deleted_at"),
+    *_text("id", "owner", "process", "deletion_reason"),
+    *_integer("bytes", "created_at", "expires_at", "deleted_at"),
+    *_text("root_run_id"),
+    *_integer("ended_at"),
 )
 TRAJECTORY_PARTS = _with_seq(
     "trajectory_parts",

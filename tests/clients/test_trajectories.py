@@ -574,6 +574,32 @@ async def test_deletion_of_the_first_choice_deletes_the_trajectories_of_all_choi
     assert [error_code(each) for each in found] == [(404, "trajectory_deleted")] * 2
 
 
+async def test_trajectory_is_read_while_a_write_of_the_store_waits(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+        http_client(url) as other,
+    ):
+        run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
+        deleted: list[httpx.Response] = []
+
+        async def delete() -> None:
+            deleted.append(await other.delete(f"/v1/runs/{run_id}/trajectory"))
+
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as another_process:
+            another_process.execute("BEGIN IMMEDIATE")
+            async with anyio.create_task_group() as group:
+                group.start_soon(delete)
+                await anyio.wait_all_tasks_blocked()
+                with anyio.fail_after(TIMEOUT_S):
+                    found = await get_trajectory(http, run_id)
+                has_waited = not deleted
+                another_process.rollback()
+    assert has_waited
+    assert (found.status_code, deleted[0].status_code) == (200, 200)
+
+
 async def test_secrets_are_redacted_in_every_part_of_a_trajectory(tmp_path: Path) -> None:
     script = [
         {

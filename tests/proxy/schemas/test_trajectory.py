@@ -1,6 +1,7 @@
 """The lines of a trajectory, and the segments that are read from them."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,13 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.errors import BusyError
-from proxy.schemas.trajectory import LEFT_OUT, TrajectoryWriter, read_trajectory, to_openai
+from proxy.schemas.trajectory import (
+    LEFT_OUT,
+    TrajectoryWriter,
+    json_pieces,
+    read_trajectory,
+    to_openai,
+)
 from tests.fakes.results import SUBMITTED
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import MemoryArtifactStore
@@ -153,3 +160,11 @@ def test_trajectory_without_an_end_is_running_or_lost() -> None:
     assert (running["status"], lost["status"]) == ("running", "failed")
     assert running["turns"] == [{"turn": 1, "started_s": 1.0}]
     assert read_trajectory("r1", 5, [])["model"] is None
+
+
+def test_json_of_a_trajectory_is_written_in_pieces_of_one_item() -> None:
+    messages = [{"role": "user", "content": f"{number} " * 1000} for number in range(200)]
+    trajectory = read([model_call(0, *messages, reply=FIRST)])
+    pieces = list(json_pieces(trajectory))
+    assert json.loads("".join(pieces)) == trajectory
+    assert max(map(len, pieces)) < 2 * max(len(json.dumps(each)) for each in messages)

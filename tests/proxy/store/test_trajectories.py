@@ -1,13 +1,20 @@
 """Trajectories in the store: their quota and their expiry."""
 
+import json
+import sqlite3
+import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from policies.sessions import TrajectorySettings
+from proxy.runs.trajectory_recorder import stored_texts
+from proxy.schemas.trajectory import read_trajectory
 from proxy.store.database import Database
+from proxy.store.migrations import STEPS
 from proxy.store.store import Store
 from proxy.store.trajectories import (
     SWEEP_TRAJECTORIES,
@@ -237,3 +244,46 @@ async def test_trajectories_that_could_not_be_stored_leave_tombstones(store: Sto
     begun = await find(store, "begun")
     assert begun is not None
     assert list(begun.parts) == []
+
+
+async def test_trajectories_of_the_first_release_survive_the_migration(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"kind": "run", "model": "m", "choice": 1},
+        {"kind": "message", "message": {"role": "user", "content": "How many?"}},
+        {"kind": "model_call", "turn": 1, "kept": 0, "added": [0], "reply": None, "settings": 0},
+        {"kind": "end", "duration_s": 2.0, "status": "completed"},
+    ]
+    part = zlib.compress("\n".join(map(json.dumps, lines)).encode())
+    first_release = [statement for step in STEPS[:10] for statement in step]
+    rows = [
+        (1, "ended", MINE, None, None, len(part), 10, 9_000, None),
+        (2, "lost", MINE, "dead process", None, len(part), 20, 9_000, None),
+        (3, "deleted", MINE, None, "deleted", 0, 30, 9_000, 40),
+    ]
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as before:
+        for statement in first_release:
+            before.execute(statement)
+        before.executemany("INSERT INTO trajectories VALUES (?,?,?,?,?,?,?,?,?)", rows)
+        for run_id in ("ended", "lost"):
+            insert = "INSERT INTO trajectory_parts (trajectory_id, data) VALUES (?, ?)"
+            before.execute(insert, (run_id, part))
+        before.execute("PRAGMA user_version = 10")
+        before.commit()
+    clock = ManualClock()
+    with closing(Store(tmp_path, now=lambda: 100 + clock.time())) as store:
+        await store.sweep()
+        assert await reasons(store, "ended", "lost", "deleted") == [None, None, "deleted"]
+        ended, lost = await find(store, "ended"), await find(store, "lost")
+        assert ended is not None
+        assert lost is not None
+        assert (ended.is_lost, lost.is_lost) == (False, True)
+        trajectory = read_trajectory(ended.id, ended.created_at, stored_texts(ended))
+        assert (trajectory["status"], trajectory["choice"], trajectory["segments"]) == (
+            *("completed", 1),
+            [[0]],
+        )
+        await keep(store, "new", b"part")
+        clock.advance(10_000)
+        await store.sweep()
+        assert await reasons(store, "ended", "lost", "new") == ["expired", "expired", None]
+        assert await store.trajectories.delete(MINE, "new") is True
