@@ -3,12 +3,14 @@
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from sqlalchemy import Connection
 
 from policies.sessions import TrajectorySettings
 from proxy.runs.trajectory_recorder import stored_texts
@@ -25,6 +27,7 @@ from proxy.store.trajectories import (
 from sandbox_runtime.ownership import Owner
 from tests.fakes.manual_clock import ManualClock
 
+T = TypeVar("T")
 MINE, YOURS = "somebody", "somebody else"
 HOUR_S = 3600
 PART = b"x" * (300 << 10)
@@ -110,7 +113,7 @@ async def test_expiry_counts_from_the_end_of_the_run(store: Store, clock: Manual
     assert await reasons(store, "one") == ["expired"]
 
 
-async def test_deleted_trajectory_takes_no_further_parts(store: Store) -> None:
+async def test_deleted_trajectory_takes_no_further_parts(store: Store, tmp_path: Path) -> None:
     await store.trajectories.begin(MINE, ["one"])
     assert await store.trajectories.delete(YOURS, "one") is False
     assert await store.trajectories.delete(MINE, "one") is True
@@ -119,6 +122,8 @@ async def test_deleted_trajectory_takes_no_further_parts(store: Store) -> None:
     found = await find(store, "one")
     assert found is not None
     assert (found.deletion_reason, list(found.parts)) == ("deleted", [])
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+        assert database.execute("SELECT count(*) FROM trajectory_parts").fetchone() == (0,)
 
 
 async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
@@ -139,9 +144,13 @@ async def test_trajectory_of_a_running_run_is_neither_evicted_nor_expired(
 ) -> None:
     await store.trajectories.begin(MINE, ["running"])
     await store.trajectories.append(MINE, "running", PART * 2, is_last=False)
-    for run_id in ("one", "two"):
-        await keep(store, run_id, PART * 2)
+    await keep(store, "one", PART * 2)
+    await keep(store, "two", PART)
     assert await reasons(store, "running", "one", "two") == [None, "quota", None]
+    await store.trajectories.begin(MINE, ["running too"])
+    await store.trajectories.append(MINE, "running too", PART * 2, is_last=False)
+    await store.trajectories.evict(MINE)
+    assert await reasons(store, "running", "running too", "two") == [None, None, None]
     clock.advance(HOUR_S)
     await store.sweep()
     assert await reasons(store, "running", "two") == [None, "expired"]
@@ -168,6 +177,50 @@ async def test_eviction_deletes_more_trajectories_than_one_transaction_does(stor
         await keep(store, run_id, small)
     await keep(store, "huge", PART * 10)
     assert await reasons(store, *names, "huge") == [*["quota"] * len(names), None]
+
+
+class CountingDatabase(Database):
+    """A database that counts the trajectories after each write."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.counts: list[int] = []
+
+    async def write(self, transaction: Callable[[Connection], T]) -> T:
+        def counted(connection: Connection) -> T:
+            result = transaction(connection)
+            query = "SELECT count(*) FROM trajectories WHERE deletion_reason IS NULL"
+            self.counts.append(connection.exec_driver_sql(query).scalar_one())
+            return result
+
+        return await super().write(counted)
+
+
+@pytest.mark.parametrize("is_evicted", [True, False], ids=["evicted", "expired"])
+async def test_one_transaction_deletes_a_bounded_number_of_trajectories(
+    is_evicted: bool, tmp_path: Path, clock: ManualClock
+) -> None:
+    database, process = CountingDatabase(tmp_path / "store.sqlite3"), Owner(tmp_path)
+    settings = TrajectorySettings(retention_hours=1)
+    repository = TrajectoryRepository(database, clock.time, process, settings, max_trajectories=10)
+    count = 2 * SWEEP_TRAJECTORIES + 20
+    for run_id in map(str, range(count)):
+        await repository.begin(MINE, [run_id])
+        await repository.append(MINE, run_id, b"part", is_last=True)
+    database.counts.clear()
+    if is_evicted:
+        await repository.evict(MINE)
+        left = 10
+    else:
+        clock.advance(HOUR_S)
+        sweep = partial(repository.expire, now=int(clock.time()), forget_before=0)
+        while await database.write(sweep):
+            pass
+        left = 0
+    batches = [count - SWEEP_TRAJECTORIES, count - 2 * SWEEP_TRAJECTORIES, left]
+    assert database.counts == batches
+    database.close()
+    process.release()
 
 
 async def test_lost_trajectory_expires(tmp_path: Path, clock: ManualClock) -> None:
@@ -198,7 +251,8 @@ async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
         max_trajectories=2,
         max_tombstones=1,
     )
-    for owner, count in ((YOURS, 2), (MINE, 5)):
+    await repository.begin(MINE, ["running"])
+    for owner, count in ((MINE, 5), (YOURS, 2)):
         for number in range(count):
             run_id = f"{owner} {number}"
             await repository.begin(owner, [run_id])
@@ -217,6 +271,7 @@ async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
     }
     assert known[MINE] == ["unknown", "unknown", "quota", None, None]
     assert known[YOURS] == ["deleted", None, "unknown", "unknown", "unknown"]
+    assert await repository.find(MINE, "running") is not None
     database.close()
     process.release()
 
