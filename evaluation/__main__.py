@@ -135,9 +135,9 @@ def _run(arguments: argparse.Namespace) -> int:
             max_retries=0,
             timeout=arguments.timeout_s,
         ) as client:
-            runner = Runner(client, plan, writer, progress.add)
+            runner = Runner(client, plan, writer, progress.add, arguments.concurrency)
             await runner.check_models()
-            await runner.run(arguments.concurrency)
+            await runner.run()
 
     with open_results(arguments.output, info) as writer:
         keys = {job.key for job in plan.jobs()}
@@ -279,7 +279,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--repeats", type=_positive, help="requests for each problem; default: the suite's protocol"
     )
-    sub.add_argument("--limit", type=_positive, help="problems of each domain; default: all")
+    sub.add_argument(
+        "--limit", type=_positive, help="problems of each domain, its kinds in turn; default: all"
+    )
     sub.add_argument("--concurrency", type=_positive, default=8, help="requests at a time")
     sub.add_argument("--seed", type=int, help="seed to send; each repeat adds 1; default: none")
     sub.add_argument("--max-retries", type=int, default=3, help="retries of one request")

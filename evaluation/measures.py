@@ -335,11 +335,8 @@ class Speed:
     p95_s: float
     pairs: Pairs
     """The pairs of the domain."""
-
-    @property
-    def ratio(self) -> float | None:
-        """The answers per minute divided by those of plain, over the pairs."""
-        return _ratio(_times_s(self.pairs.plain), _times_s(self.pairs.sandbox))
+    ratio: float | None
+    """The sandbox's answers per minute divided by those of plain, over the pairs."""
 
 
 def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
@@ -347,14 +344,21 @@ def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
     found = []
     for domain, of_domain in domains(graded):
         paired = pairs(of_domain)
+        ratio = _ratio(_shares_s(evaluation, paired.plain), _shares_s(evaluation, paired.sandbox))
         for mode, group in modes(answered(of_domain)):
-            times_s = _times_s(group)
-            mean_s = average(times_s)
-            per_minute = 60 * evaluation.info.concurrency / mean_s if mean_s else 0.0
+            times_s = [each.result.latency_s for each in group]
+            mean_s = average(_shares_s(evaluation, group))
+            per_minute = 60 / mean_s if mean_s else 0.0
             p50_s, p95_s = (percentile(times_s, share) for share in (0.5, 0.95))
-            found.append(Speed(domain, mode, len(times_s), per_minute, p50_s, p95_s, paired))
+            speed = Speed(domain, mode, len(group), per_minute, p50_s, p95_s, paired, ratio)
+            found.append(speed)
     return found
 
 
-def _times_s(graded: Sequence[Graded]) -> list[float]:
-    return [each.result.latency_s for each in graded]
+def _shares_s(evaluation: Evaluation, graded: Sequence[Graded]) -> list[float]:
+    """Return the time of each request divided by the number of requests at that time, in seconds.
+    The parts of an evaluation may differ in that number."""
+    return [
+        each.result.latency_s / (each.result.concurrency or evaluation.info.concurrency)
+        for each in graded
+    ]

@@ -14,7 +14,10 @@ Prices = Mapping[str, tuple[float, float]]
 
 
 class ProgressBar:
-    """Shows results, errors, tokens and cost on standard error, and one line at the end."""
+    """Shows results, errors, tokens and cost on standard error, and one line at the end.
+
+    Errors, tokens and cost are those of this part of the evaluation, without earlier parts. The
+    cost is shown if there are prices."""
 
     def __init__(self, total: int, done: int, prices: Prices) -> None:
         self._total = total
@@ -23,7 +26,7 @@ class ProgressBar:
         self._infra_errors = 0
         self._tokens = 0
         self._cost_usd = 0.0
-        self._has_unknown_cost = False
+        self._has_unpriced_model = False
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -45,7 +48,10 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        print(f"{self._done} of {self._total} requests, {self._totals()}", file=sys.stderr)
+        print(
+            f"{self._done} of {self._total} requests; in this part: {self._totals()}",
+            file=sys.stderr,
+        )
 
     def add(self, result: Result) -> None:
         """Count a result."""
@@ -57,9 +63,12 @@ class ProgressBar:
             spent = result.prompt_tokens * per_prompt + result.completion_tokens * per_completion
             self._cost_usd += spent / 1e6
         else:
-            self._has_unknown_cost = True
+            self._has_unpriced_model = True
         self._progress.update(self._task, completed=self._done, description=self._totals())
 
     def _totals(self) -> str:
-        cost = "cost unknown" if self._has_unknown_cost else f"{self._cost_usd:.4f} USD"
-        return f"{self._infra_errors} infra errors, {self._tokens:,} tokens, {cost}"
+        totals = f"{self._infra_errors} infra errors, {self._tokens:,} tokens"
+        if not self._prices:
+            return totals
+        cost = "cost unknown" if self._has_unpriced_model else f"{self._cost_usd:.4f} USD"
+        return f"{totals}, {cost}"

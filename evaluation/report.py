@@ -113,8 +113,10 @@ def speed(evaluation: Evaluation) -> Section:
                 row += [_ratio(each.ratio), *map(str, counts)]
             rows.append(row)
     head = ["model", "domain", "mode", "answers", "per minute", "p50 (s)", "p95 (s)"]
+    parts = {each.result.concurrency or evaluation.info.concurrency for each in evaluation.graded}
+    at_a_time = " or ".join(map(str, sorted(parts or {evaluation.info.concurrency})))
     note = (
-        f"With {evaluation.info.concurrency} requests at a time. Answers per minute are the number"
+        f"With {at_a_time} requests at a time. Answers per minute are the number"
         " of requests at a time divided by their mean time. The ratio is to those of plain,"
         f" {PAIRS}"
     )

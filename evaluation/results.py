@@ -91,6 +91,8 @@ class Result(_Record):
     """UTC, in ISO 8601."""
     latency_s: float
     """Seconds of the last attempt."""
+    concurrency: int | None = None
+    """The maximum number of requests at a time; None in records of earlier versions."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     sandbox: SandboxUse | None = None
@@ -204,10 +206,17 @@ def open_results(directory: Path, info: RunInfo) -> Iterator[ResultWriter]:
         open_journal(directory / TRAJECTORIES) as trajectories,
     ):
         _check_settings(directory, info.settings)
-        (directory / RUN).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        _write_run(directory, info)
         latest = {result.key: result.status for result in read_records(directory / RESULTS, Result)}
         done = {key for key, status in latest.items() if status != "infra_error"}
         yield ResultWriter(file, trajectories, done)
+
+
+def _write_run(directory: Path, info: RunInfo) -> None:
+    """Replace run.json in one step, so that a kill leaves the old file or the new one."""
+    temporary = directory / f"{RUN}.new"
+    temporary.write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    temporary.replace(directory / RUN)
 
 
 def read_run(directory: Path) -> RunInfo:

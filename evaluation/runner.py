@@ -4,10 +4,12 @@ import asyncio
 import base64
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import httpx
@@ -66,7 +68,8 @@ class Plan:
     repeats: int | None = None
     """The requests for each problem; None: by the protocol of its suite."""
     limit: int | None = None
-    """The maximum number of samples of each domain."""
+    """The maximum number of samples of each domain. The kinds of a domain take turns, so that a
+    small part has problems of all subjects. A larger limit adds samples and keeps the others."""
     sandbox: Mapping[str, Any] | None = None
     """Fields of the `sandbox` object of the requests with a sandbox. They replace those of the
     suite's protocol; a field that is None is not sent."""
@@ -77,16 +80,22 @@ class Plan:
     max_retries: int = 3
 
     def samples(self) -> Iterator[tuple[Suite, Sample]]:
-        """Yield the samples up to the limit of their domain."""
-        counts: dict[str, int] = {}
+        """Yield the samples up to the limit of their domain, with the kinds in turn."""
+        of_kind, of_domain = Counter[tuple[str, str]](), Counter[str]()
+        rounds: list[tuple[int, Suite, Sample]] = []
         for suite in self.suites:
             for sample in suite.samples:
-                counts[sample.domain] = counts.get(sample.domain, 0) + 1
-                if self.limit is None or counts[sample.domain] <= self.limit:
-                    yield suite, sample
+                kind = (sample.domain, sample.kind)
+                rounds.append((of_kind[kind], suite, sample))
+                of_kind[kind] += 1
+        for _, suite, sample in sorted(rounds, key=itemgetter(0)):
+            of_domain[sample.domain] += 1
+            if self.limit is None or of_domain[sample.domain] <= self.limit:
+                yield suite, sample
 
     def jobs(self) -> "Iterator[Job]":
-        """Yield all requests. The modes follow each other, so that one does not slow the other."""
+        """Yield all requests. All requests of one mode come before those of the next, so that their
+        speeds can be compared."""
         samples = list(self.samples())
         repeats = max(map(self.repeats_of, self.suites), default=0)
         for model in self.models:
@@ -127,12 +136,15 @@ class Runner:
         plan: Plan,
         writer: ResultWriter,
         on_result: Callable[[Result], None],
+        concurrency: int,
     ) -> None:
-        """`client` makes no retries of its own. `on_result` is called after each written record."""
+        """`client` makes no retries of its own. `on_result` is called after each written record.
+        `concurrency` is the maximum number of requests at a time."""
         self._client = client
         self._plan = plan
         self._writer = writer
         self._on_result = on_result
+        self._concurrency = concurrency
 
     async def check_models(self) -> None:
         """Raise RunError if the proxy does not answer, or does not serve a model in a mode."""
@@ -148,13 +160,13 @@ class Runner:
                         f"The proxy does not serve the model {name}. Its models: {known}"
                     )
 
-    async def run(self, concurrency: int) -> None:
-        """Send all requests that have no result yet, at most `concurrency` at a time."""
+    async def run(self) -> None:
+        """Send all requests that have no result yet."""
         jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done)
         ssl_context = httpx.create_ssl_context()
         try:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
+                for _ in range(self._concurrency):
                     # A pool of 64 connections costs 5 to 8 ms of CPU time for each request.
                     http_client = httpx.AsyncClient(verify=ssl_context)
                     await stack.enter_async_context(http_client)
@@ -184,6 +196,7 @@ class Runner:
                 seed=body.get("seed"),
                 started=started.isoformat(timespec="milliseconds"),
                 latency_s=0.0,
+                concurrency=self._concurrency,
             )
             trajectory = None
             try:

@@ -9,12 +9,14 @@ import pytest
 
 from evaluation.results import (
     RESULTS,
+    RUN,
     Result,
     RunInfo,
     RunSettings,
     Trajectories,
     open_results,
     read_results,
+    read_run,
 )
 from evaluation.samples import Draft, write_suite
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -212,6 +214,65 @@ async def test_results_do_not_continue_with_other_settings(tmp_path: Path) -> No
     code, messages, _ = await evaluate(tmp_path, [RIGHT], *PLAIN, "--seed", "1")
     assert code == 1
     assert "its results have seed null, not 1. Use the same value, or another --output" in messages
+
+
+async def test_run_json_is_replaced_in_one_step(tmp_path: Path) -> None:
+    settings = RunSettings(suites={}, sandbox={}, request={}, seed=None)
+    info = RunInfo(settings=settings, data="", concurrency=1, versions={})
+    with open_results(tmp_path, info):
+        (tmp_path / "earlier.json").hardlink_to(tmp_path / RUN)
+    later = info.model_copy(update={"concurrency": 2})
+    with open_results(tmp_path, later):
+        pass
+    # A file that was written over would have changed under both names.
+    earlier = RunInfo.model_validate_json((tmp_path / "earlier.json").read_bytes())
+    assert (earlier, read_run(tmp_path)) == (info, later)
+
+
+async def test_limit_takes_the_kinds_of_a_domain_in_turn(tmp_path: Path) -> None:
+    kinds = ["optics", "optics", "optics", "waves", "heat"]
+    drafts = [
+        Draft(sample(id=f"{number}-{kind}", problem=f"{number}?", kind=kind))
+        for number, kind in enumerate(kinds)
+    ]
+    write_suite(tmp_path / "data" / "synthetic", "synthetic", drafts, licence="none", source="test")
+    sent = []
+    async with (
+        scripted_backend([RIGHT] * 5, model=MODEL) as backend,
+        running_proxy(backend, "memory", tmp_path / "state") as url,
+    ):
+        for limit in (["--limit", "3"], ["--limit", "4"], []):
+            ended = await sandbox_eval(*arguments(tmp_path, url, *PLAIN, *limit))
+            assert ended.returncode == 0, ended.stderr
+            lines = (tmp_path / "output" / RESULTS).read_text("utf-8").splitlines()
+            sent.append([json.loads(line)["sample"] for line in lines])
+    first = ["0-optics", "3-waves", "4-heat"]
+    assert sent == [first, [*first, "1-optics"], [*first, "1-optics", "2-optics"]]
+
+
+async def test_speed_and_totals_are_those_of_each_part(tmp_path: Path) -> None:
+    sums(tmp_path / "data", 3)
+    messages = []
+    async with (
+        scripted_backend([RIGHT] * 3, model=MODEL) as backend,
+        running_proxy(backend, "memory", tmp_path / "state") as url,
+    ):
+        for more in (["--limit", "1"], ["--concurrency", "2", "--price", f"{MODEL}=1,1"]):
+            ended = await sandbox_eval(*arguments(tmp_path, url, *PLAIN, *more))
+            messages.append(ended.stderr.splitlines()[-1])
+    results = read_results(tmp_path / "output")
+    assert [each.concurrency for each in results] == [1, 2, 2]
+    tokens = [each.prompt_tokens + each.completion_tokens for each in results]
+    cost_usd = sum(tokens[1:]) / 1e6
+    assert messages == [
+        f"1 of 1 requests; in this part: 0 infra errors, {tokens[0]} tokens",
+        f"3 of 3 requests; in this part: 0 infra errors, {sum(tokens[1:])} tokens,"
+        f" {cost_usd:.4f} USD",
+    ]
+    report = await report_of(tmp_path / "output")
+    assert "With 1 or 2 requests at a time." in report
+    minutes = sum(each.latency_s / (each.concurrency or 0) for each in results) / 60
+    assert rows(report, "## Speed")[0][4] == f"{3 / minutes:.1f}"
 
 
 async def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
