@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import re
 import time
 from collections import Counter
@@ -14,7 +15,6 @@ from typing import Any
 
 import httpx
 import openai
-from openai.types.chat import ChatCompletion
 
 from evaluation.results import (
     MODES,
@@ -48,8 +48,8 @@ SANDBOX_LOST = (
 model can produce it: such an observation has no exit code."""
 MAX_CODE_CHARS = 100
 """Maximum length of a finish reason or an error code, which come from a server."""
-MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""The errors of reading a response that is not a completion, which the SDK does not check."""
+MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""The errors of reading a response that is not a completion."""
 MAX_DELAY_S = 60.0
 """Maximum delay before a retry, in seconds."""
 
@@ -200,10 +200,10 @@ class Runner:
             )
             trajectory = None
             try:
-                # create() converts all parts of the messages, which takes longer than sending them.
-                completion = await client.post(
-                    "/chat/completions", cast_to=ChatCompletion, body=body
-                )
+                # create() converts all parts of the messages, and ChatCompletion all parts of the
+                # response, which takes longer than sending and parsing them.
+                response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
+                completion = json.loads(response.content)
                 trajectory = trajectory_of(result, completion)
                 result = _with_completion(result, completion)
             except (openai.OpenAIError, *MALFORMED) as error:
@@ -260,26 +260,24 @@ def _file_part(name: str, text: str) -> dict[str, Any]:
     return {"type": "file", "file": file}
 
 
-def _with_completion(result: Result, completion: ChatCompletion) -> Result:
-    """Return the result with the fields of a completion."""
-    choice = completion.choices[0]
-    usage = completion.usage
+def _with_completion(result: Result, completion: Mapping[str, Any]) -> Result:
+    """Return the result with the fields of a completion. Raises the errors of MALFORMED."""
+    choice = completion["choices"][0]
+    usage = completion.get("usage")
     update: dict[str, Any] = {
-        "answer": clean(choice.message.content or ""),
-        "finish_reason": clean(choice.finish_reason or "")[:MAX_CODE_CHARS],
-        "prompt_tokens": usage.prompt_tokens if usage else 0,
-        "completion_tokens": usage.completion_tokens if usage else 0,
+        "answer": clean(choice["message"].get("content") or ""),
+        "finish_reason": clean(choice.get("finish_reason") or "")[:MAX_CODE_CHARS],
+        "prompt_tokens": usage["prompt_tokens"] if usage else 0,
+        "completion_tokens": usage["completion_tokens"] if usage else 0,
     }
     if result.mode == "sandbox":
-        # The fields that the SDK's types do not have.
-        extra = completion.model_dump(include={"sandbox": True, "usage": {"sandbox"}})
-        sandbox, stats = extra["sandbox"], extra["usage"]["sandbox"]
+        sandbox, stats = completion["sandbox"], completion["usage"]["sandbox"]
         update["sandbox"] = _sandbox_use(sandbox, stats)
         if _is_sandbox_lost(sandbox):
             message = "The run lost its sandbox."
             update["failures"] = (Failure(code="sandbox_lost", message=message),)
             update["status"] = "infra_error"
-    # Validated, as the SDK keeps whatever a server sends, such as a null for a number.
+    # Validated, as a server may send anything, such as a null for a number.
     return Result.model_validate({**dict(result), **update})
 
 

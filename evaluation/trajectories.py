@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openai.types.chat import ChatCompletion
-
 from evaluation.results import ProducedFile, Result, Step, Trajectory
 
 MAX_STEPS = 500
@@ -66,13 +64,13 @@ class PatternCounts:
     """The number of headings, items and numbered steps in the reasoning and the answer."""
 
 
-def trajectory_of(result: Result, completion: ChatCompletion) -> Trajectory:
+def trajectory_of(result: Result, completion: Mapping[str, Any]) -> Trajectory:
     """Return the trajectory of a completion. Raises the errors of a malformed completion.
 
     Texts that exceed the bounds of this module are shortened.
     """
-    message = completion.choices[0].message.model_extra or {}
-    sandbox = (completion.model_extra or {}).get("sandbox") or {}
+    message = completion["choices"][0]["message"]
+    sandbox = completion.get("sandbox") or {}
     all_steps = list(_steps(sandbox.get("events") or ()))
     steps = _within_bounds(all_steps)
     files = (sandbox.get("files") or ())[:MAX_FILES]

@@ -19,7 +19,8 @@ import anyio
 import pytest
 
 from evaluation.results import MODES, read_results
-from evaluation.samples import Sample, load_suites
+from evaluation.runner import Plan
+from evaluation.samples import Sample, load_suite, load_suites
 from evaluation.scripted import NAME, ScriptedModel, ServerError, serving
 from tests.e2e import proxy_process
 from tests.evaluation.evaluation_process import grades_of, rows, sandbox_eval, with_packages
@@ -140,7 +141,9 @@ async def evaluate(packages: Path, home: Path) -> Evaluated:
     assert ended.returncode == 0, ended.stderr
     suites = load_suites(data, list(COUNTS))
     assert {each.manifest.name: each.manifest.count for each in suites} == COUNTS
-    documents, instructions = (suite.samples[:LIMIT] for suite in suites)
+    documents, instructions = (
+        [sample for _, sample in Plan([suite], [NAME], limit=LIMIT).samples()] for suite in suites
+    )
     right = {sample.id: sample.ground_truth for sample in documents[: len(documents) // 2]}
     answers = {sample.id: right.get(sample.id, WRONG) for sample in documents}
     model, judge = Reader([*documents, *instructions], answers), ReplyingJudge(compare)
@@ -219,10 +222,10 @@ def counts_in_the_package(packages: Path) -> list[Sequence[str]]:
 def test_all_documents_of_the_package_are_in_the_sandbox_and_in_the_plain_prompt(
     packages: Path, evaluated: Evaluated
 ) -> None:
-    counts = counts_in_the_package(packages)[:LIMIT]
-    assert evaluated.counts == {
-        sample.id: count for sample, count in zip(evaluated.documents, counts, strict=True)
-    }
+    rows = load_suite(evaluated.home / "data" / "aa-lcr").samples
+    counts = zip(rows, counts_in_the_package(packages), strict=True)
+    sent = {sample.id for sample in evaluated.documents}
+    assert evaluated.counts == {sample.id: count for sample, count in counts if sample.id in sent}
     assert evaluated.refused == {name: int(count[0]) for name, count in evaluated.counts.items()}
 
 

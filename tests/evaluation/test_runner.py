@@ -102,6 +102,7 @@ NULL_USAGE = (
         (b'{"choices": []}', "application/json"),
         (b"{}", "application/json"),
         (b"Hi", "text/plain"),
+        (100_000 * b"[" + 100_000 * b"]", "application/json"),
         (NULL_USAGE, "application/json"),
     ],
 )

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion
 
 from evaluation.journal import ResultsError
 from evaluation.results import (
@@ -29,14 +28,14 @@ from tests.evaluation.made_results import STARTED, plain, trajectory, with_sandb
 RESULT = with_sandbox("sum/0", "Answer: 0")
 
 
-def completion(events: list[dict[str, Any]], **sandbox: Any) -> ChatCompletion:
+def completion(events: list[dict[str, Any]], **sandbox: Any) -> dict[str, Any]:
     """Return a completion of the proxy with step events."""
     message = {"role": "assistant", "content": "0", "reasoning": "I \ud800 think."}
-    return ChatCompletion.construct(
-        id="1",
-        choices=[{"index": 0, "message": message, "finish_reason": "stop"}],
-        sandbox={"events": events, **sandbox},
-    )
+    return {
+        "id": "1",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "sandbox": {"events": events, **sandbox},
+    }
 
 
 def call(step: int, arguments: dict[str, Any], observation: str = "") -> list[dict[str, Any]]:
