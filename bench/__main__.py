@@ -16,6 +16,7 @@ from bench import (
     cycles,
     density,
     documents,
+    evaluation,
     files,
     first_token,
     imports,
@@ -49,6 +50,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[TablePart]]]] = 
     "documents": documents.measure,
     "typing": first_token.measure,
     "neighbours": neighbours.measure,
+    "evaluation": evaluation.measure,
 }
 
 

@@ -1,0 +1,91 @@
+"""The cost of `sandbox-eval run` itself: its processor time and memory during an evaluation.
+
+The runner sends problems to a proxy with real sandboxes, 64 at a time, in the mode "sandbox". The
+model answers without delay and takes five turns for each problem. The share is the runner's
+processor time, with its start, divided by the duration of its process: percent of one core. A model
+that takes time to answer makes the share smaller.
+"""
+
+import asyncio
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.backends import working_backends
+from bench.instant_model import FIVE
+from bench.plan import Plan
+from bench.servers import ROOT, BenchServer, model_backend, proxy
+from bench.table import Row, TablePart
+from evaluation.samples import Draft, write_suite
+
+COUNTS = (250, 1000, 4000)
+"""The numbers of problems. The memory must not grow with them."""
+CONCURRENCY = 64
+MAX_PERCENT = 5
+MEASURED_COUNT = 1000
+"""The number of problems whose share has a target."""
+ROUNDS = 1
+
+
+async def measure(plan: Plan) -> list[TablePart]:
+    """Measure evaluations of each size with the sandboxes that start fastest here."""
+    title = f"evaluation: sandbox-eval run, {CONCURRENCY} at once"
+    if importlib.util.find_spec("rich") is None:
+        return [TablePart(title, [Row("runner", note="the extra `evaluation` is not installed")])]
+    async with working_backends(plan.image) as found:
+        kind = "bubblewrap" if "bubblewrap" in found.kinds else found.kinds[0]
+    rows = []
+    async with model_backend() as model, proxy(model, sandbox=kind, image=plan.image) as server:
+        for count in COUNTS:
+            measured = [await _evaluate(server, count) for _ in range(plan.rounds or ROUNDS)]
+            target = MAX_PERCENT if count == MEASURED_COUNT else None
+            name = f"{kind}, {count} problems"
+            seconds, shares, peaks = zip(*(each.values() for each in measured), strict=True)
+            rows += [
+                Row(f"{name}: duration", seconds, "s"),
+                Row(f"{name}: the runner's CPU, % of a core", shares, "", target),
+                Row(f"{name}: the runner's peak memory", peaks, "MiB"),
+            ]
+    return [TablePart(title, rows)]
+
+
+async def _evaluate(server: BenchServer, count: int) -> Mapping[str, float]:
+    """Return the seconds, the percent of a core and the peak memory of one evaluation."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        data = Path(directory, "data")
+        drafts = [Draft(_fields(number)) for number in range(count)]
+        write_suite(data / "sums", "sums", drafts, licence="none", source="bench")
+        command = [
+            *(sys.executable, "-m", "evaluation", "run", "--models", FIVE, "--modes", "sandbox"),
+            *("--data", str(data), "--output", f"{directory}/output"),
+            *("--base-url", server.base_url, "--concurrency", str(CONCURRENCY)),
+        ]
+        return await asyncio.to_thread(_usage, command)
+
+
+def _fields(number: int) -> Mapping[str, str]:
+    return {
+        "id": f"sum/{number}",
+        "domain": "sums",
+        "kind": "sum",
+        "problem": f"What is {number} + {number}?",
+        "ground_truth": str(2 * number),
+        "grader": "number",
+    }
+
+
+def _usage(command: list[str]) -> Mapping[str, float]:
+    started = time.perf_counter()
+    child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    took_s = time.perf_counter() - started
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}")
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return {"s": took_s, "percent": 100 * cpu_s / took_s, "mib": usage.ru_maxrss / 1024}
