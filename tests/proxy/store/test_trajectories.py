@@ -197,7 +197,7 @@ class CountingDatabase(Database):
 
 
 @pytest.mark.parametrize("is_evicted", [True, False], ids=["evicted", "expired"])
-async def test_one_transaction_deletes_a_bounded_number_of_trajectories(
+async def test_transaction_deletes_a_bounded_number_of_trajectories(
     is_evicted: bool, tmp_path: Path, clock: ManualClock
 ) -> None:
     database, process = CountingDatabase(tmp_path / "store.sqlite3"), Owner(tmp_path)
