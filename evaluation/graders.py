@@ -17,7 +17,13 @@ from fractions import Fraction
 from typing import Any
 
 from evaluation.ifbench_grader import check_instructions
-from evaluation.isolation import GraderError, UngradableError, preload, run_isolated
+from evaluation.isolation import (
+    GraderError,
+    UngradableError,
+    UnreadableSampleError,
+    preload,
+    run_isolated,
+)
 from evaluation.reasoning_gym_suite import load_reasoning_gym
 from evaluation.samples import GraderName, Sample
 
@@ -159,7 +165,7 @@ def _grade_json(sample: Sample, text: str) -> Grade:
     try:
         right = _parse_json(sample.ground_truth)
     except ValueError as error:
-        raise UngradableError(f"the right answer is not JSON: {error}") from error
+        raise UnreadableSampleError(f"the right answer is not JSON: {error}") from error
     try:
         answer = _parse_json(text)
     except ValueError:
@@ -231,7 +237,8 @@ def _grade_math(sample: Sample, text: str) -> Grade:
         )
     )
     if not right:
-        raise UngradableError(f"math-verify cannot read the right answer {sample.ground_truth!r}")
+        message = f"math-verify cannot read the right answer {sample.ground_truth!r}"
+        raise UnreadableSampleError(message)
     return RIGHT if math_verify.verify(right, given, timeout_seconds=None) else WRONG
 
 

@@ -40,6 +40,10 @@ class UngradableError(GraderError):
     kind: ErrorKind = "ungradable"
 
 
+class UnreadableSampleError(UngradableError):
+    """The grader cannot read the right answer of the sample."""
+
+
 def preload(modules: Iterable[str]) -> None:
     """Import modules once for all gradings, if they are installed. Has an effect only before the
     first grading."""

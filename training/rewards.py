@@ -22,7 +22,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from evaluation.graders import Grade, boxed, final_answer, grade, is_unusable, math_answer
-from evaluation.isolation import TIMEOUT_S, GraderError, UngradableError, preload, run_isolated
+from evaluation.isolation import (
+    TIMEOUT_S,
+    GraderError,
+    UngradableError,
+    UnreadableSampleError,
+    preload,
+    run_isolated,
+)
 from evaluation.samples import Sample
 from training.hardcoded import is_hardcoded
 from training.leaks import normalised
@@ -116,7 +123,7 @@ def reward(
         raise TaskError(f"{error.reason}{remedy}") from error
     except GraderError as error:
         is_at_fault = function is None and _grades_itself(row, timeout_s)
-        return Reward(0.0 if is_at_fault else None, "grader failure", is_flagged, str(error))
+        return Reward(0.0 if is_at_fault else None, "grader failure", is_flagged, error.reason)
     return Reward(value, reason, is_flagged)
 
 
@@ -192,7 +199,7 @@ def _equal_math(row: TaskRow, answer: str) -> bool | None:
     given = answer if "\\boxed" in answer else final_answer(answer) or answer
     try:
         found = _grade(row, given, "math")
-    except ValueError:  # math-verify cannot read the right answer, such as a date
+    except UnreadableSampleError:  # such as a date
         return None
     return None if found.format_failure else found.score == 1
 

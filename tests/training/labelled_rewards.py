@@ -113,6 +113,8 @@ OPEN = [
     ("東京", "大阪", 0.0, "rouge"),
     ("to let the ships in", "to let ships in", 0.8889, "rouge"),
     ("to let the ships in", "so that ships come in", 0.4, "rouge"),
+    # A right answer that math-verify cannot read
+    ("}1{", "1", 1.0, "rouge"),
     # More than four times as long as the right answer
     ("France", "F" * 24, 0.0, "rouge"),
     ("France", "F" * 25, 0.0, "oversized"),
