@@ -28,7 +28,7 @@ from sandbox_runtime.ownership import Owner
 from tests.fakes.manual_clock import ManualClock
 
 T = TypeVar("T")
-MINE, YOURS = "somebody", "somebody else"
+MINE, YOURS, LATER = "somebody", "somebody else", "a later owner"
 HOUR_S = 3600
 PART = b"x" * (300 << 10)
 
@@ -252,25 +252,26 @@ async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
         max_tombstones=1,
     )
     await repository.begin(MINE, ["running"])
-    for owner, count in ((MINE, 5), (YOURS, 2)):
+    for owner, count in ((YOURS, 2), (MINE, 5), (LATER, 2)):
         for number in range(count):
             run_id = f"{owner} {number}"
             await repository.begin(owner, [run_id])
             await repository.append(owner, run_id, b"part", is_last=True)
             await repository.evict(owner)
-    await repository.delete(YOURS, f"{YOURS} 0")
+    for owner in (YOURS, LATER):
+        await repository.delete(owner, f"{owner} 0")
     sweep = partial(repository.expire, now=int(clock.time()), forget_before=0)
     assert await database.write(sweep) is False
     found = {
         owner: [await repository.find(owner, f"{owner} {number}") for number in range(5)]
-        for owner in (MINE, YOURS)
+        for owner in (MINE, YOURS, LATER)
     }
     known = {
         owner: [each.deletion_reason if each else "unknown" for each in stored]
         for owner, stored in found.items()
     }
     assert known[MINE] == ["unknown", "unknown", "quota", None, None]
-    assert known[YOURS] == ["deleted", None, "unknown", "unknown", "unknown"]
+    assert known[YOURS] == known[LATER] == ["deleted", None, "unknown", "unknown", "unknown"]
     assert await repository.find(MINE, "running") is not None
     database.close()
     process.release()
