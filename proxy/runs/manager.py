@@ -281,10 +281,10 @@ class RunManager:
         observers = [audit_log, self.metrics.start_run(task), recorder, task.observer]
         unfinished = deque(observer for observer in observers if observer)
         try:
+            if recorder:  # first: a run without its audit log fails, and has a trajectory
+                await recorder.begin()
             if audit_log:
                 await audit_log.begin()
-            if recorder:
-                await recorder.begin()
             result = await self._answer(task, unfinished, emit)
             result = await self._suspend(run.identity.owner, result)
             while unfinished:

@@ -17,10 +17,13 @@ from policies.artifacts import ArtifactLimits
 from policies.profile import Profile
 from policies.redaction import Redaction
 from policies.sessions import TrajectorySettings
+from proxy.audit.audit import AuditLogs
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
+from proxy.runs.manager import RunManager
 from proxy.store.store import Store
+from tests.clients.audit_server import AUDIT
 from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.manual_clock import ManualClock
@@ -598,6 +601,34 @@ async def test_trajectory_is_read_while_a_write_of_the_store_waits(tmp_path: Pat
                 another_process.rollback()
     assert has_waited
     assert (found.status_code, deleted[0].status_code) == (200, 200)
+
+
+async def test_run_whose_audit_log_cannot_be_created_has_a_failed_trajectory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "audit").write_text("no directory")
+    files = FileStore(Store(tmp_path), limits=ArtifactLimits())
+    make_runs: Any = partial(
+        RunManager,
+        audit_logs=AuditLogs(tmp_path / "audit", keep_days=90),
+        trajectories=files.store.trajectories,
+    )
+    async with (
+        scripted_backend([]) as backend,
+        running_proxy(
+            backend,
+            "memory",
+            tmp_path,
+            profiles=Profiles.only(Profile(audit=AUDIT)),
+            files=files,
+            make_runs=make_runs,
+        ) as url,
+        http_client(url) as http,
+    ):
+        failed = await post_chat(http, **CAPTURE)
+        found = await trajectory(http, failed)
+    assert error_code(failed) == (503, "audit_unavailable")
+    assert (found["status"], found["error"]["code"]) == ("failed", "audit_unavailable")
 
 
 async def test_secrets_are_redacted_in_every_part_of_a_trajectory(tmp_path: Path) -> None:
