@@ -20,7 +20,7 @@ import docker.errors
 import pytest
 import yaml
 
-from proxy.models.scripted import read_script
+from proxy.models.scripted import read_scripts
 from sandbox_runtime.backends.docker_engine import connect
 from sandbox_runtime.errors import SandboxStartError
 from tests.e2e.proxy_process import environment
@@ -59,7 +59,7 @@ def test_task_has_a_prompt_expectations_and_a_script(name: str) -> None:
     for file in task["expect"].get("files", []):
         assert file["format"] in PARSERS
         assert set(file) <= {"name", "format", "contains"}
-    read_script({"replies": task["replies"]}, name)
+    read_scripts({"replies": task["replies"]}, name)
 
 
 @pytest.mark.parametrize("name", TASKS)

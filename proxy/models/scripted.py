@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.history import REASONING_FIELDS
@@ -69,17 +69,23 @@ class ScriptedReply(_ScriptPart):
 
 
 class Script(_ScriptPart):
-    """The replies of a model, and its name."""
+    """The replies of a model, and its name. A file may have a list of scripts."""
 
     model: str = "script"
     """The model's name in `GET /v1/models`."""
     replies: list[ScriptedReply]
 
 
-def read_script(data: Any, source: str) -> Script:
-    """Validate a script. Raises ValueError with one line that names the invalid field."""
+_SCRIPTS = TypeAdapter(Annotated[list[Script], Field(min_length=1)])
+
+
+def read_scripts(data: Any, source: str) -> list[Script]:
+    """Validate a script or a list of scripts. Raises ValueError with one line that names the
+    invalid field."""
     try:
-        return Script.model_validate(data)
+        if isinstance(data, list):
+            return _SCRIPTS.validate_python(data)
+        return [Script.model_validate(data)]
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the script"
@@ -87,7 +93,9 @@ def read_script(data: Any, source: str) -> Script:
 
 
 class ScriptedModel:
-    """Plays a script of replies.
+    """Plays a script of replies, or one script for each model of a file.
+
+    A request for a model that has no script gets the replies of the first one.
 
     A request with k assistant messages gets reply number k, counted from 0, so that every
     conversation plays the script from the beginning. After the last reply the model starts again if
@@ -100,25 +108,25 @@ class ScriptedModel:
     def __init__(
         self, replies: Sequence[Mapping[str, Any]], *, cycle: bool = False, name: str = "script"
     ) -> None:
-        script = read_script({"model": name, "replies": list(replies)}, "script")
         self.requests: list[dict[str, Any]] = []
         """Copies of all request bodies."""
-        self._name = script.model
-        self._replies = script.replies
+        scripts = read_scripts({"model": name, "replies": list(replies)}, "script")
+        self._replies = {script.model: script.replies for script in scripts}
         self._cycle = cycle
-        self._raised: set[int] = set()
+        self._raised: set[tuple[str, int]] = set()
+        """The script and the number of each error that was raised."""
 
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
-        """Return a model that plays the script in a YAML file again and again. Raises ValueError
+        """Return a model that plays the scripts in a YAML file again and again. Raises ValueError
         with a one-line message."""
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-        script = read_script(data, str(path))
-        replies = [reply.model_dump(exclude_unset=True) for reply in script.replies]
-        return cls(replies, cycle=True, name=script.model)
+        model = cls([], cycle=True)
+        model._replies = {script.model: script.replies for script in read_scripts(data, str(path))}
+        return model
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         payload, streams = self._next(body)
@@ -166,7 +174,8 @@ class ScriptedModel:
         return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
-        return [{"id": self._name, "object": "model", "created": 0, "owned_by": "script"}]
+        about = {"object": "model", "created": 0, "owned_by": "script"}
+        return [{"id": name, **about} for name in self._replies]
 
     async def aclose(self) -> None:
         """See Model. A script has no connection."""
@@ -176,15 +185,18 @@ class ScriptedModel:
         not streamed, as by a server that ignores `stream`."""
         self.requests.append(deepcopy(dict(body)))
         position = sum(message.get("role") == "assistant" for message in body["messages"])
-        count = sum(reply.error is None for reply in self._replies)
+        first = next(iter(self._replies))
+        model = body.get("model") or first
+        name = model if model in self._replies else first
+        replies = self._replies[name]
+        count = sum(reply.error is None for reply in replies)
         to_skip = position % count if self._cycle and count else position
-        for number, reply in enumerate(self._replies):
+        for number, reply in enumerate(replies):
             if reply.error is not None:
-                if to_skip == 0 and number not in self._raised:
-                    self._raised.add(number)
+                if to_skip == 0 and (name, number) not in self._raised:
+                    self._raised.add((name, number))
                     raise _backend_error(reply.error)
             elif to_skip == 0:
-                model = body.get("model") or self._name
                 completion = build_completion(reply, model=model, position=position)
                 return completion, reply.message is None
             else:

@@ -19,7 +19,7 @@ import yaml
 from evaluation.__main__ import _parser as evaluation_parser
 from proxy.__main__ import _parser as proxy_parser
 from proxy.config import parse
-from proxy.models.scripted import read_script
+from proxy.models.scripted import read_scripts
 from tests.docs.pages import ADDRESS, PAGES, README, ROOT, Fence, fences
 from tests.docs.transcripts import PAGE as CLIENTS
 from tests.fakes.server import demo_proxy
@@ -81,7 +81,7 @@ async def test_python_program_runs(fence: Fence, tmp_path: Path) -> None:
 def test_yaml_is_a_valid_configuration(fence: Fence) -> None:
     tree = yaml.safe_load(fence.text)
     if "replies" in tree:
-        read_script(tree, fence.id)
+        read_scripts(tree, fence.id)
     elif "title=" not in fence.info:
         parse(tree, fence.id)
 

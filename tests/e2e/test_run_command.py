@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import anyio
 import httpx
@@ -76,6 +77,23 @@ async def test_run_answers_and_writes_files_and_trajectory(tmp_path: Path) -> No
     assert trajectory["object"] == "run.trajectory"
     # The server's own data is gone.
     assert not (tmp_path / "state").exists()
+
+
+async def test_script_of_the_demo_draws_the_file_of_the_request(tmp_path: Path) -> None:
+    inputs = Path(write_inputs(tmp_path))
+    (inputs / "data.csv").write_text("month,note,revenue\nMay,good,1200\nJune & July,,1350.5\n")
+    config = write_config(tmp_path, DEMO)
+    options = ("--config", config, "--sandbox", "bubblewrap", "--model", "chart-script")
+    done = await run(
+        tmp_path, "run", "Draw it.", *options, "--input-dir", "in", "--output-dir", "out"
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    answer = "The revenue of 2 rows is 2550.5 in all, and largest for June & July (1350.5)."
+    assert done.stdout.decode().startswith(answer)
+    chart = ElementTree.parse(tmp_path / "out" / "files" / "chart.svg")
+    texts = [element.text for element in chart.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["revenue by month", "1200", "May", "1350.5", "June & July"]
+    assert len(chart.findall("{http://www.w3.org/2000/svg}rect")) == 3
 
 
 async def test_run_uses_a_running_proxy_with_its_key(tmp_path: Path) -> None:

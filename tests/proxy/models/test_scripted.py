@@ -12,11 +12,11 @@ from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.models.delta_recorder import DeltaRecorder
 
 
-def after(*texts: str) -> dict[str, Any]:
-    """Return a request with these messages of the assistant."""
+def after(*texts: str, **fields: Any) -> dict[str, Any]:
+    """Return a request with these messages of the assistant, and other fields."""
     user = {"role": "user", "content": "And?"}
     turns = [turn for text in texts for turn in ({"role": "assistant", "content": text}, user)]
-    return {"messages": [user, *turns]}
+    return {"messages": [user, *turns], **fields}
 
 
 async def content(model: ScriptedModel, body: dict[str, Any]) -> Any:
@@ -139,9 +139,33 @@ replies:
     assert (await model.models())[0]["id"] == "demo"
 
 
+async def test_file_with_several_scripts_plays_the_one_of_the_requested_model(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "script.yaml"
+    path.write_text(
+        """
+- model: first
+  replies: [{content: one}, {content: two}]
+- model: second
+  replies: [{error: {message: "Not now."}}, {content: three}]
+""",
+        encoding="utf-8",
+    )
+    model = ScriptedModel.from_yaml(path)
+    assert [each["id"] for each in await model.models()] == ["first", "second"]
+    assert await content(model, after("x", model="first")) == "two"
+    with pytest.raises(BackendError, match="Not now"):
+        await content(model, after(model="second"))
+    assert await content(model, after(model="second")) == "three"
+    assert await content(model, after(model="unknown")) == "one"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[]", "the script: List should have at least 1 item"),
+        ("- replies: []\n- model: x", "1.replies: Field required"),
         ("replies: [", "not YAML: while parsing a flow"),
         ("", "the script: Input should be"),
         ("model: x", "replies: Field required"),

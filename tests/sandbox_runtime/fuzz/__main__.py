@@ -49,7 +49,8 @@ def _fuzz(seconds: int, target: str) -> bool:
     if ran.returncode == 0 and done:
         print(f"{target}: {done[1]} inputs in {seconds} s, {done[2]} branches")  # noqa: T201 - a tool
         return False
-    print(f"{target}: broken, the input is in {WORK / 'found'}\n{ran.stderr[-4000:]}")  # noqa: T201 - a tool
+    ended = f"ended with exit code {ran.returncode}, its input is in {WORK / 'found'}"
+    print(f"{target}: {ended}\n{ran.stderr[-4000:]}")  # noqa: T201 - a tool
     return True
 
 
