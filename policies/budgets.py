@@ -182,8 +182,11 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
         ("egress_bytes", mib_to_bytes(limits.max_egress_mib), spent.egress_bytes, 0),
         ("tool_output_chars", limits.max_tool_output_chars, spent.tool_output_chars, 0),
     )
-    hints = ((kind, _hint(kind, limit, used, last)) for kind, limit, used, last in rows)
-    return {kind: hint for kind, hint in hints if hint}
+    hints: dict[str, LowBudgetHint] = {}
+    for kind, limit, used, last in rows:
+        if hint := _hint(kind, limit, used, last):
+            hints[kind] = hint
+    return hints
 
 
 def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
@@ -214,12 +217,11 @@ def reminder(hints: Mapping[str, LowBudgetHint], shown_levels: Mapping[str, int]
 def _hint(kind: str, limit: float | None, used: float, last: float) -> LowBudgetHint | None:
     if not limit:
         return None
-    left = max(0.0, limit - used)
-    if left > max(last, limit * _LITTLE_SHARE):
+    left = limit - used
+    if left > last and left > limit * _LITTLE_SHARE:
         return None
-    return LowBudgetHint(
-        _remaining_text(kind, left), 2 if left <= max(last, limit * _VERY_LITTLE_SHARE) else 1
-    )
+    is_very_little = left <= last or left <= limit * _VERY_LITTLE_SHARE
+    return LowBudgetHint(_remaining_text(kind, max(0.0, left)), 2 if is_very_little else 1)
 
 
 def _remaining_text(kind: str, left: float) -> str:
