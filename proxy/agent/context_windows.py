@@ -47,14 +47,14 @@ class ContextWindows:
             async with self._listing:
                 if not self._is_fresh():
                     await self._list_models(model)
-        return self.known(owner, name) or self._unless_outgrown(owner, name, self._default)
+        return self.known(owner, name) or self._first_possible(owner, name, self._default)
 
     async def get_without_refresh(self, model: Model, owner: str, name: str) -> int | None:
         """Return the window, or None. List the server's models only if they were never listed
         before."""
         if self._listed_at is None:
             return await self.get(model, owner, name)
-        return self.known(owner, name) or self._unless_outgrown(owner, name, self._default)
+        return self.known(owner, name) or self._first_possible(owner, name, self._default)
 
     def record_listing(self, models: Sequence[Mapping[str, Any]]) -> None:
         """Record the models that the server lists. If a window has changed, forget the usage of
@@ -75,8 +75,8 @@ class ContextWindows:
         over the listing."""
         if self._configured is not None:
             return self._configured
-        refused = self._unless_outgrown(owner, name, self._refused.get((owner, name)))
-        return refused or self._unless_outgrown(owner, name, self._listed.get(name))
+        refused, listed = self._refused.get((owner, name)), self._listed.get(name)
+        return self._first_possible(owner, name, refused, listed)
 
     def record_refusal(self, owner: str, name: str, sizes: ContextSizes) -> None:
         """Record the sizes in a refusal of a prompt as too long. They apply to this owner only, who
@@ -92,9 +92,13 @@ class ContextWindows:
         if tokens > self._used.get((owner, name), 0):
             _put(self._used, (owner, name), tokens)
 
-    def _unless_outgrown(self, owner: str, name: str, window: int | None) -> int | None:
+    def _first_possible(self, owner: str, name: str, *windows: int | None) -> int | None:
+        """Return the first known window that no earlier call exceeded, or None."""
         used = self._used.get((owner, name), 0)
-        return window if window is None or window >= used else None
+        for window in windows:
+            if window and window >= used:
+                return window
+        return None
 
     def _is_fresh(self) -> bool:
         return self._listed_at is not None and time.monotonic() - self._listed_at < REFRESH_S
