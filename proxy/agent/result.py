@@ -257,13 +257,17 @@ def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return details if isinstance(details, Mapping) else {}
 
 
+_NUMBERS = (int, float)
+"""Types of the numbers in a usage report; not bool, which is an int."""
+
+
 def add_usage(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sum of two usage reports, nested numbers included. Other fields come from `more`,
     or from `total` if `more` does not have them."""
     summed = dict(total)
     for key, value in more.items():
         before = summed.get(key)
-        if _is_number(value) and _is_number(before):
+        if type(value) in _NUMBERS and type(before) in _NUMBERS:
             summed[key] = before + value
         elif isinstance(value, Mapping):
             summed[key] = add_usage(before if isinstance(before, Mapping) else {}, value)
@@ -276,7 +280,3 @@ def usage_count(usage: Mapping[str, Any], key: str) -> int:
     """Return one count of a usage report, or 0 if it is missing."""
     value = usage.get(key)
     return value if isinstance(value, int) else 0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)  # excludes bool, which is an int
