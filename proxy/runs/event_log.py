@@ -58,16 +58,17 @@ class EventLog:
 
     def add(self, event: Event) -> None:
         """Append an event."""
-        if isinstance(event, ChoiceEvent):
-            other = self._others.setdefault(event.index, EventLog(self._max_chars))
-            other.add(event.event)
-            return
-        if isinstance(event, ToolOutput):
-            if self._live_chars > MAX_LIVE_CHARS:
+        match event:
+            case ChoiceEvent():
+                other = self._others.setdefault(event.index, EventLog(self._max_chars))
+                other.add(event.event)
                 return
-            self._live_chars += len(event.text)
-        elif isinstance(event, ToolCallStarted):
-            self._live_chars = 0
+            case ToolOutput():
+                if self._live_chars > MAX_LIVE_CHARS:
+                    return
+                self._live_chars += len(event.text)
+            case ToolCallStarted():
+                self._live_chars = 0
         self._append(event)
         self._chars += _chars(event)
         if self._chars > self._full_at:

@@ -330,9 +330,11 @@ class RunManager:
         async def publish(event: Event) -> None:
             for observer in by_type[type(event)]:
                 await observer.on_event(event)
-            inner = event.event if isinstance(event, ChoiceEvent) else event
-            if not isinstance(inner, ModelCallFinished):  # only observers receive it
-                await emit(event)
+            match event:
+                case ModelCallFinished() | ChoiceEvent(event=ModelCallFinished()):
+                    pass  # only observers receive it
+                case _:
+                    await emit(event)
 
         secrets = SecretFinder(task.profile.redaction)
         if not secrets:
