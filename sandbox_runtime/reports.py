@@ -116,18 +116,15 @@ def _output(report: Report, name: Literal["stdout", "stderr"]) -> OutputReport:
     )
 
 
-def _integer(report: Report, key: str) -> int:
+def _integer(report: Report, key: str, above: float = -MAX_NUMBER) -> int:
     value = report.get(key)
-    if type(value) is not int or not abs(value) < MAX_NUMBER:  # True is an int too
+    if type(value) is not int or not above < value < MAX_NUMBER:  # True is an int too
         raise _bad(key, value)
     return value
 
 
 def _count(report: Report, key: str) -> int:
-    value = _integer(report, key)
-    if value < 0:
-        raise _bad(key, value)
-    return value
+    return _integer(report, key, above=-1)
 
 
 def _seconds(report: Report, key: str) -> float:
