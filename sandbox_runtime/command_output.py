@@ -70,11 +70,10 @@ class CommandOutput:
         head_kind, tail_kind = KINDS[name]
         return self._text[head_kind], self._text[tail_kind]
 
-    def text(self, name: StreamName, report: OutputReport, path: str) -> str:
+    def text(self, name: StreamName, report: OutputReport, omitted: int, path: str) -> str:
         """Return a stream in full, or its head and tail with a line between them that says how much
-        is left out and that the file `path` has it."""
+        is left out and that the file `path` has it. `omitted` is the result of `omitted_bytes`."""
         head, tail = self._head_and_tail(name)
-        omitted = self.omitted_bytes(name, report)
         if omitted <= 0:
             return (head + tail).decode(errors="replace")
         marker = truncation_marker(
@@ -165,12 +164,14 @@ def exec_result(
     stdout, stderr = report.outputs["stdout"], report.outputs["stderr"]
     stdout_file = files.path("stdout", report.reading, stdout.kept_bytes)
     stderr_file = files.path("stderr", report.reading, stderr.kept_bytes)
+    stdout_omitted = output.omitted_bytes("stdout", stdout)
+    stderr_omitted = output.omitted_bytes("stderr", stderr)
     return ExecResult(
         exit_code=report.exit_code,
-        stdout=output.text("stdout", stdout, stdout_file),
-        stderr=output.text("stderr", stderr, stderr_file),
+        stdout=output.text("stdout", stdout, stdout_omitted, stdout_file),
+        stderr=output.text("stderr", stderr, stderr_omitted, stderr_file),
         timed_out=report.timed_out,
-        truncated=any(output.omitted_bytes(name, report.outputs[name]) > 0 for name in KINDS),
+        truncated=stdout_omitted > 0 or stderr_omitted > 0,
         duration_s=report.duration_s,
         stdout_bytes=stdout.total_bytes,
         stderr_bytes=stderr.total_bytes,
