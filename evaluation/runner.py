@@ -149,13 +149,18 @@ class Runner:
     async def check_models(self) -> None:
         """Raise RunError if the proxy does not answer, or does not serve a model in a mode."""
         try:
-            served = {model.id for model in (await self._client.models.list()).data}
+            # `client.models` imports all resources of the SDK: 0.3 s of CPU time.
+            response = await self._client.get("/models", cast_to=httpx.Response)
         except openai.OpenAIError as error:
             raise RunError(f"{self._client.base_url} does not answer: {error}") from error
+        try:
+            served = {model["id"] for model in json.loads(response.content)["data"]}
+            known = ", ".join(sorted(served)) or "none"
+        except MALFORMED as error:
+            raise RunError(f"{response.url} does not return a list of models.") from error
         for model in self._plan.models:
             for name in map(self._name, self._plan.modes, [model] * len(self._plan.modes)):
                 if name not in served:
-                    known = ", ".join(sorted(served)) or "none"
                     raise RunError(
                         f"The proxy does not serve the model {name}. Its models: {known}"
                     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from evaluation.results import (
     RESULTS,
@@ -315,3 +316,16 @@ async def test_proxy_that_does_not_answer_is_named(tmp_path: Path) -> None:
     ended = await sandbox_eval(*arguments(tmp_path, "http://127.0.0.1:9", *PLAIN))
     assert ended.returncode == 1
     assert ended.stderr.endswith("http://127.0.0.1:9/v1/ does not answer: Connection error.\n")
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", '{"data": [{}]}', '{"data": [{"id": null}]}'])
+async def test_server_without_a_list_of_models_is_named(body: str, tmp_path: Path) -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text=body)
+
+    sums(tmp_path / "data")
+    async with scripted_backend([], elsewhere=page) as server:
+        ended = await sandbox_eval(*arguments(tmp_path, server.base_url, *PLAIN))
+    assert ended.returncode == 1
+    expected = f"sandbox-eval: {server.base_url}/v1/models does not return a list of models.\n"
+    assert ended.stderr.endswith(expected)
