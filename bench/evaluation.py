@@ -13,17 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.backends import working_backends
+from bench.backends import Kind, working_backends
 from bench.instant_model import FIVE
 from bench.plan import Plan
 from bench.servers import ROOT, BenchServer, model_backend, proxy
 from bench.table import Row, TablePart
 from evaluation.samples import Draft, write_suite
 
-COUNTS = (250, 1000, 4000)
+COUNTS: Mapping[Kind, Sequence[int]] = {"docker": (250, 1000), "bubblewrap": (250, 1000, 4000)}
 """The numbers of problems. The memory must not grow with them."""
 CONCURRENCY = 64
 MAX_PERCENT = 5
@@ -33,25 +33,33 @@ ROUNDS = 1
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Measure evaluations of each size with the sandboxes that start fastest here."""
+    """Measure evaluations of each size with every backend that works here."""
     title = f"evaluation: sandbox-eval run, {CONCURRENCY} at once"
     if importlib.util.find_spec("rich") is None:
         return [TablePart(title, [Row("runner", note="the extra `evaluation` is not installed")])]
     async with working_backends(plan.image) as found:
-        kind = "bubblewrap" if "bubblewrap" in found.kinds else found.kinds[0]
+        kinds = found.kinds
     rows = []
-    async with model_backend() as model, proxy(model, sandbox=kind, image=plan.image) as server:
-        for count in COUNTS:
-            measured = [await _evaluate(server, count) for _ in range(plan.rounds or ROUNDS)]
-            target = MAX_PERCENT if count == MEASURED_COUNT else None
-            name = f"{kind}, {count} problems"
-            seconds, shares, peaks = zip(*(each.values() for each in measured), strict=True)
-            rows += [
-                Row(f"{name}: duration", seconds, "s"),
-                Row(f"{name}: the runner's CPU, % of a core", shares, "", target),
-                Row(f"{name}: the runner's peak memory", peaks, "MiB"),
-            ]
-    return [TablePart(title, rows)]
+    async with model_backend() as model:
+        for kind in kinds:
+            async with proxy(model, sandbox=kind, image=plan.image) as server:
+                for count in COUNTS[kind]:
+                    measured = [
+                        await _evaluate(server, count) for _ in range(plan.rounds or ROUNDS)
+                    ]
+                    rows += _rows(f"{kind}, {count} problems", count, measured)
+    return [TablePart(title, [*rows, *found.missing])]
+
+
+def _rows(name: str, count: int, measured: Sequence[Mapping[str, float]]) -> list[Row]:
+    """Return the rows of the evaluations of one size."""
+    seconds, shares, peaks = zip(*(each.values() for each in measured), strict=True)
+    target = MAX_PERCENT if count == MEASURED_COUNT else None
+    return [
+        Row(f"{name}: duration", seconds, "s"),
+        Row(f"{name}: the runner's CPU, % of a core", shares, "", target),
+        Row(f"{name}: the runner's peak memory", peaks, "MiB"),
+    ]
 
 
 async def _evaluate(server: BenchServer, count: int) -> Mapping[str, float]:
