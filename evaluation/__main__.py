@@ -114,6 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
         request=arguments.request,
         seed=arguments.seed,
         max_retries=arguments.max_retries,
+        capture=arguments.capture,
     )
     settings = RunSettings(
         suites={suite.manifest.name: suite.manifest.sha256 for suite in suites},
@@ -301,6 +302,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="fields of all requests, such as '{\"temperature\": 0.7}'; they replace those of the"
         " suite's protocol",
+    )
+    sub.add_argument(
+        "--capture",
+        action="store_true",
+        help="keep the turns of each run with a sandbox, for the viewer of report.html",
     )
     sub.add_argument(
         "--price",

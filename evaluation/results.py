@@ -2,7 +2,7 @@
 
 run.json             the settings, which a resumed run must have too
 results.jsonl        one record a line, in the order of the ends of the requests
-trajectories.jsonl   the steps of each completion, one record a line
+trajectories.jsonl   the steps of each completion, with --capture also the turns, one record a line
 report.md            the report
 report.html          the report with charts and the trajectories
 """
@@ -103,8 +103,10 @@ class Result(_Record):
 
 
 class Step(_Record):
-    """One tool call of a run, without the submission of the answer."""
+    """One tool call of a run."""
 
+    number: int = 0
+    """The proxy's number of the call in its run; 0 in records of earlier versions."""
     tool: str
     arguments: Mapping[str, str]
     """Values that are no text are in JSON."""
@@ -113,6 +115,28 @@ class Step(_Record):
     exit_code: int | None = None
     duration_ms: int | None = None
     """None for a call that did not end."""
+
+    @property
+    def chars(self) -> int:
+        """The length of the observation and of the values of the arguments."""
+        return len(self.observation) + sum(map(len, self.arguments.values()))
+
+
+class Turn(_Record):
+    """One turn of a run: the replies of the model, and its tool calls."""
+
+    number: int
+    """From 1."""
+    text: str = ""
+    reasoning: str = ""
+    errors: tuple[str, ...] = ()
+    """The errors of the model calls that failed."""
+    model_s: float
+    """Seconds of the model calls, with their retries."""
+    steps: tuple[int, ...] = ()
+    """The numbers of the steps of the trajectory that belong to this turn."""
+    other_calls: tuple[Step, ...] = ()
+    """The tool calls that are no steps, such as the submission of the answer."""
 
 
 class ProducedFile(_Record):
@@ -136,10 +160,23 @@ class Trajectory(_Record):
     reasoning: str = ""
     """The model's reasoning, and its text between the tool calls."""
     steps: tuple[Step, ...] = ()
+    """The tool calls that the answer has as events, without the submission of the answer."""
     steps_left_out: int = 0
     """The number of steps that exceed the bounds."""
     files: tuple[ProducedFile, ...] = ()
     warnings: tuple[str, ...] = ()
+    turns: tuple[Turn, ...] | None = None
+    """The turns of the run; None if they were not captured."""
+    turns_left_out: int = 0
+    """The number of turns that exceed the bounds."""
+    turns_error: str = ""
+    """The reason why the turns could not be had, or empty."""
+
+    def calls_of(self, turn: Turn) -> list[Step]:
+        """Return the tool calls of a turn in their order. Steps that exceed the bounds are not
+        among them."""
+        steps = [step for step in self.steps if step.number in turn.steps]
+        return sorted([*steps, *turn.other_calls], key=lambda step: step.number)
 
     @property
     def key(self) -> Key:

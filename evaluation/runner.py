@@ -27,7 +27,8 @@ from evaluation.results import (
     Trajectory,
 )
 from evaluation.samples import Sample, Suite
-from evaluation.trajectories import clean, trajectory_of
+from evaluation.trajectories import MALFORMED, clean, trajectory_of
+from evaluation.turns import with_turns
 
 PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
@@ -48,8 +49,6 @@ SANDBOX_LOST = (
 model can produce it: such an observation has no exit code."""
 MAX_CODE_CHARS = 100
 """Maximum length of a finish reason or an error code, which come from a server."""
-MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
-"""The errors of reading a response that is not a completion."""
 MAX_DELAY_S = 60.0
 """Maximum delay before a retry, in seconds."""
 
@@ -78,6 +77,8 @@ class Plan:
     seed: int | None = None
     """The seed that the requests of the first repeat send; each repeat adds 1."""
     max_retries: int = 3
+    capture: bool = False
+    """True to keep the turns of each run with a sandbox."""
 
     def samples(self) -> Iterator[tuple[Suite, Sample]]:
         """Yield the samples up to the limit of their domain, with the kinds in turn."""
@@ -176,13 +177,17 @@ class Runner:
                     http_client = httpx.AsyncClient(verify=ssl_context)
                     await stack.enter_async_context(http_client)
                     client = self._client.with_options(http_client=http_client)
-                    group.create_task(self._work(client, jobs))
+                    group.create_task(self._work(client, http_client, jobs))
         except ExceptionGroup as errors:  # such as an input file that is missing
             raise errors.exceptions[0] from errors
 
-    async def _work(self, client: openai.AsyncOpenAI, jobs: Iterator[Job]) -> None:
+    async def _work(
+        self, client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, jobs: Iterator[Job]
+    ) -> None:
         for job in jobs:
             result, trajectory = await self._result(client, job)
+            if self._plan.capture and trajectory is not None and trajectory.run_id:
+                trajectory = await with_turns(client, http_client, trajectory)
             self._writer.append(result, trajectory)
             self._on_result(result)
 
@@ -240,6 +245,8 @@ class Runner:
             # Every answer of this column comes from a run with a sandbox, or is refused.
             sandbox = plan.sandbox_of(job.suite)
             body["sandbox"] = {"enabled": "always", **sandbox, "steps": "events"}
+            if plan.capture:
+                body["sandbox"]["capture"] = "messages"
         if plan.seed is not None:
             body["seed"] = plan.seed + job.key.repeat
         return {**body, "messages": [{"role": "user", "content": content}]}

@@ -59,7 +59,7 @@ def run_arguments(output: Path, data: Path, base_url: str) -> list[str]:
     limits = json.dumps({"limits": {"max_turns": MAX_TURNS}})
     return [
         *("run", "--output", str(output), "--data", str(data), "--base-url", base_url),
-        *("--models", NAME, "--max-retries", "0", "--sandbox", limits),
+        *("--models", NAME, "--max-retries", "0", "--sandbox", limits, "--capture"),
     ]
 
 

@@ -21,6 +21,8 @@ MAX_STEPS_CHARS = 2_000_000
 MAX_ARGUMENTS = 20
 MAX_FILES = 100
 MAX_WARNINGS = 20
+MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""The errors of reading a response that has not the expected form."""
 CODE_ARGUMENTS = ("command", "file_text", "new_str")
 """The arguments of the sandbox's tools that have code."""
 
@@ -122,17 +124,39 @@ def clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def step_of(
+    number: int,
+    tool: str,
+    arguments: Mapping[str, Any],
+    *,
+    observation: str | None,
+    exit_code: int | None,
+    duration_ms: int | None,
+) -> Step:
+    """Return a tool call, with its texts within the bounds of this module. Raises the errors of
+    MALFORMED."""
+    kept = list(arguments.items())[:MAX_ARGUMENTS]
+    return Step(
+        number=number,
+        tool=_kept(tool),
+        arguments={_kept(name): _kept(_text_of(value)) for name, value in kept},
+        observation=_kept(observation or ""),
+        exit_code=exit_code,
+        duration_ms=duration_ms,
+    )
+
+
 def _steps(events: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
     """Yield the steps of a run's events, in their order."""
     ends = {event["step"]: event for event in events if event["kind"] == "tool_end"}
     for event in events:
         if event["kind"] == "tool_start":
             end = ends.get(event["step"], {})
-            arguments = list(event["arguments"].items())[:MAX_ARGUMENTS]
-            yield Step(
-                tool=_kept(event["tool"]),
-                arguments={_kept(name): _kept(_text_of(value)) for name, value in arguments},
-                observation=_kept(end.get("observation") or ""),
+            yield step_of(
+                event["step"],
+                event["tool"],
+                event["arguments"],
+                observation=end.get("observation"),
                 exit_code=end.get("exit_code"),
                 duration_ms=end.get("ms"),
             )
@@ -143,7 +167,7 @@ def _within_bounds(steps: Sequence[Step]) -> tuple[Step, ...]:
     kept: list[Step] = []
     chars = 0
     for step in steps[:MAX_STEPS]:
-        chars += len(step.observation) + sum(map(len, step.arguments.values()))
+        chars += step.chars
         if chars > MAX_STEPS_CHARS:
             break
         kept.append(step)

@@ -57,6 +57,7 @@ def test_trajectory_has_the_steps_the_files_and_the_warnings() -> None:
         ),
     )
     done = Step(
+        number=1,
         tool="execute_bash",
         arguments={"command": "ls"},
         observation="a.txt",
@@ -68,7 +69,7 @@ def test_trajectory_has_the_steps_the_files_and_the_warnings() -> None:
         started=STARTED,
         run_id="run_1",
         reasoning="I ? think.",
-        steps=(done, Step(tool="execute_bash", arguments={"n": "1"})),
+        steps=(done, Step(number=2, tool="execute_bash", arguments={"n": "1"})),
         files=(ProducedFile(path="/a.txt", size_bytes=3),),
         warnings=("slow: It took long.",),
     )

@@ -1,0 +1,153 @@
+"""Gets the turns of a run from the proxy: the text and the reasoning of the model in each turn, and
+its tool calls.
+
+The proxy keeps them for requests with `sandbox.capture: messages`. The answer itself has only the
+steps of its run.
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import openai
+
+from evaluation.results import Step, Trajectory, Turn
+from evaluation.trajectories import (
+    MALFORMED,
+    MAX_STEPS_CHARS,
+    MAX_TEXT_CHARS,
+    clean,
+    shorten,
+    step_of,
+)
+
+MAX_BODY_BYTES = 16 * 2**20
+"""Maximum size of a trajectory that is read. Each of the requests at a time may have one in
+memory."""
+MAX_TURNS = 500
+MAX_ERROR_CHARS = 300
+TIMEOUT_S = 60.0
+
+
+class TurnsError(Exception):
+    """The proxy has no trajectory of a run, or one that cannot be used."""
+
+
+async def with_turns(
+    client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, trajectory: Trajectory
+) -> Trajectory:
+    """Return a trajectory with the turns of its run. If they cannot be had, `turns_error` is the
+    reason. `client` has the URL and the key of the proxy."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            body = await _get(client, http_client, trajectory.run_id)
+        return _added(trajectory, json.loads(body))
+    except TimeoutError:
+        reason = f"no trajectory within {TIMEOUT_S:.0f} s"
+    except TurnsError as error:
+        reason = str(error)
+    except (httpx.HTTPError, httpx.InvalidURL, *MALFORMED) as error:
+        reason = f"{type(error).__name__}: {error}"
+    one_line = " ".join(clean(reason).split())[:MAX_ERROR_CHARS]
+    return trajectory.model_copy(update={"turns_error": one_line})
+
+
+async def _get(client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, run_id: str) -> bytes:
+    """Return the body of a run's trajectory. Raises TurnsError if the proxy refuses it, or if it is
+    larger than MAX_BODY_BYTES."""
+    url = f"{client.base_url}runs/{quote(run_id, safe='')}/trajectory"
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    body = bytearray()
+    async with http_client.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise TurnsError(f"the trajectory has more than {MAX_BODY_BYTES} bytes")
+    if response.status_code != 200:
+        raise TurnsError(_refusal(response.status_code, bytes(body)))
+    return bytes(body)
+
+
+def _refusal(status: int, body: bytes) -> str:
+    """Return the status and the message of an error of the proxy."""
+    try:
+        return f"{status}: {json.loads(body)['error']['message']}"
+    except MALFORMED:
+        return f"the proxy answered with status {status}"
+
+
+def _added(trajectory: Trajectory, native: Mapping[str, Any]) -> Trajectory:
+    """Return a trajectory with the turns of the proxy's trajectory, which is in its native format,
+    up to MAX_TURNS and MAX_STEPS_CHARS. Raises the errors of MALFORMED."""
+    steps = {step.number for step in trajectory.steps}
+    # The steps that are left out are the last ones.
+    last = max(steps, default=0) if trajectory.steps_left_out else None
+    kept = [each for each in native["tool_calls"] if last is None or each["step"] <= last]
+    tool_calls, model_calls = _by_turn(kept), _by_turn(native["model_calls"])
+    numbers = [each["turn"] for each in native["turns"]]
+    turns: list[Turn] = []
+    chars = 0
+    for number in numbers[:MAX_TURNS]:
+        calls = tool_calls[number]
+        turn = _turn(number, model_calls[number], native["messages"]).model_copy(
+            update={
+                "steps": tuple(each["step"] for each in calls if each["step"] in steps),
+                "other_calls": tuple(_step(each) for each in calls if each["step"] not in steps),
+            }
+        )
+        chars += len(turn.text) + len(turn.reasoning) + sum(step.chars for step in turn.other_calls)
+        if chars > MAX_STEPS_CHARS:
+            break
+        turns.append(turn)
+    update = {"turns": tuple(turns), "turns_left_out": len(numbers) - len(turns)}
+    return trajectory.model_copy(update=update)
+
+
+def _by_turn(calls: Sequence[Mapping[str, Any]]) -> Mapping[int, list[Mapping[str, Any]]]:
+    """Return the calls by the numbers of their turns. A turn without calls has an empty list."""
+    found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for each in calls:
+        found[each["turn"]].append(each)
+    return found
+
+
+def _turn(
+    number: int, calls: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
+) -> Turn:
+    """Return a turn with the replies of its model calls, and without its tool calls."""
+    replies = [messages[each["reply"]] for each in calls if each["reply"] is not None]
+    reasoning = (each.get("reasoning") or each.get("reasoning_content") for each in replies)
+    return Turn(
+        number=number,
+        text=_joined([_text_of(each.get("content")) for each in replies]),
+        reasoning=_joined(list(map(_text_of, reasoning))),
+        errors=tuple(_joined([each["error"]]) for each in calls if each["error"]),
+        model_s=round(sum(each["duration_s"] for each in calls), 3),
+    )
+
+
+def _step(call: Mapping[str, Any]) -> Step:
+    seconds = call.get("duration_s")
+    return step_of(
+        call["step"],
+        call["name"],
+        call["arguments"],
+        observation=call.get("observation"),
+        exit_code=call.get("exit_code"),
+        duration_ms=None if seconds is None else round(seconds * 1000),
+    )
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a message's content: a text, or a list of parts."""
+    if isinstance(content, list):
+        return "\n".join(part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _joined(texts: list[str]) -> str:
+    return shorten(clean("\n\n".join(filter(None, texts))), MAX_TEXT_CHARS)
