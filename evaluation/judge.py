@@ -23,8 +23,8 @@ from evaluation.graders import Grade
 from evaluation.isolation import ErrorKind, GraderError
 from evaluation.journal import append_record, open_journal, read_records
 from evaluation.reference_graders import PACKAGE, load_reference, reference_version
-from evaluation.runner import MALFORMED
 from evaluation.samples import JudgeEntry, Rubric, Sample
+from evaluation.trajectories import MALFORMED
 
 JUDGEMENTS = "judgements.jsonl"
 CONCURRENCY = 16
