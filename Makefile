@@ -128,12 +128,13 @@ evaluate-real-data: install
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	ALL_REAL_DATA=1 REQUIRE_STACKS=1 $(BIN)/python -m pytest -rs tests/evaluation/test_real_data.py
 
-# lm-eval and inspect_ai before the proxy, compared with sandbox-eval; the first time they are
-# installed, 830 MB.
+# lm-eval, inspect_ai and the reference's benchmark command, compared with sandbox-eval; the first
+# time they are installed, 1.4 GB.
 test-harnesses: install
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	INSTALL_LARGE_STACKS=1 REQUIRE_LARGE_STACKS=1 REQUIRE_STACKS=1 \
-	  $(BIN)/python -m pytest -rs tests/evaluation/test_other_harnesses.py
+	  $(BIN)/python -m pytest -rs tests/evaluation/test_other_harnesses.py \
+	  tests/reference/test_same_scores.py
 
 # A person at Open WebUI, in a browser; the first time it is installed, 1.8 GB.
 openwebui: install
@@ -163,6 +164,7 @@ GRADERS := tests/evaluation/graders/packages
 locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
 	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
+	$(COMPILE) tests/reference/benchmark.in --output-file tests/reference/benchmark.txt
 	$(COMPILE) --no-deps $(GRADERS).in --output-file $(GRADERS).txt
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
 	$(COMPILE) $(ENGINES)/vllm.in --override $(ENGINES)/vllm_without.txt --output-file $(ENGINES)/vllm.txt

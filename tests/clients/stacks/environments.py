@@ -17,7 +17,13 @@ from tests.clients.stacks.stacks import Stack
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 KEPT = ROOT / ".stacks"
-LARGE = {"node-codex", "node-claude-code", "python-inspect-ai", "python-lm-eval"}
+LARGE = {
+    "node-codex",
+    "node-claude-code",
+    "python-inspect-ai",
+    "python-lm-eval",
+    "python-reference-benchmark",
+}
 """Environments of hundreds of MiB, which only a run with INSTALL_LARGE_STACKS installs."""
 
 
@@ -40,7 +46,7 @@ def node_command(name: str, program: Path) -> list[str]:
 def python_of(name: str) -> Path:
     """Return the interpreter of a locked Python environment."""
     folder = KEPT / f"python-{name}"
-    _require_folder_or_permission(folder)
+    require_folder_or_permission(folder)
     try:
         return make_virtualenv(folder, HERE / "locks" / "python" / f"{name}.txt")
     except MissingError as error:
@@ -60,7 +66,7 @@ def packages_of(name: str) -> Path:
         absent("npm is missing: Node clients are not tested", "REQUIRE_NODE")
     lock = HERE / "locks" / "node" / name
     folder = KEPT / f"node-{name}"
-    _require_folder_or_permission(folder)
+    require_folder_or_permission(folder)
     quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
     files = {path.name: path.read_bytes() for path in sorted(lock.iterdir())}
     try:
@@ -70,7 +76,7 @@ def packages_of(name: str) -> Path:
     return folder
 
 
-def _require_folder_or_permission(folder: Path) -> None:
+def require_folder_or_permission(folder: Path) -> None:
     """Skip the test if its environment is large, is not installed, and may not be installed."""
     may_install = folder.name not in LARGE or os.environ.get("INSTALL_LARGE_STACKS")
     if not folder.exists() and not may_install:
