@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.proxy_process import ROOT
 
-PACKAGES = ("evaluation", "policies", "proxy", "sandbox_runtime")
+PACKAGES = ("evaluation", "policies", "proxy", "sandbox_runtime", "training")
 TIMEOUT_S = 120
 
 
