@@ -17,7 +17,13 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
-from policies.json_bounds import JSONBounds, TooMuchJSONError, encode_json, is_small
+from policies.json_bounds import (
+    SMALL_BYTES,
+    JSONBounds,
+    TooMuchJSONError,
+    encode_json,
+    is_small,
+)
 from proxy.agent.events import ModelCallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import AnswerTooLargeError, BackendError
@@ -398,13 +404,11 @@ class BackendResponse:
             body += piece
             if len(body) > MAX_JSON_BYTES:
                 raise AnswerTooLargeError(f"it is longer than {MAX_JSON_BYTES >> 20} MiB")
-            if is_small(body):
-                continue
-            try:
-                bounds.check(bytes(body[checked:]))
+            if len(body) > SMALL_BYTES:
+                _check_bounds(bounds, bytes(body[checked:]))
                 checked = len(body)
-            except TooMuchJSONError as error:
-                raise AnswerTooLargeError(f"it has more than {error}") from error
+        if not checked and not is_small(body):
+            _check_bounds(bounds, bytes(body))
         return parse_json(bytes(body))
 
     async def raise_for_error(self, secret: str | None) -> None:
@@ -509,3 +513,11 @@ def _json_object(answer: bytes) -> Mapping[str, Any]:
     except BackendError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _check_bounds(bounds: JSONBounds, part: bytes) -> None:
+    """Check the next part of a response. Raises AnswerTooLargeError."""
+    try:
+        bounds.check(part)
+    except TooMuchJSONError as error:
+        raise AnswerTooLargeError(f"it has more than {error}") from error
