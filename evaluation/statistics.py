@@ -111,7 +111,7 @@ def _extreme_flips(numbers: Sequence[int], observed: int) -> int:
     sizes = Counter(abs(number) for number in numbers)
     extreme = 0
     for _ in range(FLIPS):
-        # Of `count` differences of one size, each random bit that is 1 makes one of them negative.
+        # One random bit for each difference of a size: the difference is negative if it is 1.
         total = sum(
             size * (count - 2 * rng.getrandbits(count).bit_count()) for size, count in sizes.items()
         )
