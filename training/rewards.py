@@ -3,10 +3,10 @@
     mcq1         1 if the answer is the letter of the right choice, else 0
     mcqN         F1 of the sets of letters
     number       1 if math-verify finds the answer equal, else 0
-    span, free   the same if both are mathematical expressions, else the F-measure of ROUGE-L
+    span, free   as a number if both are mathematical expressions, else the F-measure of ROUGE-L
 
-A function of one's own replaces them. Each reward is computed in a process of its own, with the
-timeout of the evaluation.
+A Python function of the user can replace these rules. Each reward is computed in a process of its
+own, with the timeout of the evaluation.
 """
 
 import importlib
@@ -61,7 +61,7 @@ class Attempt(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    """The task's."""
+    """The id of the task."""
     answer: str = ""
     submitted: bool = False
     """True if the model called the tool that ends the run."""
