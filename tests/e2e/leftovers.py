@@ -1,4 +1,4 @@
-"""Find processes, containers, open files and tasks that a test could leave behind."""
+"""Find containers, open files and tasks that a test could leave behind."""
 
 import asyncio
 import gc
@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,27 +19,6 @@ from sandbox_runtime.backends.docker_engine import connect
 from tests.fakes.waiting import until
 
 TIMEOUT_S = 60.0
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that `pid` started, recursively. The helpers of multiprocessing, which
-    grade answers in other tests and stay until the end, are left out."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, _read(children).split()):
-            if "from multiprocessing." in command_line(child):
-                continue
-            yield child
-            yield from descendants(child)
-
-
-def command_line(pid: int) -> str:
-    """Return the command line of a living process, or "" if it has ended."""
-    return _read(Path(f"/proc/{pid}/cmdline"))
-
-
-def running(marker: str) -> bool:
-    """Return True if a process on this host, sandboxed or not, has `marker` in its command line."""
-    return any(marker in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
 
 
 def cgroups_of(pid: int) -> list[Path]:
@@ -112,11 +91,3 @@ def _peer(descriptor: int) -> str:
 def tasks() -> Counter[str]:
     """Count the tasks of this event loop by coroutine name."""
     return Counter(str(task.get_coro()).split(" at 0x")[0] for task in asyncio.all_tasks())
-
-
-def _read(path: Path) -> str:
-    """Return the text of a file, or "" if the process has just ended."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -17,7 +17,7 @@ import pytest
 from docker.constants import DEFAULT_MAX_POOL_SIZE, DEFAULT_NUM_POOLS
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.e2e.leftovers import Engine, cgroups_of, descendants, gone, open_files, running, tasks
+from tests.e2e.leftovers import Engine, cgroups_of, gone, open_files, tasks
 from tests.fakes.backend import Frames, Held, Item, chunk, frames, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import (
@@ -30,6 +30,7 @@ from tests.fakes.server import (
     serve,
 )
 from tests.fakes.waiting import until
+from tests.processes import descendants, running
 
 MESSAGES = [{"role": "user", "content": "Work."}]
 HANG_UP_AT_ONCE = struct.pack("ii", 1, 0)
@@ -141,7 +142,7 @@ async def until_quiet(kind: Kind, marker: str, state_dir: Path) -> None:
     """Wait until nothing of any sandbox is left."""
     await until(lambda: not running(marker))
     if kind == "bubblewrap":
-        await until(lambda: not list(descendants(os.getpid())) and not cgroups_of(os.getpid()))
+        await until(lambda: not descendants(os.getpid()) and not cgroups_of(os.getpid()))
     else:
         with closing(Engine()) as engine:
             await until(lambda: not engine.containers(state_dir))

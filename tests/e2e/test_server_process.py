@@ -16,11 +16,12 @@ import pytest
 from proxy.http_server import HEADROOM
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL
-from tests.e2e.leftovers import Engine, cgroups_of, command_line, descendants, running
+from tests.e2e.leftovers import Engine, cgroups_of
 from tests.e2e.proxy_process import Server, serving, state_dir
 from tests.fakes.backend import Held, Item, by_history, scripted_backend
 from tests.fakes.server import REAL_KINDS, Kind
 from tests.fakes.waiting import until
+from tests.processes import command_line, descendants, running
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Work."}]
@@ -148,7 +149,7 @@ async def test_incomplete_requests_on_many_connections_do_not_block_others(tmp_p
 async def test_killed_server_leaves_no_sandbox(kind: Kind, tmp_path: Path) -> None:
     marker = f"5{os.getpid()}"
     async with busy_server(tmp_path, kind, marker, stream=True) as server:
-        pids = list(descendants(server.process.pid))
+        pids = descendants(server.process.pid)
         server.process.kill()
         with anyio.fail_after(2):
             await server.ended()
@@ -161,7 +162,7 @@ async def test_stop_signal_ends_runs_and_the_server(
 ) -> None:
     marker = f"6{os.getpid()}{signal_number}"
     async with busy_server(tmp_path, kind, marker, stream=True) as server:
-        pids = list(descendants(server.process.pid))
+        pids = descendants(server.process.pid)
         server.process.send_signal(signal_number)
         with anyio.fail_after(15):
             code = await server.ended()
@@ -173,7 +174,7 @@ async def test_stop_signal_ends_runs_and_the_server(
 async def test_stop_signal_abandons_a_run_that_does_not_end(tmp_path: Path) -> None:
     marker = f"7{os.getpid()}"
     async with busy_server(tmp_path, "bubblewrap", marker, stream=False) as server:
-        pids = list(descendants(server.process.pid))
+        pids = descendants(server.process.pid)
         server.process.terminate()
         with anyio.fail_after(15):
             await server.ended()
@@ -244,7 +245,7 @@ async def test_killing_one_proxy_leaves_runs_of_another(kind: Kind, tmp_path: Pa
 
             group.start_soon(ask)
             await backend.arrived(2)
-            pids = list(descendants(victim.process.pid))
+            pids = descendants(victim.process.pid)
             victim.process.kill()
             await until(lambda: not running(marker))
             await until(lambda: not any(map(command_line, pids)))

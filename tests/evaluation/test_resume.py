@@ -23,6 +23,7 @@ from tests.evaluation.evaluation_process import (
     sandbox_eval,
     synthetic_suite,
 )
+from tests.processes import all_end, descendants, read
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
@@ -162,21 +163,15 @@ def has_run(message: Mapping[str, Any]) -> bool:
 
 
 def kill_sandboxes(proxy_pid: int) -> None:
-    """Kill all processes named bwrap that a proxy has started."""
-    found = [pid for pid in descendants(proxy_pid) if "bwrap" in name_of(pid)]
-    assert found
-    for pid in found:
+    """Kill all processes named bwrap that a proxy has started. Return when they and all processes
+    inside have ended: until then one inside can answer the proxy's next request."""
+    killed = [pid for pid in descendants(proxy_pid) if name_of(pid) == "bwrap"]
+    assert killed
+    pidfds = [os.pidfd_open(pid) for each in killed for pid in (each, *descendants(each))]
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process and its children have started."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
+    assert all_end(pidfds)
 
 
 def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    return read(Path(f"/proc/{pid}/comm")).strip()

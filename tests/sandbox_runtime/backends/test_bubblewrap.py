@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from sandbox_runtime.escape.context import running
 from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
+from tests.processes import descendants
 from tests.sandbox_runtime.backends import probes
 from tests.sandbox_runtime.backends.guest_output import next_output
 
@@ -58,13 +59,6 @@ async def python(sandbox: Sandbox, program: str) -> str:
     result = await sandbox.exec("python3 -", timeout_s=20, stdin=program.encode())
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout.strip()
-
-
-def descendants(pid: int) -> Iterator[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for child in map(int, children):
-        yield child
-        yield from descendants(child)
 
 
 # Walls

@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import select
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -19,6 +17,7 @@ from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
+from tests.processes import all_end, descendants
 from tests.sandbox_runtime.backends.guest_output import next_output
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
@@ -29,27 +28,10 @@ NOWHERE = Path("/nonexistent")
 PROJECT = Path(__file__).parents[3]
 
 
-def descendants(pid: int) -> Iterator[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for child in map(int, children):
-        yield child
-        yield from descendants(child)
-
-
 def cgroups_of(id: str) -> list[Path]:
     cgroups = find_cgroups()
     hierarchies = cgroups.hierarchies if cgroups else ()
     return [path for each in hierarchies for path in each.folder.glob(f"*-{id}")]
-
-
-def all_end(pidfds: list[int]) -> bool:
-    for pidfd in pidfds:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(5000):
-            return False
-        os.close(pidfd)
-    return True
 
 
 async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:

@@ -15,7 +15,7 @@ from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.sandbox import OutputCap
-from tests.e2e.leftovers import descendants
+from tests.processes import descendants
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, output, write
 

@@ -17,10 +17,11 @@ from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
 from sandbox_runtime.pool.pool import Pool
-from tests.e2e.leftovers import Engine, cgroups_of, descendants, open_files, tasks
+from tests.e2e.leftovers import Engine, cgroups_of, open_files, tasks
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import REAL_KINDS, Kind, open_backend
 from tests.fakes.waiting import until
+from tests.processes import descendants
 from tests.sandbox_runtime.transfer import PLENTY_S, OutputRecorder, output
 
 SMALL = Isolation(memory_mib=256, pids=64)
@@ -135,7 +136,7 @@ async def test_lease_of_a_killed_sandbox_gets_another(kind: Kind, tmp_path: Path
 def _kill(kind: Kind, id: str) -> None:
     """Kill the only sandbox without the pool."""
     if kind == "bubblewrap":
-        for pid in list(descendants(os.getpid())):
+        for pid in descendants(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     else:
