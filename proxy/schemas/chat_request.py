@@ -14,7 +14,14 @@ from policies.sessions import function_call_id, session_states, state_names
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError, ProxyError
 from proxy.schemas.chat_parameters import GRAMMAR_PARAMS, check_parameters, has_effect, params_for
-from proxy.schemas.validation import array, integer, invalid_combination, mapping, require
+from proxy.schemas.validation import (
+    MAX_MESSAGES,
+    array,
+    integer,
+    invalid_combination,
+    mapping,
+    require,
+)
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 """`n_predict` is llama.cpp's. A value below 1 means no limit there."""
@@ -34,7 +41,7 @@ _GRAMMAR_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 def check_messages(body: Mapping[str, Any]) -> None:
     """Raise BadRequestError unless the request has messages."""
     require(body, "messages", "messages")
-    array(mapping, minimum=1)(body["messages"], "messages")
+    array(mapping, minimum=1, maximum=MAX_MESSAGES)(body["messages"], "messages")
 
 
 def choice_count(body: Mapping[str, Any], limit: int) -> int:

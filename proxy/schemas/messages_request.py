@@ -21,6 +21,7 @@ from proxy.schemas.messages_input import (
     to_chat_messages,
 )
 from proxy.schemas.validation import (
+    MAX_MESSAGES,
     Check,
     anything,
     array,
@@ -122,7 +123,7 @@ class Field(NamedTuple):
 FIELDS: Mapping[str, Field] = {
     "model": Field(text),
     "max_tokens": Field(integer(1)),
-    "messages": Field(array(_MESSAGE, minimum=1), "Becomes `messages`."),
+    "messages": Field(array(_MESSAGE, minimum=1, maximum=MAX_MESSAGES), "Becomes `messages`."),
     "system": Field(_SYSTEM, "Becomes a system message."),
     "stop_sequences": Field(array(text), "Becomes `stop`."),
     "stream": Field(boolean),

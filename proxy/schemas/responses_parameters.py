@@ -14,6 +14,7 @@ from proxy.schemas.chat_parameters import (
     tool_name,
 )
 from proxy.schemas.validation import (
+    MAX_MESSAGES,
     Check,
     anything,
     array,
@@ -226,7 +227,12 @@ REFUSED_FIELDS: Mapping[str, str] = {
 """OpenAI's fields that this server does not support, with the hint that ends the error message."""
 FIELDS: Mapping[str, Check] = {
     "model": text,
-    "input": union("a string or an array of objects", str, list, checks={list: array(input_item)}),
+    "input": union(
+        "a string or an array of objects",
+        str,
+        list,
+        checks={list: array(input_item, maximum=MAX_MESSAGES)},
+    ),
     "instructions": text,
     "tools": array(discriminated(_TOOLS)),
     "tool_choice": _TOOL_CHOICE,

@@ -15,6 +15,10 @@ Check = Callable[[Any, str], None]
 """Raises BadRequestError for an invalid value. The arguments are the value and its path in the
 request, such as `messages[0].role`."""
 
+MAX_MESSAGES = 10_000
+"""Maximum number of messages or input items in one request. Their preparation takes about 0.1 s, in
+which the event loop answers no other request."""
+
 _TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
     (int, "an integer"),
@@ -94,8 +98,8 @@ def union(expected: str, *types: type, checks: Mapping[type, Check] | None = Non
     return check
 
 
-def array(check_item: Check, *, minimum: int = 0) -> Check:
-    """Return a check for a list of at least `minimum` items."""
+def array(check_item: Check, *, minimum: int = 0, maximum: int | None = None) -> Check:
+    """Return a check for a list of `minimum` to `maximum` items."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, list):
@@ -106,6 +110,13 @@ def array(check_item: Check, *, minimum: int = 0) -> Check:
                 " but got an empty array instead.",
                 param=param,
                 code="empty_array",
+            )
+        if maximum is not None and len(value) > maximum:
+            raise BadRequestError(
+                f"Invalid '{param}': array too long. Expected an array with maximum length"
+                f" {maximum}, but got an array with length {len(value)} instead.",
+                param=param,
+                code="array_above_max_length",
             )
         for index, item in enumerate(value):
             check_item(item, f"{param}[{index}]")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from proxy.models.scripted import text_reply
+from proxy.schemas.validation import MAX_MESSAGES
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import running_proxy
 
@@ -181,6 +182,26 @@ async def test_form_with_unusual_parts_is_stored(client: httpx.AsyncClient) -> N
         assert answer.json()["filename"] == filename
         content = await client.get(f"{FILES}/{answer.json()['id']}/content")
         assert content.content == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "others"),
+    [
+        (CHAT, "messages", {}),
+        ("/v1/messages", "messages", {"max_tokens": 9}),
+        ("/v1/responses", "input", {}),
+    ],
+)
+async def test_number_of_messages_has_a_limit(
+    client: httpx.AsyncClient, path: str, field: str, others: Mapping[str, int]
+) -> None:
+    messages = [{"role": "user", "content": "Hello."}] * (MAX_MESSAGES + 1)
+    body = {"model": "m", **others}
+    refused = await client.post(path, json={**body, field: messages})
+    accepted = await client.post(path, json={**body, field: messages[1:]})
+    assert refused.status_code == 400
+    assert f"Invalid '{field}': array too long." in refused.json()["error"]["message"]
+    assert accepted.status_code == 200, accepted.text
 
 
 async def test_lone_surrogate_never_causes_a_server_error(
