@@ -10,7 +10,7 @@ ProxyError(status, type, code)
 ├ QuotaError               400        the key's stored files exceed its quota
 ├ BudgetError              429        the key's daily budget is used up; Retry-After: midnight, UTC
 ├ BackendError             its own    the backend refused or failed; keeps the backend's status
-│ ├ ContextOverflowError   400        the conversation no longer fits the model's context window
+│ ├ ContextOverflowError   its own    the conversation no longer fits the model's context window
 │ ├ ToolsRefusedError      its own    the model, or its server, accepts no tools at all
 │ ├ AnswerTooLargeError    502        the backend's answer exceeds a bound of the proxy
 │ └ OutOfTimeError         504        no answer by the deadline; a retry would end the same way

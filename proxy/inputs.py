@@ -143,7 +143,7 @@ class Inputs:
         fields of the body. If files have to be downloaded, return a PendingInput: the run downloads
         them, so that a stream can start earlier.
 
-        Raises BadRequestError, FileTooLargeError, BusyError.
+        Raises BadRequestError, FileTooLargeError, BodyTooLargeError, BusyError.
         """
         messages, parts = extract_files(messages_with_files)
         parts = [*uploads_in_sandbox_field(body), *parts]
@@ -421,7 +421,7 @@ class ModelMedia:
         self, part: FilePart, mime_type: str, data: bytes
     ) -> dict[str, Any] | None:
         """Return an image, audio or video part with a data URL in place of its URL. Return None if
-        the data is of another type or too large. Raises BusyError."""
+        the data is of another type or too large. Raises BodyTooLargeError, BusyError."""
         known_type = media_type_to_show(part, mime_type)
         if known_type is None:
             return None
@@ -429,8 +429,8 @@ class ModelMedia:
         return None if url is None else replace_url(part, url)
 
     async def uploaded(self, part: FilePart, upload: Upload, mime_type: str) -> Any:
-        """Return an uploaded image as an `image_url` part, or None if it is too large. Raises
-        BusyError."""
+        """Return an uploaded image as an `image_url` part, or None if it is too large or cannot be
+        read. Raises BodyTooLargeError, BusyError."""
         try:
             url = await self._data_url(part, mime_type, upload.bytes, upload.path.read_bytes)
         except OSError:

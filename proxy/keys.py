@@ -123,8 +123,10 @@ class ClientKeys:
         self._checks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def require_accepted(self, credentials: Credentials) -> None:
-        """Raise UnauthorizedError if the backend refuses the key, and BackendError if its answer is
-        ambiguous."""
+        """Raise UnauthorizedError if the key is malformed or too long, or the backend refuses it.
+
+        Raises BackendError if the backend fails, is too slow, or accepts any key.
+        """
         key = credentials.key
         if len(key) > MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
             raise _refusal()  # not a valid header value

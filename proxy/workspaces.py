@@ -162,7 +162,7 @@ class Workspaces:
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
         self._is_wanted: Callable[[], bool] | None = None
-        """The callback of an eviction that found no idle sandbox; None if there is none. The
+        """The callback of an eviction that found no sandbox to end; None if there is none. The
         callback returns True while the waiting request is queued."""
 
     @asynccontextmanager
@@ -203,8 +203,11 @@ class Workspaces:
         return known
 
     def evict_idle(self, is_wanted: Callable[[], bool]) -> None:
-        """End the oldest idle sandbox, because a request waits for one. If there is none, end the
-        next sandbox that becomes idle, if `is_wanted()` still returns True by then."""
+        """End the oldest idle sandbox that has a snapshot, because a request waits for a sandbox.
+
+        If there is none, try again when the next sandbox becomes idle. Nothing is ended once
+        `is_wanted()` returns False.
+        """
         if self._eviction is None:
             self._eviction = asyncio.create_task(self._evict_one(is_wanted))
             self._tasks.add(self._eviction)

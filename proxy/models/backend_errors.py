@@ -121,11 +121,11 @@ def backend_error(
     secret: str | None = None,
     overflows: bool = False,
 ) -> BackendError:
-    """Return the error for a backend's decoded JSON or text. Its message never contains `secret`.
+    """Return the error for a backend's decoded JSON or text.
 
-    `status` is None for an error inside a stream: the payload's code is the status if it is a
-    number from 400 to 599. `overflows` is True if the caller knows that the conversation is too
-    long.
+    `secret` is replaced in the error's message; see `redact`. `status` is None for an error inside
+    a stream: the payload's code is the status if it is a number from 400 to 599. `overflows` is
+    True if the caller knows that the conversation is too long.
     """
     body = _parse_error_body(payload)
     if status is None:

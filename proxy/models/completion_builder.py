@@ -312,7 +312,8 @@ def merge(target: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Merge the fields of one streamed piece into `target`.
 
     Texts and lists are appended, objects are merged, other values replace the old value, and null
-    changes nothing. Raises ValueError for a text longer than `MAX_FIELD_CHARS`.
+    changes nothing. In the fields in `_REPLACED`, each value other than null replaces the old
+    value. Raises ValueError for a text longer than `MAX_FIELD_CHARS`.
     """
     for key, new in piece.items():
         target[key] = _merged(target.get(key), new, key in _REPLACED)

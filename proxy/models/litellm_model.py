@@ -242,6 +242,7 @@ class LiteLLMModel:
 
 
 def load_litellm() -> Any:
+    """Set the environment variables that litellm reads at import, import litellm and return it."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     # Otherwise litellm reads a netrc file. It uses the environment's proxies all the same.

@@ -19,11 +19,12 @@ _RETRYABLE_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 class RetryingModel(ModelWrapper):
     """Makes up to `attempts` calls, with exponential backoff and full jitter.
 
-    The delay is at least the backend's `Retry-After`. If `Retry-After` exceeds `max_delay_s`, the
-    error is raised without a retry, as is AnswerTooLargeError. Before each retry, `on_delta` gets a
-    `ModelCallFailed`. It can raise `StopRetryingError` to prevent the retry, for example because
-    the client has already received a part of the completion. Relayed calls are not retried: the
-    client sees every failure and can retry.
+    Errors with other statuses than `_RETRYABLE_STATUSES` are raised without a retry, as are
+    ContextOverflowError, ToolsRefusedError and AnswerTooLargeError. The delay is at least the
+    backend's `Retry-After`; if `Retry-After` exceeds `max_delay_s`, there is no retry. Before each
+    retry, `on_delta` gets a `ModelCallFailed`. It can raise `StopRetryingError` to prevent the
+    retry, for example because the client has already received a part of the completion. Relayed
+    calls are not retried: the client sees every failure and can retry.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class ScriptedModel:
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
         """Return a model that plays the scripts in a YAML file again and again. Raises ValueError
-        with a one-line message."""
+        with a one-line message, and OSError if the file cannot be read."""
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:

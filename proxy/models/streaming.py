@@ -118,8 +118,11 @@ class CompletionStream:
         self._secret = secret
 
     def feed(self, piece: bytes) -> Iterator[ModelDelta]:
-        """Yield the deltas in these bytes. Raises BackendError, after the deltas that precede the
-        error."""
+        """Return an iterator over the deltas in these bytes.
+
+        Raises AnswerTooLargeError at once if the stream or an event is too long. The iterator
+        raises BackendError after the deltas that precede the error.
+        """
         self._bytes += len(piece)
         if self._bytes > MAX_COMPLETION_BYTES:
             raise AnswerTooLargeError(f"it is longer than {MAX_COMPLETION_BYTES >> 20} MiB")

@@ -191,7 +191,8 @@ class ContainerFileRepository:
             return await self._database.write(transaction)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
-        """Return a file, or None. If `owner` is None, the file may belong to any owner."""
+        """Return a file, or None if it does not exist or its blob is missing or has another size.
+        If `owner` is None, the file may belong to any owner."""
         query = select(CONTAINER_FILES).where(
             self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
         )

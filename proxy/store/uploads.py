@@ -59,7 +59,8 @@ class UploadRepository:
         return upload
 
     async def get(self, owner: str, file_id: str) -> StoredUpload | None:
-        """Return the owner's upload, or None."""
+        """Return the owner's upload, or None if it does not exist or its blob is missing or has
+        another size."""
         query = select(FILES).where(FILES.c.owner == owner, FILES.c.id == file_id, self._live())
 
         def convert(row: RowMapping) -> StoredUpload | None:
