@@ -347,7 +347,8 @@ def _lifespan(
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Print the checks of the model backend and of the sandboxes. Return 1 if one failed."""
+    """Print the checks of the model backend and of the sandboxes. Return 1 if a check failed that
+    `serve` requires, else 0."""
     import asyncio
 
     from proxy.bootstrap import build_model, build_tool_probe, tool_settings

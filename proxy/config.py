@@ -495,7 +495,7 @@ def _unknown_variable(name: str, known: Mapping[str, Sequence[str]]) -> str:
 
 def secret(variable: str | None) -> str | None:
     """Return the value of an environment variable that a setting names, or None if `variable` is
-    None. Raises ConfigError if the variable is not set."""
+    None. Raises ConfigError if the variable is not set or holds a control character."""
     if variable is None:
         return None
     value = os.environ.get(variable, "").strip()

@@ -241,7 +241,7 @@ async def _sandbox_checks(backend: Backend, isolation: Isolation) -> list[Check]
 
 
 async def collect_garbage(builders: Mapping[str, Callable[[], Backend]]) -> int:
-    """Remove the sandboxes of crashed proxies and print their number."""
+    """Remove the sandboxes of crashed proxies and print their number for each backend. Return 0."""
     for name, build in builders.items():
         try:
             backend = build()

@@ -171,8 +171,8 @@ class Fetcher:
 async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str) -> None:
     """Check URLs that the backend is to download, once for each host and port.
 
-    Raises BadRequestError for a private address, for a host name that cannot be resolved, and for
-    more than `MAX_HOSTS` hosts.
+    Raises BadRequestError for a malformed URL, for a private address, for a host name that cannot
+    be resolved, and for more than `MAX_HOSTS` hosts.
     """
     by_target: dict[Target, str] = {}
     for url in urls:
