@@ -25,6 +25,7 @@ from proxy.api import (
     runs,
     stored_responses,
     system,
+    trajectories,
 )
 from proxy.api.dependencies import Services, error_response
 from proxy.api.middleware import (
@@ -46,6 +47,7 @@ ROUTERS = (
     files,
     containers,
     runs,
+    trajectories,
     system,
     description,
 )

@@ -588,6 +588,15 @@ class TrajectoryResult(_ResponseModel):
     compactions: list[dict[str, Any]]
 
 
+class TrajectorySummaryObject(_Identified):
+    """A trajectory in a list."""
+
+    object: Literal["run.trajectory.summary"] = "run.trajectory.summary"
+    created_at: int
+    ended_at: int | None = Field(description="When the run ended; null before.")
+    bytes: int = Field(description="The compressed size.")
+
+
 class TrajectoryObject(_Identified):
     """The trajectory of a run. Each message is in `messages` once. A segment is a list of indexes
     of messages, to which a run only appends; a compaction begins a new segment."""

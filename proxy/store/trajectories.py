@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    RowMapping,
     ScalarSelect,
     delete,
     func,
@@ -19,6 +20,7 @@ from sqlalchemy import (
 
 from policies.sessions import TrajectorySettings
 from proxy.store.database import SWEEP_ROWS, Database
+from proxy.store.records import Page, PageRequest
 from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS
 from sandbox_runtime.ownership import Owner
 
@@ -57,6 +59,18 @@ class StoredTrajectory:
     """True if this process has not stored the end of the run."""
     is_lost: bool = False
     """True if the run ended and its end was not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySummary:
+    """A trajectory in a list, without its parts."""
+
+    id: str
+    created_at: int
+    ended_at: int | None
+    """When the run ended; None if its end is not stored."""
+    bytes: int
+    """The compressed size."""
 
 
 class TrajectoryRepository:
@@ -144,6 +158,17 @@ class TrajectoryRepository:
 
         # Concurrently: a trajectory may have megabytes.
         return await self._database.read_concurrently(transaction)
+
+    async def page(self, owner: str, request: PageRequest) -> Page[TrajectorySummary]:
+        """Return a page of the owner's trajectories. Raises BadRequestError."""
+        has_expired = ~_IS_RUNNING & (_COLUMNS.expires_at <= int(self._now()))
+        return await self._database.read_page(
+            TRAJECTORIES,
+            request,
+            _summary,
+            scope=_COLUMNS.owner == owner,
+            visible=_IS_LIVE & ~has_expired,
+        )
 
     async def delete(self, owner: str, run_id: str) -> bool:
         """Delete the owner's trajectory of a run, and those of its other choices if it is the run
@@ -248,6 +273,10 @@ class TrajectoryRepository:
 
     def _expiry(self, now: int) -> int:
         return now + int(self._settings.retention_hours * 3600)
+
+
+def _summary(row: RowMapping) -> TrajectorySummary:
+    return TrajectorySummary(row["id"], row["created_at"], row["ended_at"], row["bytes"])
 
 
 def _named(owner: str, run_id: str) -> ColumnElement[bool]:
