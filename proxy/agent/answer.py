@@ -93,8 +93,9 @@ class AnswerWriter:
             await self.write(piece, sandbox)
 
     async def finish(self, answer: str, sandbox: Sandbox | None) -> None:
-        """Send the part of `answer` that has not been sent yet: all of it, as a new answer, if it
-        does not begin with the text so far."""
+        """Send the part of `answer` that has not been sent yet. If `answer` does not begin with the
+        text sent so far, send all of it, as a new answer. Send nothing if the narration sent last
+        is the same text, except for white space."""
         if not answer.startswith(self.source.rstrip()):
             await self.begin()
         if self._narration and not self.source and self._narration.matches(answer):
@@ -106,8 +107,8 @@ class AnswerWriter:
         await self._end()
 
     async def list_files(self, artifacts: Iterable[Artifact]) -> None:
-        """Append links to the files that the answer does not link to, if the profile's
-        `artifacts.list_files` is "always"."""
+        """Append links to the files that the answer does not link to. Do nothing if the request
+        rules out links, or if the profile's `artifacts.list_files` is not "always"."""
         unnamed = [artifact for artifact in artifacts if artifact.url not in self.text]
         if self._rewrite_links and unnamed and self._profile.artifacts.list_files == "always":
             separator = SEPARATOR if self.text else ""

@@ -55,7 +55,8 @@ class FoundFiles:
     """False if there were too many files to list all of them in time."""
     produced: list[ProducedFile] = field(default_factory=list)
     skipped_files: list[SkippedFile] = field(default_factory=list)
-    """Files that may have changed: they could not be hashed in time."""
+    """Files that may have changed: their hashes, or the files before the run, are unknown because
+    there was no time."""
 
 
 class ArtifactCollector:
@@ -132,10 +133,10 @@ async def collect_artifacts(
     seconds: float,
 ) -> CollectedArtifacts:
     """Save the files that a run produced, and the `linked` files of its answer that are not saved
-    yet.
+    yet, within `seconds`.
 
-    Raises SandboxLostError if the files cannot be listed. Later failures become warnings, for the
-    answer is valid without the files.
+    Raises SandboxLostError if the sandbox is lost before the files are listed. Later failures
+    become warnings or skipped files, for the answer is valid without the files.
     """
     end = asyncio.get_running_loop().time() + seconds
     found = await outputs.produced(sandbox, linked, seconds)
@@ -214,8 +215,8 @@ async def write_manifest(sandbox: Sandbox, identities: Mapping[str, str]) -> Non
 
 
 async def list_output_files(sandbox: Sandbox) -> list[ProducedFile]:
-    """Return the regular files in the output directory, or none if it is missing or listing times
-    out."""
+    """Return the regular files in the output directory. Return an empty list if the directory is
+    missing or listing it times out. Raises SandboxLostError."""
     listing = await _listing(sandbox, None, LINK_LISTING_S)
     return [
         ProducedFile(output_path(entry.path), entry.bytes)

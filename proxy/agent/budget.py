@@ -64,11 +64,13 @@ class RunBudget:
         self.commands = 0
         self.cpu_s = 0.0
         self.cost_usd: float | None = None
-        """Cost of all model calls; None if the cost of a call is unknown."""
+        """Cost of all model calls; None before the first call, and if the cost of a call is
+        unknown."""
         self._limits = limits
         self._tariff = task.limits.tariff
         self.partial_completion: Completion | None = None
-        """The reply to the last call as far as it arrived, if it was cut off."""
+        """The reply to the last call as far as it arrived, if an error or a cancellation cut it
+        off; else None."""
         reservation = task.limits.reservation
         self._daily = DailyBudgetUse(reservation.account) if reservation else None
         self._began = began
@@ -121,8 +123,10 @@ class RunBudget:
     async def call(
         self, model: ChatModel, body: Mapping[str, Any], on_delta: OnDelta | None
     ) -> Completion:
-        """Make a model call, even over budget: the final-answer call is always allowed. A reply
-        that is cut off, by `on_delta` or by cancellation, is counted as far as it arrived."""
+        """Make a model call, even over budget: the final-answer call is always allowed. If
+        `on_delta` raises CompletionStopped, return the reply as far as it arrived. A reply that an
+        error or a cancellation cuts off is counted as far as it arrived, and is left in
+        `partial_completion`. Raises BackendError."""
         expected = self._expected(body["messages"]) if self._daily else Expense()
         reservation = await self._daily.pop_call_reservation(expected) if self._daily else None
         recorder = CompletionRecorder(body["messages"])
@@ -254,12 +258,12 @@ class MeteredModel:
         self._budget = budget
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See `ChatModel`. A reply that is cut off is left in `partial_completion`."""
+        """See `ChatModel` and `RunBudget.call`."""
         return await self._budget.call(self._model, body, on_delta)
 
     @property
     def partial_completion(self) -> Completion | None:
-        """The reply to the last call as far as it arrived, if it was cut off."""
+        """See `RunBudget`."""
         return self._budget.partial_completion
 
     async def reserve_out_of_band_call(self, messages: Sequence[Message]) -> bool:
@@ -275,7 +279,7 @@ class DailyBudgetUse:
     def __init__(self, account: BudgetAccount) -> None:
         self._account = account
         self._spent = Expense()
-        """Expenses of the key, as of the last reservation."""
+        """Expenses of the key as of the last reservation, and this run's settlements since then."""
         self._calls: list[Reservation] = []
         """Reservations of calls that are still to be made. The next call uses the last one."""
         self._command: Reservation | None = None

@@ -224,9 +224,9 @@ class _Compactor:
         return await self._summarize(overflow) or is_smaller
 
     async def _replace_observations(self, overflow: _Overflow) -> int:
-        """Replace observations by stubs, the oldest first, until EASED_SHARE of the limit is
-        reached. Return the prompt tokens. Observations that the model has not read yet are replaced
-        only if the prompt does not fit otherwise."""
+        """Replace observations by stubs, the oldest first, until the prompt takes COMPACTED_SHARE
+        of the limit. Return the prompt tokens. Observations that the model has not read yet are
+        replaced only if the prompt does not fit otherwise."""
         stubs: dict[int, str] = {}
         tokens = overflow.before
         said = [n for n, entry in enumerate(self._history.entries) if entry.kind == "said"]
@@ -437,7 +437,8 @@ class ObservationFiles:
         self._count = 0
 
     async def save(self, text: str) -> str | None:
-        """Write a text into the sandbox. Return the path, or None if the write failed."""
+        """Write a text into the sandbox. Return the path, or None if the run has no sandbox or the
+        write failed."""
         sandbox = await self._sandbox()
         if sandbox is None:
             return None

@@ -20,7 +20,8 @@ LISTING_TIMEOUT_S = 5.0
 REFRESH_S = 600.0
 """Maximum age of a listing, in seconds. The server may have been replaced meanwhile."""
 MAX_LEARNT = 4096
-"""Maximum number of entries in each table: clients can invent model names."""
+"""Maximum number of windows learnt from refusals, and of recorded usages. Clients can invent model
+names, so both tables need a limit."""
 
 
 class ContextWindows:

@@ -81,7 +81,8 @@ class Conversation:
         """Minimum token limit of a call; None once the backend refused it."""
         self._turn_params = {k: v for k, v in params.final.items() if k in LOGPROBS_PARAMS}
         self.has_used_tools = False
-        """True once a tool has run. Before that, the history is never compacted."""
+        """True once a tool has run. The loop also sets it in resumed runs and in the reference
+        style. Before that, the history is never compacted."""
         self._counter = TokenCounter(self._tools)
         self._context = ContextFitter(
             window,
@@ -111,7 +112,8 @@ class Conversation:
 
     @property
     def partial_completion(self) -> Completion | None:
-        """The reply to the last call as far as it arrived, if it was cut off; else None."""
+        """The reply to the last call as far as it arrived, if an error or a cancellation cut it
+        off; else None."""
         return self._model.partial_completion
 
     async def complete_turn(self, on_delta: OnDelta) -> Completion:
@@ -159,14 +161,16 @@ class Conversation:
     async def complete_required_call(
         self, stop: StopReason, on_delta: OnDelta | None
     ) -> Completion:
-        """Request a call of one of the client's tools, without offering the proxy's tools."""
+        """Request a call of one of the client's tools, without offering the proxy's tools. Raises
+        BackendError."""
         self._is_final = True
         self.history.append_request(tool_call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
     async def complete_final_answer(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
-        """Request the visible answer, without tools and in the form that the client wants."""
+        """Request the visible answer, without tools and in the form that the client wants. Raises
+        BackendError."""
         self._is_final = True
         self.history.append_request(final_request(stop, self._request.answer_form))
         return await self._complete(self._params.final, on_delta)
@@ -175,7 +179,7 @@ class Conversation:
         self, answer: str, request: str, on_delta: OnDelta | None
     ) -> Completion:
         """Request the visible answer again after `answer`, which violates the form. `request` is
-        the message that explains the violation."""
+        the message that explains the violation. Raises BackendError."""
         self.history.append({"role": "assistant", "content": answer})
         self.history.append_request(request)
         return await self._complete(self._params.final, on_delta)

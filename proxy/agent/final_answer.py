@@ -95,7 +95,7 @@ class BestAnswer:
     ) -> str:
         """Return the answer, or "" if the run ends in client tool calls, one of which may be cut
         off, or in a refusal. `is_plain` is True if the client's parameters were sent with the call
-        that wrote the answer."""
+        that wrote the answer. Raises BackendError, OutOfTimeError."""
         has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
         if has_no_answer or self._outcome.has_cut_call:
             return ""
@@ -265,9 +265,10 @@ def _ignore_tool_calls(on_delta: OnDelta) -> OnDelta:
 
 
 async def check_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
-    """Strip the code fence from an answer and validate it against its form. An answer that violates
-    the form gets a warning and the finish reason "length", so that no client takes it for valid. If
-    the validation times out, the answer only gets a warning."""
+    """Validate an answer, without its code fence, against its form. A valid answer loses its code
+    fence. An answer that violates the form keeps its text, and gets a warning and the finish reason
+    "length", so that no client takes it for valid. If the validation takes more than `seconds`, the
+    answer only gets a warning."""
     text = strip_code_fence(final.text)
     try:
         fault = await _fault(form, text, seconds)

@@ -70,7 +70,8 @@ class Guard:
 
 
 def redact_json(value: Any, secrets: SecretFinder) -> Any:
-    """Return a JSON value without secrets in its strings and in the keys of its objects."""
+    """Return a JSON value without secrets in its strings and in the keys of its objects. Raises
+    RecursionError if the value has too many levels."""
     if isinstance(value, str):
         return secrets.redact(value)
     if isinstance(value, Mapping):

@@ -82,7 +82,7 @@ class History:
         self._entries.append(Entry({"role": "user", "content": text}, "asked"))
 
     def reset(self) -> None:
-        """Begin a segment without the run's own messages."""
+        """Drop the run's own messages."""
         self._entries = self._entries[: self.own_start]
 
     def append_to_last(self, text: str) -> None:

@@ -145,7 +145,8 @@ class AgentLoop:
         )
 
     async def run(self) -> Result:
-        """Run turns until the run ends. Raises BackendError, SandboxError, OutOfTimeError."""
+        """Run turns until the run ends, and return the Result. Raises BackendError, SandboxError,
+        OutOfTimeError."""
         await self._emit(RunStarted(self._task.run_id, self._prompt_sha256))
         stop = None
         while stop is None:
@@ -199,7 +200,7 @@ class AgentLoop:
 
     def _turn_timeout_s(self) -> float:
         """Return the timeout of a turn, in seconds. Before a tool has run, the turn also gets the
-        time reserved for the final-answer call, which is then not made."""
+        time reserved for the final-answer call, because its prose can be the answer."""
         if self._has_used_tools:
             return self.budget.time_left_s
         until_s = min(self._times.answer_s, self._limits.max_run_seconds + FINAL_ANSWER_S)

@@ -110,7 +110,8 @@ class ChatModel(Protocol):
 
         `body` is a chat-completions request without `stream`; all its fields are sent. With
         `on_delta`, the backend streams, and `on_delta` is called with `ModelCallAccepted` and then
-        with each delta. Raises BackendError, ContextOverflowError.
+        with each delta. Before a retry, `on_delta` is called with `ModelCallFailed`. Raises
+        BackendError, ContextOverflowError.
         """
 
 

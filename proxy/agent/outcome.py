@@ -77,7 +77,7 @@ def client_tool_calls(
 ) -> list[dict[str, Any]]:
     """Return the client tool calls in the form that the client expects. Their ids contain the run
     id, by which the client's results are assigned to the run; a model's own ids are not unique. Ids
-    of calls of legacy `functions` are derived from the conversation instead."""
+    of calls of legacy `functions` are derived from `legacy_state` and the call instead."""
     entries = []
     for call in outcome.client_calls:
         if task.request.legacy_state is not None:

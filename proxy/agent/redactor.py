@@ -45,8 +45,8 @@ class Redactor:
     def events(self, event: Event) -> Iterator[Event]:
         """Yield the redacted parts of an event. The last characters of a streamed text are held
         back until the next piece or the end of the text arrives, because a secret may continue
-        there. Events of client tool calls are not redacted, but a run with secrets has none: see
-        `client_call_stream`."""
+        there. Events of client tool calls are not redacted, but a run whose profile redacts
+        secrets has none: see `client_call_stream`."""
         if not isinstance(event, ChoiceEvent):
             yield from self._first.events(event)
             return

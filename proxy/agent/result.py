@@ -152,7 +152,8 @@ class Result:
     refusal: str | None = None
     """The model's `refusal` text if it declined to answer."""
     answer_offset: int = 0
-    """Offset of the answer in the streamed text, in characters: the length of the narration."""
+    """Offset of the answer in the streamed text, in characters: the length of the narration and its
+    separators."""
     warnings: Sequence[RunWarning] = ()
     others: Sequence["Result"] = ()
     """The results of the request's further choices (`n`)."""

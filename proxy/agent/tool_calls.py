@@ -41,13 +41,13 @@ class ToolCall:
     id: str
     name: str
     arguments: Any
-    """Parsed JSON of any type; None if there is a `mistake`."""
+    """Parsed JSON of any type; None if the arguments are invalid."""
     raw: Mapping[str, Any]
     """The entry of `tool_calls`, with the arguments as the model wrote them."""
     written: str = ""
     """The text of invalid arguments; "" if they are valid."""
     mistake: str | None = None
-    """The observation for a call that cannot be parsed; else None."""
+    """The observation for a call that is not run because it is invalid; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def keep_calls_of(turn: Turn, names: Collection[str]) -> Turn:
 
 def parse_turn(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
     """Return the parsed reply. `names` are the names of all tools; `new_id` yields ids for calls
-    that have none."""
+    without a unique id."""
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
         has_more = len(entries) > MAX_CALLS

@@ -40,8 +40,8 @@ KeepWarm = Callable[[], AbstractAsyncContextManager[None]]
 MAX_LOSSES = 3
 """Number of lost sandboxes at which the run fails."""
 GRACE_S = 0.5
-"""Time after a command's timeout until the call is cancelled, in seconds, so that the command ends
-by itself and its output is not lost."""
+"""Time from the end of the run's time until a call is cancelled, in seconds. A command whose
+timeout ends with the run's time can then end by itself, and its output is not lost."""
 
 
 class ToolExecutor:
@@ -119,8 +119,9 @@ class ToolExecutor:
         return self._max_calls is not None and self.steps >= self._max_calls
 
     async def run(self, call: ToolCall, timeout_s: float, left_s: float) -> Observation:
-        """Run one call and emit its events. `timeout_s` limits the command; `left_s`, the rest of
-        the run's time, limits the call and the wait for a sandbox. Raises SandboxError."""
+        """Run one call and emit its events. `timeout_s` is the timeout of the command, unless the
+        model sets another. `left_s`, the rest of the run's time, limits the call and the wait for a
+        sandbox. Raises SandboxError."""
         self.steps += 1
         step, name = self.steps, self.canonical_name(call.name)
         self.shown_steps += is_shown(name)
@@ -271,7 +272,8 @@ class CallRunner:
         self, stop: StopReason, new_id: Iterator[str], seconds: float
     ) -> StopReason:
         """Request the client tool call that the run has to end in, after the limit `stop`. Return
-        the stop reason."""
+        CLIENT_TOOL_CALLS, or `stop` if the model makes no such call within `seconds`. Raises
+        BackendError."""
         try:
             async with asyncio.timeout(seconds):
                 reply = await self._conversation.complete_required_call(stop, ignore_delta)

@@ -79,9 +79,9 @@ class StreamHandler:
         client_calls: "ClientCallStream | None" = None,
         tools: Collection[str] | None = None,
     ) -> None:
-        """`streams` and `shows_submit` are True if reasoning and a submitted answer are emitted
-        piece by piece. `client_calls` emits the calls of the client's tools. Calls of tools other
-        than `tools` are ignored; None allows all."""
+        """`streams` is True if reasoning is emitted piece by piece; `shows_submit`, if a submitted
+        answer is emitted piece by piece. `client_calls` emits the calls of the client's tools.
+        Calls of tools other than `tools` are ignored; None allows all."""
         self._emit = emit
         self._first_call = first_call
         self._writer = writer
@@ -115,7 +115,8 @@ class StreamHandler:
                 raise error
 
     async def on_delta(self, delta: ModelDelta) -> None:
-        """Handle one delta. Raises CompletionStopped if the reply has to end."""
+        """Handle one delta. Raises CompletionStopped if the reply has to end, StopRetryingError if
+        a failed attempt must not be retried."""
         async with self._lock:
             match delta:
                 case ReasoningDelta(text):

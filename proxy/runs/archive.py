@@ -41,8 +41,9 @@ class RunArchive:
         self._closing = asyncio.Event()
 
     async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
-        """Store the start of a run. Return the earlier run with the same idempotency key, if there
-        is one. Raises IdempotencyError."""
+        """Store the start of a run and return None. If a stored run with the same idempotency key
+        can be joined, return a replay of that run instead. Raises IdempotencyError if its request
+        was a different one."""
         found = await self._repository.begin(_stored_run(metadata, identity))
         return self._replay(found, identity) if found else None
 
@@ -100,13 +101,14 @@ class RunArchive:
         return self._replay(found, identity) if found else None
 
     async def find_retried(self, identity: RequestIdentity, besides: Collection[str]) -> Run | None:
-        """Return a run whose client disconnected before reading the result, or None. Runs whose ids
-        are in `besides` are not considered."""
+        """Return a replay of a run of the same request whose client disconnected before reading the
+        result, or None. Runs whose ids are in `besides` are not considered."""
         found = await self._repository.take_for_retry(identity.owner, identity.fingerprint, besides)
         return self._replay(found, identity) if found else None
 
     async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
-        """Return the metadata and the record of the owner's run, or None."""
+        """Return the metadata and the record of the owner's run, or None. The record is a summary
+        if the store has nothing else of the run."""
         if found := await self._repository.find(owner, run_id):
             return _metadata(found), Record.from_json(found.status, found.record)
         if (waiting := self._summaries.get(run_id)) and waiting[0] == owner:

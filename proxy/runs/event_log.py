@@ -178,7 +178,7 @@ _OLD_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The stored form of a run. The record of a run that has not ended contains only the status."""
+    """The stored form of a run. A run that has not ended is stored with only its status."""
 
     status: RunStatus
     events: Sequence[Event] = ()

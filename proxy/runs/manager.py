@@ -135,7 +135,8 @@ class RunManager:
         return found
 
     def get(self, owner: str, run_id: str) -> Run | None:
-        """Return the owner's run if this process runs it, or has not yet stored its outcome."""
+        """Return the owner's run if it is in this process's memory, or None. A run stays there
+        until it has ended, its last subscriber has left and its outcome is stored if necessary."""
         run = self._runs.get(run_id)
         return run if run and run.identity.owner == owner else None
 
@@ -212,8 +213,8 @@ class RunManager:
             await self.audit_logs.aclose()
 
     def _has_lost(self, stored: StoredTrajectory | None) -> bool:
-        """Return True if a trajectory counts as running and its run is not in this process, which
-        could not store the run's end."""
+        """Return True if a trajectory is marked as running in this process, but its run is not
+        running: the end of the run could not be stored."""
         if stored is None or not stored.is_running_here:
             return False
         run = self._runs.get(stored.root_run_id)

@@ -32,8 +32,9 @@ class RequestIdentity:
 
     owner: str
     fingerprint: str
-    """SHA-256 of the path, some headers and the body: of the parsed body if the request has an
-    idempotency key, else of the body's bytes."""
+    """SHA-256 of the path, the session, some headers and the body: of the parsed body without the
+    fields that only change its delivery if the request has an idempotency key, else of the body's
+    bytes."""
     key: str | None = None
     """The Idempotency-Key."""
     retry_count: int | None = None
@@ -127,7 +128,8 @@ class Run:
         return self.status in ("running", "completed")
 
     def result(self) -> Result:
-        """Return the result. Raises the run's own error, RunCancelledError."""
+        """Return the result of a run that has ended. Raises the run's own error,
+        RunCancelledError."""
         if self._task.cancelled():
             raise RunCancelledError
         return self._task.result()
@@ -137,7 +139,7 @@ class Run:
         return self._log.events()
 
     def record(self) -> Record:
-        """Return the record for the store: the events and the outcome."""
+        """Return the record: the events so far, and the outcome if the run has ended."""
         return replace(self._outcome_record(), events=self.past_events())
 
     def summary(self) -> Record:
