@@ -88,7 +88,8 @@ class ServerConfig(_Section):
     public_url: str | None = Field(default=None, pattern="^https?://")
     """Base URL of this server in links to files; null: taken from each request."""
     data_dir: Path | None = None
-    """Directory for stored data and lock files; null: $XDG_STATE_HOME/llm-sandbox-proxy."""
+    """Directory for stored data and lock files, which all servers of a user share; null:
+    $XDG_STATE_HOME/llm-sandbox-proxy, by default ~/.local/state/llm-sandbox-proxy."""
     steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
     """Form in which a response shows the steps (tool calls), unless the request sets it. auto: the
     form that suits the client."""

@@ -298,10 +298,11 @@ class RunManager:
                 raise
             raise failure from error
         log.info(
-            "run %s ended: %s, %d steps, %d ms",
+            "run %s ended: %s, %d turns, %d steps, %d ms",
             result.run_id,
             result.stop_reason,
-            result.stats.tool_calls,
+            result.stats.turns,
+            result.steps,
             result.stats.wall_ms,
         )
         self._tool_verdicts.note_run(run.identity.owner, result)
