@@ -30,6 +30,7 @@ from proxy.schemas.resources import (
     ConversationUpdate,
     ErrorResponse,
     ItemsCreate,
+    RewardCreate,
     UploadForm,
 )
 
@@ -92,6 +93,7 @@ async def docs_asset(asset: str) -> Response:
 BODIES = (
     UploadForm,
     ContainerCreate,
+    RewardCreate,
     ContainerFileCreate,
     ConversationCreate,
     ConversationUpdate,

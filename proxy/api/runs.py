@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -110,7 +111,11 @@ def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
 
 def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
     found = read_trajectory(
-        stored.id, stored.created_at, stored_texts(stored), is_lost=stored.is_lost
+        stored.id,
+        stored.created_at,
+        stored_texts(stored),
+        rewards=[asdict(each) for each in stored.rewards],
+        is_lost=stored.is_lost,
     )
     convert = _CONVERTERS.get(format)
     pieces = json_pieces(convert(found) if convert else found)

@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     StrictInt,
     ValidationError,
     WithJsonSchema,
@@ -588,6 +589,25 @@ class TrajectoryResult(_ResponseModel):
     compactions: list[dict[str, Any]]
 
 
+class RewardCreate(BaseModel):
+    """A reward for a trajectory."""
+
+    value: Annotated[float, Strict(), Field(allow_inf_nan=False)] | None = Field(
+        description="null: the trajectory cannot be scored."
+    )
+    source: Name = Field("", description="The name of the grader or person that gives the reward.")
+    reason: Name = ""
+
+
+class RewardObject(_ResponseModel):
+    """A reward of a trajectory. The last one counts."""
+
+    value: float | None
+    source: Text
+    reason: Text
+    created_at: int
+
+
 class TrajectorySummaryObject(_Identified):
     """A trajectory in a list."""
 
@@ -626,6 +646,9 @@ class TrajectoryObject(_Identified):
     connections: list[dict[str, Any]] = Field(description="The network connections.")
     result: TrajectoryResult | None
     error: dict[str, Any] | None
+    rewards: list[RewardObject] = Field(
+        description="The rewards in the order in which they were given; the last one counts."
+    )
 
 
 class OpenAITrajectory(_ResponseModel):

@@ -276,10 +276,16 @@ class _Reader:
 
 
 def read_trajectory(
-    run_id: str, created_at: int, texts: Iterable[str], *, is_lost: bool = False
+    run_id: str,
+    created_at: int,
+    texts: Iterable[str],
+    *,
+    rewards: Sequence[Object] = (),
+    is_lost: bool = False,
 ) -> Object:
-    """Return the trajectory of stored lines in the native format. `is_lost` is True if the process
-    of the run ended before the run did."""
+    """Return the trajectory of stored lines in the native format. `rewards` are its rewards, the
+    last one of which counts. `is_lost` is True if the process of the run ended before the run
+    did."""
     reader = _Reader()
     for text in texts:
         for line in text.split("\n"):
@@ -307,6 +313,7 @@ def read_trajectory(
         "connections": reader.tables["connection"],
         "result": reader.end.get("result"),
         "error": reader.end.get("error"),
+        "rewards": list(rewards),
     }
 
 

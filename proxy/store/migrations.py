@@ -233,9 +233,20 @@ TRAJECTORY_ENDS = (
         WHERE process IS NULL OR deletion_reason IS NOT NULL""",
     "CREATE INDEX trajectories_by_root ON trajectories (root_run_id)",
 )
+TRAJECTORY_REWARDS = (
+    """CREATE TABLE trajectory_rewards (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        trajectory_id TEXT NOT NULL,
+        value FLOAT,
+        source TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        created_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX rewards_of_trajectory ON trajectory_rewards (trajectory_id, seq)",
+)
 STEPS = (
     *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
-    *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES, TRAJECTORY_ENDS),
+    *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES, TRAJECTORY_ENDS, TRAJECTORY_REWARDS),
 )
 
 

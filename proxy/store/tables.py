@@ -140,6 +140,14 @@ TRAJECTORY_PARTS = _with_seq(
     *_text("trajectory_id"),
     Column("data", LargeBinary),
 )
+# A row without a value: the trajectory cannot be scored.
+TRAJECTORY_REWARDS = _with_seq(
+    "trajectory_rewards",
+    *_text("trajectory_id"),
+    *_float("value"),
+    *_text("source", "reason"),
+    *_integer("created_at"),
+)
 # The owners of responses that the backend stores for `:plain` models, under the backend's ids.
 BACKEND_RESPONSES = _with_seq(
     "backend_responses",

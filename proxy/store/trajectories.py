@@ -2,7 +2,7 @@
 that are appended while a run goes on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -19,9 +19,10 @@ from sqlalchemy import (
 )
 
 from policies.sessions import TrajectorySettings
+from proxy.errors import BadRequestError
 from proxy.store.database import SWEEP_ROWS, Database
 from proxy.store.records import Page, PageRequest
-from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS
+from proxy.store.tables import TRAJECTORIES, TRAJECTORY_PARTS, TRAJECTORY_REWARDS
 from sandbox_runtime.ownership import Owner
 
 DeletionReason = Literal["expired", "quota", "deleted", "failed"]
@@ -38,9 +39,23 @@ MAX_TOMBSTONES = 100_000
 SWEEP_TRAJECTORIES = 50
 """Maximum number of trajectories that are evicted or expire in one transaction. Each may have
 megabytes."""
+MAX_REWARDS = 100
+"""Maximum number of rewards of one trajectory."""
 _COLUMNS = TRAJECTORIES.c
 _IS_LIVE = _COLUMNS.deletion_reason.is_(None)
 _IS_RUNNING = _COLUMNS.ended_at.is_(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A judgement of a trajectory, as a number for training. The last one counts."""
+
+    value: float | None
+    """None if the trajectory cannot be scored, for example because its sandbox was lost."""
+    source: str
+    """The name of the grader or person that gave the reward."""
+    reason: str
+    created_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,8 @@ class StoredTrajectory:
     """The parts in the order in which they were appended; none for a tombstone."""
     deletion_reason: DeletionReason | None = None
     """Why the trajectory no longer exists; None if it exists."""
+    rewards: Sequence[Reward] = ()
+    """The rewards in the order in which they were given."""
     is_running_here: bool = False
     """True if this process has not stored the end of the run."""
     is_lost: bool = False
@@ -138,6 +155,11 @@ class TrajectoryRepository:
             .where(TRAJECTORY_PARTS.c.trajectory_id == run_id)
             .order_by(TRAJECTORY_PARTS.c.seq)
         )
+        rewards = (
+            select(TRAJECTORY_REWARDS)
+            .where(TRAJECTORY_REWARDS.c.trajectory_id == run_id)
+            .order_by(TRAJECTORY_REWARDS.c.seq)
+        )
 
         def transaction(connection: Connection) -> StoredTrajectory | None:
             query = select(TRAJECTORIES).where(_named(owner, run_id))
@@ -152,6 +174,7 @@ class TrajectoryRepository:
             return StoredTrajectory(
                 *head,
                 found,
+                rewards=[_reward(each) for each in connection.execute(rewards).mappings()],
                 is_running_here=process == self._process.id,
                 is_lost=process is not None and self._process.is_dead(process),
             )
@@ -159,15 +182,35 @@ class TrajectoryRepository:
         # Concurrently: a trajectory may have megabytes.
         return await self._database.read_concurrently(transaction)
 
+    async def add_reward(self, owner: str, run_id: str, reward: Reward) -> bool:
+        """Append a reward to the owner's trajectory of a run. Return False if there is none. Raises
+        BadRequestError if the trajectory has `MAX_REWARDS` rewards."""
+        exists = select(_COLUMNS.id).where(_named(owner, run_id), _IS_LIVE, ~self._has_expired())
+        of_run = TRAJECTORY_REWARDS.c.trajectory_id == run_id
+        count = select(func.count()).select_from(TRAJECTORY_REWARDS).where(of_run)
+        row = {"trajectory_id": run_id, **asdict(reward)}
+
+        def transaction(connection: Connection) -> bool:
+            if connection.execute(exists).one_or_none() is None:
+                return False
+            if connection.execute(count).scalar_one() >= MAX_REWARDS:
+                raise BadRequestError(
+                    f"The trajectory has {MAX_REWARDS} rewards, which is the maximum.",
+                    code="too_many_rewards",
+                )
+            connection.execute(insert(TRAJECTORY_REWARDS), row)
+            return True
+
+        return await self._database.write(transaction)
+
     async def page(self, owner: str, request: PageRequest) -> Page[TrajectorySummary]:
         """Return a page of the owner's trajectories. Raises BadRequestError."""
-        has_expired = ~_IS_RUNNING & (_COLUMNS.expires_at <= int(self._now()))
         return await self._database.read_page(
             TRAJECTORIES,
             request,
             _summary,
             scope=_COLUMNS.owner == owner,
-            visible=_IS_LIVE & ~has_expired,
+            visible=_IS_LIVE & ~self._has_expired(),
         )
 
     async def delete(self, owner: str, run_id: str) -> bool:
@@ -225,8 +268,8 @@ class TrajectoryRepository:
         reason: DeletionReason,
         limit: int | None = None,
     ) -> int:
-        """Delete the parts of trajectories, at most `limit`, and leave tombstones. Return the
-        number of trajectories."""
+        """Delete the parts and the rewards of trajectories, at most `limit`, and leave tombstones.
+        Return the number of trajectories."""
         oldest_first = (_COLUMNS.ended_at, _COLUMNS.seq)
         query = select(_COLUMNS.id).where(where, _IS_LIVE).order_by(*oldest_first).limit(limit)
         ids = connection.execute(query).scalars().all()
@@ -234,6 +277,8 @@ class TrajectoryRepository:
             return 0
         parts = delete(TRAJECTORY_PARTS).where(TRAJECTORY_PARTS.c.trajectory_id.in_(ids))
         connection.execute(parts)
+        rewards = delete(TRAJECTORY_REWARDS).where(TRAJECTORY_REWARDS.c.trajectory_id.in_(ids))
+        connection.execute(rewards)
         change = update(TRAJECTORIES).where(_COLUMNS.id.in_(ids))
         now = int(self._now())
         connection.execute(change.values(deletion_reason=reason, deleted_at=now, bytes=0))
@@ -271,8 +316,15 @@ class TrajectoryRepository:
         has_expired = row["ended_at"] is not None and row["expires_at"] <= self._now()
         return "expired" if has_expired else None
 
+    def _has_expired(self) -> ColumnElement[bool]:
+        return ~_IS_RUNNING & (_COLUMNS.expires_at <= int(self._now()))
+
     def _expiry(self, now: int) -> int:
         return now + int(self._settings.retention_hours * 3600)
+
+
+def _reward(row: RowMapping) -> Reward:
+    return Reward(row["value"], row["source"], row["reason"], row["created_at"])
 
 
 def _summary(row: RowMapping) -> TrajectorySummary:

@@ -1,11 +1,13 @@
-"""GET /v1/trajectories."""
+"""/v1/trajectories: the list and the rewards."""
 
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from proxy.models.scripted import text_reply
+from proxy.store.trajectories import MAX_REWARDS
 from tests.clients.chat_http import http_client, post_chat
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import EachKey, running_proxy
@@ -64,3 +66,67 @@ async def test_list_has_no_trajectory_of_another_key(tmp_path: Path) -> None:
     assert [each["id"] for each in my_list["data"]] == [mine]
     assert [each["id"] for each in their_list["data"]] == [theirs]
     assert foreign.status_code == 400
+
+
+async def test_rewards_are_appended_and_the_last_counts(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("One.")]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
+        path = f"/v1/trajectories/{run_id}/reward"
+        first = await http.post(path, json={"value": 1, "source": "grader", "reason": "exact"})
+        for _ in range(MAX_REWARDS - 1):
+            assert (await http.post(path, json={"value": None})).status_code == 200
+        beyond = await http.post(path, json={"value": 0.5})
+        rewards = (await http.get(f"/v1/runs/{run_id}/trajectory")).json()["rewards"]
+        await http.delete(f"/v1/runs/{run_id}/trajectory")
+        deleted = await http.post(path, json={"value": 1})
+    assert first.json() == rewards[0]
+    assert rewards[0].items() >= {"value": 1.0, "source": "grader", "reason": "exact"}.items()
+    assert [each["value"] for each in rewards] == [1.0, *[None] * (MAX_REWARDS - 1)]
+    assert (beyond.status_code, beyond.json()["error"]["code"]) == (400, "too_many_rewards")
+    assert deleted.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"source": "grader"}',
+        '{"value": "1"}',
+        '{"value": true}',
+        '{"value": NaN}',
+        '{"value": 1e999}',
+        '{"value": 1, "source": 7}',
+        f'{{"value": 1, "reason": "{"x" * 513}"}}',
+        "[]",
+    ],
+)
+async def test_invalid_reward_is_refused(tmp_path: Path, body: str) -> None:
+    async with (
+        scripted_backend([text_reply("One.")]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
+        refused = await http.post(f"/v1/trajectories/{run_id}/reward", content=body)
+        rewards = (await http.get(f"/v1/runs/{run_id}/trajectory")).json()["rewards"]
+    assert refused.status_code == 400
+    assert rewards == []
+
+
+async def test_reward_of_another_key_is_not_found(tmp_path: Path) -> None:
+    other = {"Authorization": "Bearer other"}
+    async with (
+        scripted_backend([text_reply("One.")]) as backend,
+        running_proxy(backend, "memory", tmp_path, keyring=EachKey()) as url,
+        http_client(url) as http,
+    ):
+        mine = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
+        path = f"/v1/trajectories/{mine}/reward"
+        foreign = await http.post(path, json={"value": 1}, headers=other)
+        unknown = await http.post("/v1/trajectories/unknown/reward", json={"value": 1})
+        rewards = (await http.get(f"/v1/runs/{mine}/trajectory")).json()["rewards"]
+    assert [foreign.status_code, unknown.status_code] == [404, 404]
+    assert rewards == []
