@@ -93,11 +93,11 @@ async def docs_asset(asset: str) -> Response:
 BODIES = (
     UploadForm,
     ContainerCreate,
-    RewardCreate,
     ContainerFileCreate,
     ConversationCreate,
     ConversationUpdate,
     ItemsCreate,
+    RewardCreate,
     ErrorResponse,
 )
 """Models that are not parameters of a route, so that FastAPI does not find them."""

@@ -1,11 +1,14 @@
-"""/v1/trajectories: the list of a client's trajectories, and their rewards."""
+"""The trajectories of runs: the list of them, each one in several formats, its deletion, and its
+rewards."""
 
-import time
+import asyncio
 from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
 
+from policies.sessions import TrajectoryFormat
 from proxy.api.dependencies import JSONResponse
 from proxy.api.parameters import (
     BODY_ERRORS,
@@ -16,15 +19,25 @@ from proxy.api.parameters import (
     errors,
     json_body,
 )
+from proxy.api.runs import find_run
 from proxy.errors import NotFoundError
+from proxy.runs.trajectory_recorder import stored_texts
 from proxy.schemas.resources import (
+    Deleted,
     ListObject,
     ListQuery,
+    OpenAITrajectory,
+    ReferenceTrajectory,
     RewardCreate,
     RewardObject,
+    TrajectoryObject,
+    TrajectoryQuery,
     TrajectorySummaryObject,
 )
-from proxy.store.trajectories import Reward
+from proxy.schemas.trajectory import json_pieces, read_trajectory, to_openai, to_reference
+from proxy.store.trajectories import DeletionReason, StoredTrajectory
+
+_CONVERTERS = {"openai": to_openai, "reference": to_reference}
 
 router = APIRouter(
     tags=["Runs"],
@@ -39,13 +52,43 @@ async def list_trajectories(
 ) -> ListObject[TrajectorySummaryObject]:
     """List the trajectories of runs, without deleted and expired ones."""
     found = await services.store.trajectories.page(owner, query.page_request)
-    items = [
-        TrajectorySummaryObject(
-            id=each.id, created_at=each.created_at, ended_at=each.ended_at, bytes=each.bytes
-        )
-        for each in found.items
-    ]
+    items = [TrajectorySummaryObject(**asdict(each)) for each in found.items]
     return ListObject.of(items, found.has_more)
+
+
+@router.get(
+    "/v1/runs/{run_id}/trajectory",
+    response_model=TrajectoryObject | OpenAITrajectory | ReferenceTrajectory,
+    responses=errors(400, 404),
+)
+async def retrieve_trajectory(
+    services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
+) -> Response:
+    """Return the trajectory of a run whose request has `sandbox.capture: messages`. The trajectory
+    of a running run ends with its last complete turn."""
+    stored = await services.runs.trajectory(owner, run_id)
+    if stored is None:
+        await find_run(services, owner, run_id)
+        raise NotFoundError(
+            f"No trajectory of the run {run_id!r} was stored. Only requests with"
+            " sandbox.capture: messages have one.",
+            code="trajectory_not_captured",
+        )
+    if stored.deletion_reason:
+        raise _deletion_error(run_id, stored.deletion_reason)
+    async with services.trajectory_conversions:
+        # In a thread: a trajectory may have megabytes.
+        body = await asyncio.to_thread(_trajectory_json, stored, query.format)
+    return Response(body, media_type="application/json")
+
+
+@router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
+async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
+    """Delete the trajectory of a run, with `n` also those of the other choices if the run is that
+    of the first choice. Later turns of a run in progress are not stored."""
+    if not await services.runs.delete_trajectory(owner, run_id):
+        raise NotFoundError(f"No trajectory of a run {run_id!r}.")
+    return Deleted(id=run_id, object="run.trajectory.deleted")
 
 
 @router.post(
@@ -59,8 +102,48 @@ async def add_reward(
     run_id: str,
     body: Annotated[RewardCreate, Depends(json_body(RewardCreate))],
 ) -> RewardObject:
-    """Append a reward to a trajectory. The last reward counts; earlier ones stay."""
-    reward = Reward(body.value, body.source, body.reason, int(time.time()))
-    if not await services.store.trajectories.add_reward(owner, run_id, reward):
+    """Append a reward to a trajectory. Earlier rewards stay."""
+    reward = await services.store.trajectories.add_reward(
+        owner, run_id, body.value, body.source, body.reason
+    )
+    if reward is None:
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
     return RewardObject(**asdict(reward))
+
+
+def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
+    match reason:
+        case "expired":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} has expired (trajectories.retention_hours).",
+                code="trajectory_expired",
+            )
+        case "quota":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} was deleted for newer ones"
+                " (trajectories.quota_mib).",
+                code="trajectory_expired",
+            )
+        case "deleted":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} was deleted.", code="trajectory_deleted"
+            )
+        case "failed":
+            return NotFoundError(
+                f"The trajectory of the run {run_id!r} could not be stored; the proxy's log has"
+                " the error.",
+                code="trajectory_not_stored",
+            )
+
+
+def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
+    found = read_trajectory(
+        stored.id,
+        stored.created_at,
+        stored_texts(stored),
+        rewards=[asdict(each) for each in stored.rewards],
+        is_lost=stored.is_lost,
+    )
+    convert = _CONVERTERS.get(format)
+    pieces = json_pieces(convert(found) if convert else found)
+    return b"".join(piece.encode() for piece in pieces)

@@ -600,7 +600,7 @@ class RewardCreate(BaseModel):
 
 
 class RewardObject(_ResponseModel):
-    """A reward of a trajectory. The last one counts."""
+    """A reward of a trajectory."""
 
     value: float | None
     source: Text
@@ -614,7 +614,7 @@ class TrajectorySummaryObject(_Identified):
     object: Literal["run.trajectory.summary"] = "run.trajectory.summary"
     created_at: int
     ended_at: int | None = Field(description="When the run ended; null before.")
-    bytes: int = Field(description="The compressed size.")
+    bytes: int = Field(description="The size: its compressed parts, and its rewards.")
 
 
 class TrajectoryObject(_Identified):
@@ -647,7 +647,7 @@ class TrajectoryObject(_Identified):
     result: TrajectoryResult | None
     error: dict[str, Any] | None
     rewards: list[RewardObject] = Field(
-        description="The rewards in the order in which they were given; the last one counts."
+        description="The rewards in the order in which they were given."
     )
 
 

@@ -283,8 +283,8 @@ def read_trajectory(
     rewards: Sequence[Object] = (),
     is_lost: bool = False,
 ) -> Object:
-    """Return the trajectory of stored lines in the native format. `rewards` are its rewards, the
-    last one of which counts. `is_lost` is True if the process of the run ended before the run
+    """Return the trajectory of stored lines in the native format. `rewards` are in the
+    order in which they were given. `is_lost` is True if the process of the run ended before the run
     did."""
     reader = _Reader()
     for text in texts:

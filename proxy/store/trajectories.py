@@ -41,6 +41,8 @@ SWEEP_TRAJECTORIES = 50
 megabytes."""
 MAX_REWARDS = 100
 """Maximum number of rewards of one trajectory."""
+_REWARD_BYTES = 100
+"""Size of a stored reward without its texts."""
 _COLUMNS = TRAJECTORIES.c
 _IS_LIVE = _COLUMNS.deletion_reason.is_(None)
 _IS_RUNNING = _COLUMNS.ended_at.is_(None)
@@ -48,7 +50,7 @@ _IS_RUNNING = _COLUMNS.ended_at.is_(None)
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A judgement of a trajectory, as a number for training. The last one counts."""
+    """A number that says how good a run was, for training."""
 
     value: float | None
     """None if the trajectory cannot be scored, for example because its sandbox was lost."""
@@ -87,7 +89,7 @@ class TrajectorySummary:
     ended_at: int | None
     """When the run ended; None if its end is not stored."""
     bytes: int
-    """The compressed size."""
+    """The size: its compressed parts, and its rewards."""
 
 
 class TrajectoryRepository:
@@ -182,26 +184,37 @@ class TrajectoryRepository:
         # Concurrently: a trajectory may have megabytes.
         return await self._database.read_concurrently(transaction)
 
-    async def add_reward(self, owner: str, run_id: str, reward: Reward) -> bool:
-        """Append a reward to the owner's trajectory of a run. Return False if there is none. Raises
-        BadRequestError if the trajectory has `MAX_REWARDS` rewards."""
-        exists = select(_COLUMNS.id).where(_named(owner, run_id), _IS_LIVE, ~self._has_expired())
-        of_run = TRAJECTORY_REWARDS.c.trajectory_id == run_id
-        count = select(func.count()).select_from(TRAJECTORY_REWARDS).where(of_run)
+    async def add_reward(
+        self, owner: str, run_id: str, value: float | None, source: str, reason: str
+    ) -> Reward | None:
+        """Append a reward to the owner's trajectory of a run. Return None if there is no such
+        trajectory. The reward counts against the quota. Raises BadRequestError if the trajectory
+        has `MAX_REWARDS` rewards."""
+        reward = Reward(value, source, reason, int(self._now()))
         row = {"trajectory_id": run_id, **asdict(reward)}
+        count = select(func.count()).where(TRAJECTORY_REWARDS.c.trajectory_id == run_id)
+        size = len((source + reason).encode(errors="replace"))
+        change = (
+            update(TRAJECTORIES)
+            .where(_named(owner, run_id), _IS_LIVE, ~self._has_expired())
+            .values(bytes=_COLUMNS.bytes + _REWARD_BYTES + size)
+        )
 
-        def transaction(connection: Connection) -> bool:
-            if connection.execute(exists).one_or_none() is None:
-                return False
+        def transaction(connection: Connection) -> Reward | None:
+            if not connection.execute(change).rowcount:
+                return None
             if connection.execute(count).scalar_one() >= MAX_REWARDS:
                 raise BadRequestError(
                     f"The trajectory has {MAX_REWARDS} rewards, which is the maximum.",
                     code="too_many_rewards",
                 )
             connection.execute(insert(TRAJECTORY_REWARDS), row)
-            return True
+            return reward
 
-        return await self._database.write(transaction)
+        added = await self._database.write(transaction)
+        if added:
+            await self.evict(owner)
+        return added
 
     async def page(self, owner: str, request: PageRequest) -> Page[TrajectorySummary]:
         """Return a page of the owner's trajectories. Raises BadRequestError."""

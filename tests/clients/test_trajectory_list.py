@@ -68,7 +68,7 @@ async def test_list_has_no_trajectory_of_another_key(tmp_path: Path) -> None:
     assert foreign.status_code == 400
 
 
-async def test_rewards_are_appended_and_the_last_counts(tmp_path: Path) -> None:
+async def test_rewards_have_a_limit_and_count_against_the_quota(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("One.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -76,16 +76,21 @@ async def test_rewards_are_appended_and_the_last_counts(tmp_path: Path) -> None:
     ):
         run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
         path = f"/v1/trajectories/{run_id}/reward"
+        before = await listed(http)
         first = await http.post(path, json={"value": 1, "source": "grader", "reason": "exact"})
         for _ in range(MAX_REWARDS - 1):
             assert (await http.post(path, json={"value": None})).status_code == 200
+        full = await listed(http)
         beyond = await http.post(path, json={"value": 0.5})
+        after = await listed(http)
         rewards = (await http.get(f"/v1/runs/{run_id}/trajectory")).json()["rewards"]
         await http.delete(f"/v1/runs/{run_id}/trajectory")
         deleted = await http.post(path, json={"value": 1})
     assert first.json() == rewards[0]
     assert rewards[0].items() >= {"value": 1.0, "source": "grader", "reason": "exact"}.items()
     assert [each["value"] for each in rewards] == [1.0, *[None] * (MAX_REWARDS - 1)]
+    assert full["data"][0]["bytes"] > before["data"][0]["bytes"] + MAX_REWARDS
+    assert after == full
     assert (beyond.status_code, beyond.json()["error"]["code"]) == (400, "too_many_rewards")
     assert deleted.status_code == 404
 
