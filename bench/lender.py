@@ -1,8 +1,8 @@
 """A process that leases sandboxes as a proxy does: `python -m bench.lender SETUP`.
 
-SETUP is JSON with image, state_dir and pools, each with kind, idle and max_total. The process reads
-orders from stdin, one JSON object a line, and writes one result line for each. On SIGTERM it ends
-all sandboxes, then itself.
+SETUP is JSON with image, state_dir and pools, each with kind, idle and max_sandboxes. The process
+reads orders from stdin, one JSON object a line, and writes one result line for each. On SIGTERM it
+ends all sandboxes, then itself.
 """
 
 import asyncio

@@ -165,7 +165,8 @@ class Lender:
 async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
     """Run a lender with empty pools for the length of the block."""
     pools = [
-        {"kind": each.kind, "idle": each.idle, "max_total": each.max_sandboxes} for each in stocks
+        {"kind": each.kind, "idle": each.idle, "max_sandboxes": each.max_sandboxes}
+        for each in stocks
     ]
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as directory,
