@@ -273,8 +273,8 @@ async def _from_form(
 def _reader(
     request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
 ) -> str | None:
-    """Return the owner whose files the request may read, or None if a valid link lets the request
-    read files of any owner. Raises UnauthorizedError."""
+    """Return the owner whose files the request may read, or None if the request has a valid signed
+    link, which needs no key. Raises UnauthorizedError."""
     if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
     if not has_valid_key(request):

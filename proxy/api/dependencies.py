@@ -156,7 +156,7 @@ class ClientRequest:
 
     @property
     def model(self) -> Model:
-        """The model, which is called with the client's backend credentials if it has any."""
+        """The model. Its calls use the client's backend credentials, if there are any."""
         return get_model(self.http)
 
 
@@ -265,7 +265,7 @@ def set_client_credentials(request: Request, key: Key, credentials: Credentials)
 
 
 def get_model(request: Request) -> Model:
-    """Return the model, which is called with the client's backend credentials if it has any."""
+    """Return the model. Its calls use the client's backend credentials, if there are any."""
     credentials: Credentials | None = request.scope.get(_CREDENTIALS)
     model = get_services(request).model
     return model if credentials is None else model.with_credentials(credentials)

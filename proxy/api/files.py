@@ -202,7 +202,11 @@ async def _read_form(
     check_quota: Callable[[int], Awaitable[None]],
 ) -> Form:
     """Read the body, and write its file to `writer`. First call `check_quota` with the minimum size
-    of the file. Raises BadRequestError, FileTooLargeError, and the errors of `check_quota`."""
+    of the file.
+
+    Raises BadRequestError, FileTooLargeError, ProxyError with status 408 if the client sends
+    nothing for `IDLE_TIMEOUT_S`, and the errors of `check_quota`.
+    """
     parts = _FormParts()
     parser = _parser(request, parts)
     stream = request.stream()

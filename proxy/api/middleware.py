@@ -104,12 +104,15 @@ class ClientKeyMiddleware:
 class BrowserMiddleware:
     """Decides which web pages may send requests (CORS).
 
-    On a server with keys, every page that has a key may. On a server without keys, only pages of
-    this machine and of `public_url` may: any other page could use the server through the browser of
-    a visitor who can reach it. CORS headers alone do not prevent that. A page may send a simple
-    POST without a preflight request, and a page whose host name resolves to this machine's address
-    (DNS rebinding) has the server's own origin for the browser. So this class wraps Starlette's
-    CORSMiddleware and rejects such requests (`tests/clients/test_cors.py`).
+    On a server with keys, every page that has a key may. On a server without keys, every page may
+    use `_SAFE_METHODS`. Other methods are allowed to pages of this machine, of `public_url` and of
+    this server under its IP address, and to browser extensions and desktop applications. Any other
+    page could use the server through the browser of a visitor who can reach it.
+
+    CORS headers alone do not prevent that. A page may send a simple POST without a preflight
+    request, and a page whose host name resolves to this machine's address (DNS rebinding) has the
+    server's own origin for the browser. So this class wraps Starlette's CORSMiddleware and rejects
+    such requests (`tests/clients/test_cors.py`).
     """
 
     def __init__(self, app: ASGIApp, *, needs_key: bool, public_url: str | None) -> None:

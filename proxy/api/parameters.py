@@ -82,7 +82,7 @@ Owner = Annotated[str, Depends(_owner)]
 
 def json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
     """Return a dependency that parses a JSON body of at most `MAX_JSON_BYTES` as `model`. The
-    dependency raises BadRequestError, BodyTooLargeError, BusyError."""
+    dependency raises UnauthorizedError, BadRequestError, BodyTooLargeError, BusyError."""
 
     async def read(request: Request, key: ClientKey) -> M:
         return parse(model, await read_json_object(request))
@@ -92,7 +92,8 @@ def json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
 
 def large_json_body(model: type[M]) -> Callable[..., Coroutine[Any, Any, M]]:
     """Return a dependency that parses a JSON body as `model`. The body may be empty, or as large as
-    the body of a model request, which can contain files."""
+    the body of a model request, which can contain files. The dependency raises the errors of
+    `json_body`."""
 
     async def read(request: Request, key: ClientKey, services: ServicesDep) -> M:
         written = await read_body(request, services.inputs.max_body_bytes)

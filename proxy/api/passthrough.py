@@ -139,7 +139,8 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
 
 
 def _require_stateless(request: ClientRequest) -> None:
-    """Raise ProxyError if the backend may store state, which all clients would share."""
+    """Raise ProxyError if the backend may store state, which all clients would share. With
+    `backend.passthrough: all`, all requests pass."""
     http = request.http
     if request.services.passthrough == "all" or is_stateless(http.method, raw_path(http)):
         return
@@ -156,8 +157,9 @@ def _require_stateless(request: ClientRequest) -> None:
 async def _require_owned(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ProxyError if the request continues a response of another client, or if the body cannot
-    be checked: it is too long, compressed or not declared as JSON."""
+    """Raise ProxyError if the request names state that the backend may store for another client, or
+    if the body cannot be checked: it is too long, compressed or not declared as JSON. Paths that
+    name no responses pass. With `backend.passthrough: all`, all requests pass."""
     path = raw_path(request.http)
     if request.services.passthrough == "all" or not may_name_responses(path):
         return

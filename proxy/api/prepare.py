@@ -64,7 +64,8 @@ IDENTITY_HEADERS = (
 DELIVERY_FIELDS = ("stream", "stream_options")
 """Fields that change how the result is sent, but not the result."""
 REQUEST_IDS = frozenset({"request_id", "rid"})
-"""Request ids of vLLM and SGLang. Two concurrent requests may not have the same id."""
+"""Fields with the request id of vLLM and SGLang. Two concurrent requests may not have the same
+id."""
 
 StartRecording = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
 """Start to record the response of a run. The arguments are the run's id, the Unix time of its
@@ -83,7 +84,7 @@ class RunRequest:
     is_translated: bool = False
     """True if `body` was translated from another API."""
     forces_tool: bool = False
-    """True if the first model call must be a tool call."""
+    """True if the run must begin with a tool call."""
     max_tool_calls: int | None = None
     """Maximum number of calls of the proxy's tools."""
     resume_point: ResumePoint | None = None
@@ -168,7 +169,8 @@ async def prepare_request(
 ) -> AgentTask:
     """Return the task of a request, with one further task for each further choice (`n`).
 
-    Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
+    Raises BadRequestError, FileTooLargeError, BodyTooLargeError, BusyError, BudgetError, and the
+    errors of `request.start_recording`.
     """
     model_request, decision, options = request.model_request, request.decision, request.options
     services, profile = model_request.services, decision.profile
@@ -365,9 +367,12 @@ def _conversation_states(
 
 
 async def _files_in_container(services: Services, session: SessionPlan) -> Sequence[InputFile]:
-    """Return the files of the container in which the run resumes: the client's files, and the
-    produced files unless a workspace snapshot contains them. Creates the container if it does not
-    exist."""
+    """Return the files of the container in which the run resumes, or none for a run that resumes
+    from no state. Create the container if it does not exist.
+
+    The client's files are always included. The produced files are left out if the session has a
+    workspace snapshot, which contains them, or if the resume point has `starts_empty`.
+    """
     resume_from = session.resume_from
     if resume_from is None:
         return ()
@@ -385,8 +390,9 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
 async def _reserve_budget(
     model_request: ModelRequest, model: str, profile: Profile, runs: int
 ) -> tuple[Tariff | None, BudgetReservation | None]:
-    """Return the model's prices, and a reservation of `runs` runs in the daily budget of the
-    client's key. `runs` is 0 for a single model call without a sandbox.
+    """Return the model's prices, or None if they are unknown, and a reservation of `runs` runs in
+    the daily budget of the client's key, or None without a daily budget. `runs` is 0 for a single
+    model call without a sandbox.
 
     Raises BudgetError, and BadRequestError if the cost is limited and the prices are unknown.
     """

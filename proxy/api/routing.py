@@ -1,5 +1,5 @@
-"""Decides whether a request gets a run or goes straight to the backend, and which profile applies.
-The inputs are the `sandbox` object of the body and the `x-sandbox-` headers."""
+"""Decides whether a request gets a sandbox, and which profile applies. The inputs are the client's
+key, the body with its `sandbox` object, the `x-sandbox-` headers and the model's tool support."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class RoutingDecision:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the `x-sandbox-route` headers of a relayed response; none for a run."""
+        """The `x-sandbox-route` headers of a response without a sandbox; none with a sandbox."""
         if not self.is_passthrough:
             return {}
         reason: dict[str, str] = {ResponseHeader.ROUTE: self.route.reason}
@@ -44,7 +44,8 @@ class RoutingDecision:
 
     @property
     def is_passthrough(self) -> bool:
-        """Return True if the request goes straight to the backend."""
+        """True if the request gets no sandbox. The request is relayed to the backend, or becomes a
+        run with a single model call (`/v1/responses` and `/v1/messages` without `:plain`)."""
         return self.route.kind == "plain"
 
 

@@ -102,7 +102,7 @@ async def forward_json(
     hook: ResponseHook | None = None,
 ) -> Response:
     """Relay a decoded request to a `:plain` model. Raises BadRequestError for a private URL, and
-    the errors of `forward`."""
+    the errors of `upstream_of` and `forward`."""
     fields = fields_for_backend(body, backend_model_name(body["model"]))
     await refuse_private_urls(request, fields)
     disconnect = partial(wait_for_disconnect, request.http)
@@ -273,7 +273,8 @@ class RequestBodyStream:
 
     async def read(self, limit: int) -> bytes | None:
         """Return the complete body. Return None if the body exceeds `limit` bytes or has too many
-        JSON values to decode: the body can still be relayed. Raises ClientDisconnect, BusyError."""
+        JSON values to decode: the body can still be relayed. Raises ClientDisconnect, BusyError,
+        BodyTooLargeError."""
         size, counted, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
             self._buffered.append(piece)
