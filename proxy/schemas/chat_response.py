@@ -84,7 +84,7 @@ class ChatEncoder:
         """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
 
     def begin(self) -> Chunk:
-        """Return the first chunk, which is sent before the run has begun."""
+        """Return the first chunk of the stream."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def encode(self, event: Event) -> list[Chunk]:

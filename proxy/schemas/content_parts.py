@@ -95,8 +95,9 @@ _SVG = "image/svg+xml"
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """The beginning of a URL: http(s) with a host, or another scheme."""
 _FETCHED = ("http://", "https://", "file:")
-"""Prefixes of URLs that are never sent to the backend, because some backends open local files. The
-proxy fetches the file, or tells the model in a note why it did not."""
+"""Prefixes of URLs that become a RemoteFile. A run downloads the file, or tells the model in a note
+why it did not. A `file:` URL is never downloaded: it is here because some backends open local
+files."""
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
@@ -131,7 +132,7 @@ class FilePart:
     source: Source
     filename: str = ""
     part: Mapping[str, Any] | None = None
-    """The part of a chat completion, or None if no model accepts files of this kind."""
+    """The content part, or None if no model accepts files of this kind."""
 
     @property
     def identity(self) -> str:

@@ -174,7 +174,7 @@ DROPPED_FIELDS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
-"""Fields for Anthropic's servers that do not change an answer. The proxy drops these fields."""
+"""Fields for Anthropic's servers that do not change an answer. The translation drops them."""
 REFUSED_FIELDS = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
 """Fields that change an answer and are not supported, with the name of the feature. The proxy
 refuses a request in which such a field is not empty."""

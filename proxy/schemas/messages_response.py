@@ -135,7 +135,7 @@ class MessagesEncoder:
         """Narration of the turn that has not been sent yet."""
 
     def begin(self) -> list[_Json]:
-        """Return the events that are sent before the run has begun."""
+        """Return the first events of the stream."""
         message: _Json = {
             "id": f"msg_{self._run_id}",
             "type": "message",

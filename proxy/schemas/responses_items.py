@@ -451,8 +451,8 @@ def _shell_action(command: str) -> Json:
 
 
 def _outcome(event: ToolCallFinished) -> Json:
-    """Return OpenAI's outcome of a step: an exit, or a timeout for a command without an exit
-    code."""
+    """Return OpenAI's outcome of a step: an exit with the command's exit code, a timeout for a
+    command without an exit code, or an exit with 0 if the tool ran no command."""
     if event.exit_code is not None:
         return {"type": "exit", "exit_code": event.exit_code}
     return {"type": "exit", "exit_code": 0} if event.output_lines is None else {"type": "timeout"}

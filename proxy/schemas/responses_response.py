@@ -91,7 +91,7 @@ class ResponseEncoder:
         """The steps that were sent as events, for the final `sandbox` object."""
 
     def begin(self) -> list[Json]:
-        """Return the events that are sent before the run has begun."""
+        """Return the first events of the stream."""
         return [
             {"type": "response.created", "response": self._response},
             {"type": "response.in_progress", "response": self._response},
