@@ -175,8 +175,12 @@ def linked_files(value: Any) -> Iterator[FileRef]:
 
 
 def links_to_file_ids(message: Mapping[str, Any], files: Container[FileRef]) -> Mapping[str, Any]:
-    """Return the message with each signed link to one of `files` replaced by the file's id,
-    `container/file`: a file of the proxy's own store need not be fetched by URL."""
+    """Return the message with file ids in place of signed links.
+
+    Each content part whose URL is a signed link to one of `files` becomes a part with the file's
+    id, `container/file`, so that the file is not fetched by URL. Links within texts, and messages
+    of the assistant, do not change.
+    """
     content = message.get("content")
     if not isinstance(content, list) or message.get("role") == "assistant":
         return message

@@ -155,8 +155,8 @@ def seconds_until_midnight(now: float) -> float:
 _LITTLE_SHARE, _VERY_LITTLE_SHARE = 0.2, 0.05
 """Shares of a budget below which the model gets a hint: at most one hint for each share."""
 _LAST_TURNS, _LAST_S = 3, 60.0
-"""Remaining turns and seconds that count as very little, whatever their share of the limit; but at
-most `_LITTLE_SHARE` of the wall time."""
+"""Remaining turns and seconds that count as very little, whatever their share of the limit. If the
+run's time is short, `_LITTLE_SHARE` of it replaces `_LAST_S`."""
 _MIB = 1 << 20
 
 

@@ -61,8 +61,8 @@ def offload_threshold(limit: int | None, window: int | None) -> int | None:
 
 
 def tokens_per_byte(prompt_tokens: int, prompt_bytes: int) -> float:
-    """Return the tokens per byte of a prompt that a backend has counted, within plausible
-    bounds."""
+    """Return the tokens per byte of a prompt that a backend has counted, within plausible bounds;
+    TOKENS_PER_BYTE if a count is not positive."""
     if prompt_tokens <= 0 or prompt_bytes <= 0:
         return TOKENS_PER_BYTE
     return min(_MAX_TOKENS_PER_BYTE, max(_MIN_TOKENS_PER_BYTE, prompt_tokens / prompt_bytes))

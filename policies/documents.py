@@ -102,8 +102,8 @@ def _tags(names: str) -> re.Pattern[str]:
 
 
 def _find_tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
-    """Return the contents of tags: of nested tags the outermost, of nested tags with the same name
-    the innermost."""
+    """Return the contents of tags. Of nested tags with different names, only the outermost counts.
+    Of nested tags with the same name, only the innermost counts."""
     opened: dict[str, re.Match[str]] = {}
     found: list[_Span] = []
     for tag in _find_all(tags, text):
@@ -329,7 +329,10 @@ def split_documents(text: str) -> list[Segment]:
 
 def _find_documents(text: str) -> list[_Span]:
     """Return the documents of the first finder whose documents make up at least half of the text,
-    or else its sections. Short documents are merged if there are too many."""
+    or else the sections of the text. Return nothing for a text longer than _MAX_CHARS.
+
+    Short documents are merged if there are too many documents. Short sections are always merged.
+    """
     if len(text) > _MAX_CHARS:
         return []
     max_documents = min(MAX_DOCUMENTS, max(1, len(text) // _MIN_CHARS))

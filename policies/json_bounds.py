@@ -166,7 +166,11 @@ def decode_json(text: bytes) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value as JSON in UTF-8, with null for NaN and infinity. Raises TypeError."""
+    """Encode a value as JSON in UTF-8. Raises TypeError.
+
+    NaN and infinity become null. In a value with an integer of more than 64 bits or a lone
+    surrogate, they become NaN and Infinity, which are not JSON.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:  # an integer of more than 64 bits, or a lone surrogate

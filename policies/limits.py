@@ -177,9 +177,9 @@ class TimePlan:
     work_s: float
     """The end of model calls with tools."""
     answer_s: float
-    """The end of the model call for the final answer."""
+    """The end of the model call for the final answer; infinite if the run has no deadline."""
     end_s: float
-    """The end of the collection of artifacts."""
+    """The planned end of the collection of artifacts. `collection_time_s` may return more time."""
     stop: StopReason
     """The stop reason of a run that reaches `work_s`."""
 

@@ -34,7 +34,8 @@ class ObservationLimits:
 
 DEFAULT_LIMITS = ObservationLimits()
 STUB_CHARS = 400
-"""Length of the stub that replaces an observation during compaction."""
+"""Maximum number of characters of an observation that remain in the stub that replaces it during
+compaction. The stub has a truncation marker as well."""
 
 
 @dataclass(frozen=True, slots=True)

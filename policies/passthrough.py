@@ -69,7 +69,7 @@ Studio, llama.cpp, Triton, LocalAI."""
 
 
 def _patterns(lines: str) -> dict[str, list[list[str]]]:
-    """Return the segments of each path pattern after its first segment, by the first segment."""
+    """Parse path patterns. Return the remaining segments of each pattern, by its first segment."""
     patterns: dict[str, list[list[str]]] = {}
     for pattern in lines.split():
         head, *rest = pattern.strip("/").split("/")

@@ -105,7 +105,8 @@ def is_at_least_as_strict(path: str, allowed: Any, requested: Any) -> bool:
 
 
 def strictest(path: str, allowed: Any, requested: Any) -> Any:
-    """Return the loosest value of a setting that is at least as strict as both values."""
+    """Return the loosest value of a setting that is at least as strict as both values; the allowed
+    value if the requested one is less strict and the setting's order cannot combine them."""
     if is_at_least_as_strict(path, allowed, requested):
         return requested
     combine = SETTING_ORDERS.get(path, _BY_TYPE).combine

@@ -86,7 +86,7 @@ SANDBOX_USE = {
 
 
 EXPECTED_SOFTWARE = frozenset({"bash", "tar", "curl", "ps", "unzip", "mpmath"})
-"""Software that models use without knowing that it is installed."""
+"""Software that the system prompt does not list, because models use it anyway."""
 _MAX_SOFTWARE = 20
 """Maximum number of names of installed software in the system prompt."""
 
@@ -107,7 +107,7 @@ def system_prompt(
     names: Sequence[str] = TOOL_NAMES,
 ) -> str:
     """Return the system prompt about the sandbox; empty if the profile's prompt is none. `names`
-    are the names of the tools.
+    are the names of the tools, in the order of TOOL_NAMES.
 
     A test checks each sentence in a real sandbox: change the test together with the prompt.
     """

@@ -217,7 +217,8 @@ request every passage counts as quoted."""
 
 
 def is_quoted(passage: str, body: Any) -> bool:
-    """Return True if the passage occurs in a string of a request's body, ignoring case.
+    """Return True if the passage occurs in a string of a request's body, ignoring case, or if the
+    body is too long to search.
 
     False does not prove that the backend wrote the passage. An empty passage occurs nowhere.
     """

@@ -21,7 +21,8 @@ class Pattern:
     search takes time linear in the text."""
 
     def __init__(self, expression: str) -> None:
-        """Raises ValueError."""
+        """Compile the expression. Raises ValueError if it is invalid, or if it matches the empty
+        text and therefore every text."""
         options = re2.Options()
         options.log_errors = False
         try:

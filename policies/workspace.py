@@ -101,7 +101,8 @@ def texts_to_count(messages: Sequence[Message], over_tokens: int | None) -> list
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
-    """Return True if a user message is long enough to be offloaded under any limit."""
+    """Return True if a user message has more than LARGE_CHARS characters, so that a low limit would
+    offload it."""
     return any(len(text) > LARGE_CHARS for text in _user_texts(messages))
 
 

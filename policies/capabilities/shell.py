@@ -1,7 +1,8 @@
 """Parses Bash scripts into the commands that they run, with their arguments.
 
-The parser takes one pass, without recursion or backtracking, so its time is linear in any text. It
-accepts scripts that bash would refuse.
+The parser takes one pass, without recursion or backtracking. Its time is linear in the text, except
+in the length of a word with many `#`, so callers limit the text. The parser accepts scripts that
+bash would refuse.
 """
 
 import re
@@ -55,7 +56,8 @@ class Command:
     words: tuple[str, ...]
     """The command's words without quotes and redirections."""
     stdin: str = ""
-    """The standard input, if the script contains it in a here-document or a piped echo."""
+    """The standard input, if the script contains it: a here-document, a here-string, or the piped
+    output of echo, printf or cat."""
     stdout: str = ""
     """The standard output, if the script contains it: the output of echo, printf and cat."""
     reads_file: bool = False
