@@ -1,1 +1,2 @@
-"""ACT. Sandboxes for a language model; this package knows neither the model nor the HTTP API."""
+"""Sandboxes for a language model: backends, pool, tools and egress. The package knows neither the
+model nor the HTTP API."""

@@ -101,8 +101,8 @@ class Channel:
         self._closing: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
-        """Wait until the agent is ready. If it is not ready in time, kill the guest and raise
-        SandboxStartError."""
+        """Wait until the agent is ready. If the agent is not ready in time, ends or breaks the
+        protocol, kill the guest and raise SandboxStartError."""
         self._reader = asyncio.create_task(self._read(), name=f"channel {self.guest.id}")
         try:
             async with asyncio.timeout(timeout_s):

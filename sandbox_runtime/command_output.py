@@ -38,7 +38,7 @@ bytes are left. A workspace passes through many sandboxes, and each needs room f
 
 
 class CommandOutput:
-    """The output of a command in one reading."""
+    """The output of a command in one reading; `sandbox_runtime.protocol` explains readings."""
 
     def __init__(self, cap: OutputCap, on_output: OnOutput | None) -> None:
         # The agent truncates each stream at a character or line boundary within the cap.

@@ -21,7 +21,7 @@ Sink = Callable[[bytes], Awaitable[None]]
 LIST_TIMEOUT_S = 60.0
 """Default timeout of a listing."""
 TRANSFER_TIMEOUT_S = 300.0
-"""Default timeout of a file transfer, and the timeout of a snapshot."""
+"""Default timeout of a file transfer, and the timeout of a snapshot and of a restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class ExecResult:
     job_id: str = ""
     """The id for `wait` and `stop` while the command runs."""
     stdout_file: str = ""
-    """The file that keeps the full output; empty if stdout is not truncated or not kept."""
+    """The file that keeps the output from its start, in full if `OutputCap` allows; empty if stdout
+    is not truncated or not kept."""
     stderr_file: str = ""
     """As `stdout_file`."""
 
@@ -111,8 +112,8 @@ class Listing:
 
 
 class Sandbox(Protocol):
-    """An isolated machine for one lease. Every method raises SandboxLostError once the machine
-    cannot be used any more."""
+    """An isolated machine for one lease. Once the machine cannot be used any more, every method
+    except `close` raises SandboxLostError."""
 
     @property
     def id(self) -> str:
@@ -147,6 +148,8 @@ class Sandbox(Protocol):
         then becomes a job (`ExecResult.running`) with an unchanged deadline. With `stdin=None`
         standard input is a terminal, or a pipe if no terminal is free (standard error says so). A
         command that waits for input on its terminal becomes a job at once.
+
+        A command that cannot be started has exit code 126, with the reason in `stderr`.
 
         A command with a `command_id` runs at most once: a second call with the same id returns the
         result of the first. Ids have letters, digits, `_` and `-`.
@@ -250,8 +253,8 @@ class Sandboxes(Protocol):
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a sandbox for the length of the block. It starts at once, and it is closed in the
-        background after the block.
+        """Lease a sandbox for the length of the block. It starts at once. After the block it is
+        closed in the background, unless the lease has not used it.
 
         `on_decision` is called after every connection that a program inside tried to make.
         `confirm_target` is called before a connection is made and may deny it.

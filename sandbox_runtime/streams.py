@@ -155,14 +155,16 @@ class _FlowControl:
 
 
 class Stream(_FlowControl):
-    """One operation of the host: its input, its output and its report."""
+    """One operation of the host: its input, its output and its report. Its coroutines raise
+    SandboxLostError if the guest is lost."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         super().__init__(channel, number)
         self._report: dict[str, object] | None = None
 
     def opening(self, request: Mapping[str, object]) -> bytes:
-        """Return the frames that open the stream: the request, and credit for a full window."""
+        """Return the frames that open the stream: the request, and credit for a full window if the
+        channel allows it."""
         credit = self._widen()
         return json_frame(self.number, OPEN, request) + (self._give(credit) if credit else b"")
 

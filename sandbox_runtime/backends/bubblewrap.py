@@ -1,10 +1,11 @@
 """The bubblewrap backend: sandboxes in unprivileged Linux namespaces, without an engine.
 
 Everything writable lies on one tmpfs, so the disk limit is a hard limit. Without `rootfs`,
-sandboxes see the host's /usr (with /usr/local) read-only, and the certificates that TLS trusts, but
-nothing else of the host. The model can use the programs and Python packages there, and can read any
-secret that is kept there. Sandboxes share the host's kernel: use this backend for development and
-for partly trusted models.
+sandboxes see the host's /usr (with /usr/local), /bin, /sbin and /lib read-only. Of /etc they see
+the certificates that TLS trusts, OpenSSL's settings, the linker's cache and the alternatives. They
+see nothing else of the host, except the directory `inputs`. The model can use the programs and
+Python packages in /usr, and can read any secret that is kept there. Sandboxes share the host's
+kernel: use this backend for development and for partly trusted models.
 """
 
 import asyncio

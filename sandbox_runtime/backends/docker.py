@@ -87,7 +87,7 @@ class DockerBackend:
         self._runsc = RunscProcesses(state_dir) if is_runsc(runtime) else None
         self._own_containers: set[str] = set()
         """The names of this process's containers, from before their creation until their removal
-        was requested; a sweep leaves them alone."""
+        has succeeded or failed. A sweep leaves them alone."""
 
     @property
     def name(self) -> str:

@@ -81,8 +81,9 @@ class BlockDevice:
     """The disk of an engine's data directory."""
 
     path: str | None
-    """The device file, such as /dev/sda; None if the engine cannot limit reads and writes."""
+    """The device file, such as /dev/sda; None if reads and writes cannot be limited."""
     why_not: str = ""
+    """Why they cannot be limited; empty if they can."""
 
 
 def block_device(

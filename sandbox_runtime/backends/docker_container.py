@@ -18,7 +18,8 @@ from sandbox_runtime.backends.limits import (
 from sandbox_runtime.backends.seccomp import docker_seccomp_profile
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
-"""The capabilities that apt and pip need; all others are dropped."""
+"""The capabilities at the standard level: those that apt and pip need. All others are dropped; at
+the strict level, all are."""
 AGENT_DIR = "/.agent"
 AGENT_PATH = f"{AGENT_DIR}/agent"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

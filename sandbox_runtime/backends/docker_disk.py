@@ -56,7 +56,8 @@ class Disk(Protocol):
     """A disk that several sandboxes write to. `filled` and `free_bytes` may block."""
 
     def filled(self) -> DiskUsage:
-        """Return an upper bound of all that was written to the disk; it never decreases."""
+        """Return an estimate of all that was written to the disk so far; it never decreases. Space
+        that is freed between two calls hides writes."""
 
     async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         """Return the disk usage of one sandbox, counted only until it exceeds `limit`; None if it
@@ -91,7 +92,8 @@ class _Watched:
 
 
 class DiskWatch:
-    """Watches the disk usage of sandboxes and stops those that exceed their limit."""
+    """Watches the disk usage of sandboxes and stops those that exceed their limit. If the host's
+    disk is nearly full, it stops the sandbox that uses most of the disk."""
 
     def __init__(
         self, disk: Disk, *, period_s: float = _PERIOD_S, reserve_bytes: int = _RESERVE_BYTES

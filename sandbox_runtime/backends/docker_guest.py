@@ -35,7 +35,8 @@ _RUNSC_PROGRAMS = ("runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-run
 
 
 class DockerGuest:
-    """One container. `on_end` is called once its removal has succeeded or failed."""
+    """One container. After its removal has succeeded or failed, `on_end` is called with its
+    name."""
 
     def __init__(
         self,

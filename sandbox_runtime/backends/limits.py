@@ -31,7 +31,7 @@ TMPFS_MEMORY_SHARE = 0.75
 """The share of a sandbox's memory that files may take if its disk is a tmpfs. A full disk must give
 an error that the model can read, before memory runs out and processes are killed."""
 FILES_PER_MIB = 128
-"""Limits the number of files, because even an empty file takes kernel memory."""
+"""Maximum number of files per MiB of disk. Even an empty file takes kernel memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,13 @@ class BufferedReader:
         return self._take(count)
 
     async def read_line(self, max_bytes: int) -> bytes:
-        """Return the bytes up to and with the next LF. Raises DeniedError beyond `max_bytes`."""
+        """Return the bytes up to and including the next LF. Raises DeniedError beyond `max_bytes`,
+        and if the stream ends before."""
         return self._take(await self._end_of((b"\n",), max_bytes))
 
     async def read_head(self, max_bytes: int) -> bytes:
-        """Return the bytes up to and with the next empty line. Raises DeniedError beyond
-        `max_bytes`."""
+        """Return the bytes up to and including the next empty line. Raises DeniedError beyond
+        `max_bytes`, and if the stream ends before."""
         return self._take(await self._end_of((b"\n\r\n", b"\n\n"), max_bytes))
 
     async def _end_of(self, marks: tuple[bytes, ...], max_bytes: int) -> int:

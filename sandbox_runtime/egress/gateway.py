@@ -49,7 +49,7 @@ class EgressGateways:
     """Makes the gateway of each lease, with the settings that all gateways share.
 
     `forbidden` are addresses that no rule allows: the proxy's own and its backends'. `secrets` are
-    the environment variables whose values `egress.headers` may name.
+    the environment variables that `egress.headers` may name, with their values.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Gateway:
         timeouts: Timeouts | None = None,
     ) -> None:
         """`forbidden` are addresses that no rule allows: the proxy's own and its backends'.
-        `secrets` are the values of the environment variables that `egress.headers` names. Raises
-        ValueError."""
+        `secrets` are the environment variables that `egress.headers` may name, with their values.
+        Raises ValueError for an invalid rule, and for a named variable without a usable value."""
         self._egress = egress
         self._rules = EgressRules(egress)
         self._timeouts = timeouts or Timeouts()

@@ -139,7 +139,8 @@ def _body_bytes(headers: tuple[Header, ...], minor_version: int) -> int:
 
 
 def _end_to_end(headers: tuple[Header, ...], dropped: set[str]) -> list[Header]:
-    """Drop the hop-by-hop headers, and the headers named in `dropped` (in lower case)."""
+    """Return the headers without hop-by-hop headers, headers that begin with `Proxy-`, and headers
+    named in `dropped` (in lower case)."""
     named = {
         name.strip().lower()
         for key, value in headers

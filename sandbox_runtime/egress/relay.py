@@ -16,8 +16,8 @@ Side = Callable[[], Awaitable[None]]
 
 
 class Relay:
-    """Both directions of a connection, with one traffic quota and one idle timeout; at most
-    PIECE_BYTES of each are buffered."""
+    """Both directions of a connection, with one traffic quota and one idle timeout. Each direction
+    reads at most PIECE_BYTES at a time, and goes on once the receiver accepts more."""
 
     def __init__(
         self,

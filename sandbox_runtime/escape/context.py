@@ -46,7 +46,8 @@ class NotTriedError(Exception):
 
 
 class DisturbedError(Exception):
-    """An attack affected the neighbour sandbox, which is a fault in any kernel."""
+    """An attack affected the neighbour sandbox. The boundary then counts as open, even if the
+    sandbox has a kernel of its own."""
 
 
 class EscapeSandbox(Sandbox, Protocol):

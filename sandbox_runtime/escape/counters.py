@@ -128,7 +128,7 @@ class _Bomb:
     resource: str
     program: str
     much: int
-    """The amount from which on the attack has succeeded."""
+    """The minimum amount with which the attack succeeds."""
     use_one: Callable[[EscapeSandbox], Awaitable[str]]
     """Uses the resource once, in the neighbour sandbox, and returns the output."""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from sandbox_runtime.escape.context import Attack, EscapeContext, python
 
 _DIVIDED = ("ipc", "mnt", "net", "pid", "uts")
-"""Not the user namespace, which an engine may share: root inside is then the host's root, without
-its capabilities."""
+"""The namespaces that a sandbox must not share with the proxy. The user namespace is not among
+them, because an engine may share it: root inside is then the host's root, without its
+capabilities."""
 _NAMESPACES = """
 import json, os
 names = os.listdir("/proc/self/ns")

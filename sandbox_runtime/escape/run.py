@@ -98,7 +98,7 @@ ATTACKS: tuple[Attack, ...] = (
 async def run_probes(start: Start, isolation: Isolation) -> list[EscapeFinding]:
     """Start a sandbox and run the probes in it, which takes little longer than the start.
 
-    Raises SandboxError if no sandbox starts.
+    Raises SandboxError if the sandbox does not start or is lost.
     """
     sandbox = await start(isolation)
     try:
@@ -139,7 +139,7 @@ async def self_test(
 ) -> None:
     """Run all probes and attacks, which takes half a minute; call `on_finding` with each finding.
 
-    Raises SandboxError if no sandbox starts.
+    Raises SandboxError if the sandbox of the probes does not start or is lost.
     """
     for finding in await run_probes(start, isolation):
         on_finding(finding)

@@ -48,8 +48,8 @@ from sandbox_runtime.pool.lifecycle import SandboxLifecycle
 logger = logging.getLogger(__name__)
 
 OnFull = Callable[[Callable[[], bool]], None]
-"""Called when the pool is full and fewer sandboxes are ending than leases wait. Its argument
-returns True as long as more leases wait than sandboxes are ending."""
+"""Called when the pool is full and more leases wait than sandboxes are starting for them or ending.
+Its argument returns True as long as that is so."""
 
 OnAcquired = Callable[[float, float], None]
 """Called when a lease has its sandbox, with two times in seconds, both from the lease's request:
@@ -189,7 +189,7 @@ class Pool:
             waiter.fail(self._refusal("the pool is closed"))
         await self._lifecycle.aclose()
 
-    # What a lease does
+    # Called by leases
 
     def allocate(self, isolation: Isolation) -> Allocation:
         """Begin to acquire a sandbox. Raises NoFreeSandboxError and SandboxStartError."""
@@ -397,7 +397,8 @@ class Pool:
         return True
 
     def _make_room(self, needed: Load, besides: PoolEntry | None = None) -> bool:
-        """Return True if the load fits; else end as many idle sandboxes as are needed for it."""
+        """Return True if the load fits. Otherwise end as many idle sandboxes as are needed for it,
+        or none if all of them are not enough, and return False."""
         if fits(self._settings, self._registry.load + needed):
             return True
         ending = sum((entry.load for entry in self._registry.entries(EntryState.ENDING)), Load())

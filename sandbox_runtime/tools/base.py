@@ -65,8 +65,8 @@ class Tool(Protocol):
         """Run the tool and return the observation, also when the model called the tool wrongly.
 
         `arguments` is what the model wrote, parsed from JSON and not yet checked. The sandbox is
-        leased only once the arguments are valid. Raises only SandboxStartError and
-        SandboxLostError.
+        leased only once the arguments are valid. Raises only NoFreeSandboxError, SandboxStartError
+        and SandboxLostError.
         """
 
 

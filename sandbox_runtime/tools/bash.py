@@ -96,7 +96,8 @@ class ExecuteBash:
 
 
 def _parse(arguments: object) -> dict[str, Any]:
-    """Return the arguments with a valid command and timeout. Raises ToolInputError."""
+    """Return the arguments. Without a job_id, the command and the timeout are valid. Raises
+    ToolInputError."""
     fields = parse_arguments(SCHEMA, arguments)
     command: str = fields["command"]
     if "job_id" in fields:

@@ -144,7 +144,8 @@ def _first_line_hint(data: bytes, old: bytes) -> str | None:
 def view_file(
     path: str, data: bytes, view_range: list[int] | None, limits: ObservationLimits
 ) -> str:
-    """Return the numbered lines of a file, or of its `view_range`. Raises ToolInputError."""
+    """Return the numbered lines of a file, or of its `view_range`; a description of a binary file.
+    Raises ToolInputError for an invalid range."""
     if b"\0" in data:
         return _view_binary(path, data)
     lines = lines_of(data)
