@@ -22,9 +22,12 @@ DEFAULT_COUNT = 24
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Return the exit code: 0, 1 after an error, 130 after Ctrl-C, and 3 if some
-    requests have no answer because of infrastructure errors, or if the judge gave no verdict
-    on some answers."""
+    """Run the command and return its exit code.
+
+    0: success. 1: an error, or a self-check whose results are not the known ones. 3: some requests
+    have no answer because of infrastructure errors, or the judge gave no verdict on some answers.
+    130: Ctrl-C. Wrong arguments raise SystemExit with the code 2.
+    """
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:

@@ -94,7 +94,8 @@ def accuracy_chart(accuracies: Sequence[Accuracy]) -> Chart:
 
 
 def token_chart(uses: Sequence[TokenUse]) -> Chart:
-    """Return the chart of the tokens of an answer by domain: plain, and the trajectory's parts."""
+    """Return the chart of the mean tokens of an answer by domain. Each domain has a bar for plain,
+    and one for the sandbox, which shows the parts of the trajectory."""
     data, highest = [], 0.0
     for use in uses:
         plain = use.plain_prompt + use.plain_completion
@@ -117,7 +118,7 @@ def token_chart(uses: Sequence[TokenUse]) -> Chart:
 
 
 def capability_chart(uses: Sequence[ToolUse]) -> Chart:
-    """Return the chart of the share of turns with each capability, as the proxy classifies."""
+    """Return the chart of the share of turns with each capability, as the proxy classifies them."""
     colours = list(zip(CAPABILITY_COLOURS, CAPABILITIES, strict=True))
     data = [
         (use.domain, [_share(colour, use.capability_turns[name]) for colour, name in colours])

@@ -66,7 +66,11 @@ def check_suites(directories: Sequence[Path]) -> None:
 
 
 def render(evaluations: Sequence[Evaluation]) -> str:
-    """Return the comparison in Markdown. The first model of the first directory is the baseline."""
+    """Return the comparison in Markdown. The first model of the first directory is the baseline.
+
+    Raises ResultsError if an evaluation has no results, or if there are more than MAX_COMPARED
+    models.
+    """
     compared = _compared(evaluations)
     names = {
         domain: None for each in compared for domain in sorted(each.by_domain) if domain != ALL

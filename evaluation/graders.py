@@ -1,7 +1,7 @@
 """Graders: functions that compare an answer with the right answer. All are strict.
 
 An answer that does not have the form that its problem asks for is wrong, and counts as a format
-failure too. Each grading runs in a process of its own.
+failure too. `grade_all` grades each answer in a process of its own.
 
 The grader `judge` is in evaluation/judge.py.
 """
@@ -63,7 +63,8 @@ Grader = Callable[[Sample, str], Grade]
 
 
 def grade(sample: Sample, answer: str) -> Grade:
-    """Return the grade of an answer, in this process."""
+    """Return the grade of an answer, in this process. Raises UngradableError or ModuleNotFoundError
+    if the sample cannot be graded here."""
     if is_unusable(answer):
         return UNFORMATTED
     return _GRADERS[sample.grader](sample, answer)
@@ -77,7 +78,11 @@ def is_unusable(answer: str) -> bool:
 def grade_all(
     work: Sequence[tuple[Sample, str]], grader: Grader = grade
 ) -> list[Grade | GraderError]:
-    """Return the grades of all answers, in order, each from a process of its own."""
+    """Grade each answer in a process of its own. Return the grades in order, with a GraderError in
+    place of a grade if the grading failed.
+
+    Raises ModuleNotFoundError if a sample needs the package reasoning-gym and it is not installed.
+    """
     names = {sample.grader for sample, _ in work}
     if "reasoning-gym" in names:
         load_reasoning_gym()  # reports a missing package once, and not for each answer
@@ -87,8 +92,8 @@ def grade_all(
 
 
 def final_answer(text: str) -> str | None:
-    """Return the answer in the last line `Answer: …` of a text, or a text of one line; None if the
-    last line has another form."""
+    """Return X if the last line of a text is `Answer: X`. Otherwise return the only line of the
+    text, or None if it has several lines or none. Empty lines do not count."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and (found := _ANSWER_LINE.fullmatch(lines[-1])):
         return found[1]
@@ -111,8 +116,8 @@ def boxed(text: str) -> str | None:
 
 
 def math_answer(text: str) -> str | None:
-    """Return the content of the last box of a text, or a text that is one expression; None if it
-    is neither."""
+    """Return the content of the last box of a text, or None if the box is not closed. Without a
+    box, return the text if it is one expression, else None."""
     if "\\boxed" in text:
         return boxed(text)
     alone = text.strip().strip("$").strip()
@@ -141,7 +146,7 @@ def _number(text: str | None) -> Decimal | None:
 
 
 def _grade_text(sample: Sample, text: str) -> Grade:
-    """Compare texts of one line, character by character, but with any white space."""
+    """Compare texts of one line word by word. The amount of white space does not matter."""
     answer = final_answer(text)
     if answer is None:
         return UNFORMATTED

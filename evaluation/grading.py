@@ -46,11 +46,11 @@ class Graded:
     error: GraderError | None = None
     """The error of the grader. With a grader failure, the grade is a wrong one."""
     reference: Grade | None = None
-    """The grade of the reference's grader. None as well if it was not asked for, and for samples
-    that the reference has no grader for."""
+    """The grade of the reference's grader. None for the same reasons as `grade`, if the reference's
+    graders were not asked for, and for samples that they do not grade."""
     reference_error: GraderError | None = None
     judge: str = ""
-    """The judge of the answer; empty with other graders."""
+    """The judge of the answer; empty with other graders, and without a judge."""
 
     @property
     def error_kind(self) -> ErrorKind | None:

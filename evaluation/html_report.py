@@ -25,7 +25,7 @@ from evaluation.results import HTML_REPORT, MODES, Mode, Step
 from evaluation.trajectories import capabilities_of, shorten
 
 MAX_EMBEDDED_CHARS = 16_000_000
-"""Maximum length of the samples in the page."""
+"""Maximum characters of the HTML of all samples in the page."""
 MAX_SAMPLES = 20_000
 """Maximum number of samples in the viewer."""
 MAX_TEXT_CHARS = 20_000
@@ -43,7 +43,8 @@ class Written:
 
     path: Path
     summary: str
-    """The number of samples, and the directory of their pages if they have their own."""
+    """The number of samples, the directory of their pages if they have their own, and the number
+    of samples that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def write_html(evaluation: Evaluation) -> Written:
     rows, left_out = _rows(evaluation)
     embedded = _sample_texts(evaluation, rows, templates)
     if embedded is None:
-        shortener.count = 0  # the pages shorten the texts of the samples that did not fit again
+        shortener.count = 0  # the samples are rendered again, and so their texts are counted again
         pages.mkdir(exist_ok=True)
         page = templates.get_template("sample_page.html")
         for row in rows:

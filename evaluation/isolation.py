@@ -1,5 +1,5 @@
 """Runs a grading in a process of its own, with a timeout and a memory limit, so that no answer can
-stop or slow the report. Defines the errors of graders."""
+crash or hang the report. Defines the errors of graders."""
 
 import contextlib
 import logging
@@ -22,8 +22,11 @@ ErrorKind = Literal["ungradable", "judge failure", "grader failure"]
 
 
 class GraderError(Exception):
-    """The grading of one answer exceeded its timeout or its memory, or failed. The answer counts as
-    wrong: else an answer that no grader can bear would be left out of the accuracy."""
+    """The grading of one answer exceeded its timeout or its memory, or failed.
+
+    The answer counts as wrong. Otherwise an answer that crashes its grader would be left out of the
+    accuracy. With the subclasses, the answer has no grade.
+    """
 
     kind: ErrorKind = "grader failure"
 
@@ -55,9 +58,9 @@ def run_isolated(
 ) -> _Result:
     """Return the function's result from a new process.
 
-    The function's output and its log are discarded. Raises UngradableError if a package is not
-    installed or if the function raises it, and GraderError if there is no result for another
-    reason.
+    The function's standard output and its log records are discarded. Raises UngradableError if a
+    package is not installed or if the function raises it, and GraderError if there is no result for
+    another reason.
     """
     receiving, sending = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=_send_result, args=(sending, function, arguments))

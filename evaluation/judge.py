@@ -36,7 +36,7 @@ MAX_REPLY_TOKENS = 16_384
 MAX_REPLY_CHARS = 2_000
 """The number of characters at the end of a reply that judgements.jsonl keeps."""
 ATTEMPTS = 2
-"""Requests for one vote, if the reply has no verdict."""
+"""Maximum requests for one vote. A reply without a verdict is asked for again."""
 MAX_RETRIES = 3
 """Retries of one request after a temporary error."""
 TIMEOUT_S = 600.0
@@ -87,7 +87,7 @@ class Instructions:
     prompt: Callable[[Question], str]
     verdict: Callable[[str, bool], Verdict | None]
     """Returns the verdict of a reply; the second argument is True if the reply was cut off at its
-    token limit. UNKNOWN counts as wrong, None is a judge failure."""
+    token limit. UNKNOWN counts as wrong. None means that the reply has no verdict."""
 
 
 class Judgement(BaseModel):
@@ -96,8 +96,8 @@ class Judgement(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str
-    """The SHA-256 of the judge's model, the version of the instructions, the question, the
-    reference, the answer and the number of the vote."""
+    """The SHA-256 of the judge's model, the version of the instructions, the rubric, the question,
+    the reference, the answer and the number of the vote."""
     judge: str
     instructions: str
     vote: int
@@ -320,8 +320,11 @@ STRICT = Instructions("strict 1", strict_prompt, strict_verdict)
 
 
 def reference_instructions(sample: Sample) -> Instructions:
-    """Return the package's prompt and reading of replies for the judged samples of a domain. A
-    reply without a verdict counts as wrong. Raises UngradableError."""
+    """Return the prompt and the parser of verdicts of the package llm-in-sandbox for a sample.
+
+    A reply without a verdict counts as wrong. Raises UngradableError if the package or its judge
+    for the sample is not installed.
+    """
     module = load_reference(sample, "judge")
 
     def prompt(question: Question) -> str:

@@ -151,7 +151,8 @@ def difference(before: Mapping[str, Fraction], after: Mapping[str, Fraction]) ->
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The answers of both modes to equal problems and repeats, in one order."""
+    """The answers of both modes to the same problems and repeats. Answers with the same index
+    belong together."""
 
     plain: Sequence[Graded]
     sandbox: Sequence[Graded]
@@ -264,10 +265,11 @@ class ToolUse:
     """The share of turns without a submission and without a capability. It is a lower bound: the
     proxy does not say which capabilities share a turn."""
     pattern_calls: Mapping[str, float]
-    """The number of tool calls that match TABLE15, divided by the number of turns."""
+    """The number of tool calls that match TABLE15, divided by the number of turns, over the runs
+    that have a trajectory."""
     pattern_idle: float | None
-    """The share of turns without a submission and without a pattern of TABLE15. It is a lower bound
-    if a turn has several calls, and None if no run has a trajectory."""
+    """The share of turns without a submission and without a pattern of TABLE15, over the same runs.
+    It is a lower bound if a turn has several calls, and None if no run has a trajectory."""
 
 
 def tool_uses(evaluation: Evaluation, graded: Sequence[Graded]) -> list[ToolUse]:
@@ -330,7 +332,7 @@ class Speed:
     mode: Mode
     answers: int
     per_minute: float
-    """The number of requests at a time divided by their mean time."""
+    """Answers per minute: the concurrency divided by the mean latency."""
     p50_s: float
     p95_s: float
     pairs: Pairs
@@ -356,8 +358,8 @@ def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
 
 
 def _shares_s(evaluation: Evaluation, graded: Sequence[Graded]) -> list[float]:
-    """Return the time of each request divided by the number of requests at that time, in seconds.
-    The parts of an evaluation may differ in that number."""
+    """Return the latency of each request divided by its concurrency, in seconds. The parts of an
+    evaluation may differ in concurrency."""
     return [
         each.result.latency_s / (each.result.concurrency or evaluation.info.concurrency)
         for each in graded

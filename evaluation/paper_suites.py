@@ -126,8 +126,9 @@ def convert_suite(name: str, origin: str | None, seed: int) -> Conversion:
     """Return the samples of one of PAPER_SUITES.
 
     `origin` is a path, a name on the hub such as hf:OWNER/NAME, or None for the installed package
-    that contains the data. The seed draws the problems where the paper has a part of the data set.
-    Raises SuiteError with the row and the field that is wrong.
+    that contains the data. `seed` draws the problems if there are more of them than in the paper.
+    Raises SuiteError with the row and the field that is wrong, and ModuleNotFoundError for a name
+    on the hub without the package huggingface_hub.
     """
     suite = PAPER_SUITES[name]
     data_set = _read(suite, origin)
@@ -202,7 +203,8 @@ def _check_ids(data_set: DataSet, drafts: Sequence[Draft]) -> None:
 
 
 def _drawn(suite: PaperSuite, drafts: Sequence[Draft], seed: int) -> list[Draft]:
-    """Return as many problems as the suite has, in the order of the source.
+    """Return the drawn problems, in the order of the source: `per_kind` of each kind, or `count` of
+    all kinds together.
 
     The problems with the smallest hashes of seed and text are drawn, so that the draw depends on
     neither the order of the rows nor the version of Python.

@@ -16,7 +16,10 @@ ANSWER_LINE = (
 
 
 def load_reasoning_gym() -> ModuleType:
-    """Import the package, which takes seconds and is part of the extra `evaluation`."""
+    """Import the package reasoning-gym and return it. The import takes seconds.
+
+    Raises ModuleNotFoundError if the extra `evaluation` is not installed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # from one of its dependencies
         import reasoning_gym
@@ -90,5 +93,5 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], str] | None] = {
     "prime_factorization": None,
     "calendar_arithmetic": None,
 }
-"""The families of problems, and the function that returns a problem's solution, a shell command.
-All answers have one line."""
+"""The families of problems. The function of a family returns a problem's solution, a shell command;
+None: the problems have no solution. All answers have one line."""

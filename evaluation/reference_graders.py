@@ -1,7 +1,7 @@
 """The graders of the paper's own implementation, from the installed package llm-in-sandbox.
 
-They are looser than the strict graders: they search the answer in any text. Each is loaded from the
-package's file, so that the package's dependencies are not needed. The reference's judge is in
+They are looser than the strict graders: they search any text for the answer. Each is loaded from
+the package's file, so that the package's dependencies are not needed. The reference's judge is in
 evaluation/judge.py.
 """
 
@@ -30,7 +30,7 @@ _FOLDERS: Mapping[str, str] = {
 }
 """The package's folders, by grader."""
 _FOLDERS_OF_DOMAINS: Mapping[str, str] = {"biomedicine": "biomed", "long-context": "long_context"}
-"""The folders of domains that do not have their grader's first one."""
+"""The package's folders, by domain. They take precedence over _FOLDERS."""
 
 
 def has_reference(sample: Sample) -> bool:

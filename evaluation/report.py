@@ -88,7 +88,7 @@ def sections(evaluation: Evaluation, model: str) -> list[Section]:
     graded = evaluation.of_model(model)
     return [
         _accuracy(evaluation.accuracies[model]),
-        _apart(graded),
+        _without_ordinary_grade(graded),
         *_graders(graded),
         _tokens(graded),
         _tools(evaluation, graded),
@@ -142,7 +142,7 @@ def p_text(p_value: PValue) -> str:
 
 
 def p_note(p_values: Sequence[PValue]) -> str:
-    """Return a sentence about the estimated ones among some p-values; empty if all are exact."""
+    """Return the sentence that explains estimated p-values, or an empty text if all are exact."""
     if all(each.is_exact for each in p_values):
         return ""
     return f" A p with ≈ is estimated from {FLIPS:,} random sign flips."
@@ -185,8 +185,9 @@ def _accuracy(accuracies: Sequence[Accuracy]) -> Section:
     return Section("Accuracy", head, rows, note + p_note(p_values))
 
 
-def _apart(graded: Sequence[Graded]) -> Section:
-    """Count the results that are wrong by form or have no grade."""
+def _without_ordinary_grade(graded: Sequence[Graded]) -> Section:
+    """Return the counts of format failures, context overflows, errors of graders and infrastructure
+    errors."""
     rows = [
         [
             domain,
@@ -212,9 +213,9 @@ def _apart(graded: Sequence[Graded]) -> Section:
 
 
 def _graders(graded: Sequence[Graded]) -> list[Section]:
-    """Return a section with the scores of both graders and of the loose test side by side, and the
-    errors of graders by their kind. There is none if no answer has a judge, a second grade, a loose
-    test or an error of its grader."""
+    """Return a list of one section: the scores of both graders and of the loose test, and the
+    errors of graders by kind. The list is empty if no answer has a judge, a reference grade, a
+    loose test or an error of its grader."""
     if not any(
         each.judge or each.reference or each.error or each.sample.grader == "ifbench"
         for each in graded
@@ -250,7 +251,7 @@ def _share(scores: Sequence[Fraction]) -> str:
 
 
 def _loose_scores(graded: Sequence[Graded]) -> list[Fraction]:
-    """Return 1 for each answer that passes IFBench's loose test, and 0 for its others."""
+    """Return 1 for each graded answer of IFBench that passes the loose test, else 0."""
     grades = [each.grade for each in graded if each.grade and each.sample.grader == "ifbench"]
     return [Fraction(bool(grade.loose)) for grade in grades]
 

@@ -1,10 +1,13 @@
-"""The directory of an evaluation: its settings, and one line for each request at once.
+"""Reads and writes the directory of an evaluation. Each result is written when its request ends.
 
 run.json             the settings, which a resumed run must have too
-results.jsonl        one record a line, in the order of the ends of the requests
+results.jsonl        one record a line, in the order in which the requests end
 trajectories.jsonl   the steps of each completion, with --capture also the turns, one record a line
 report.md            the report
 report.html          the report with charts and the trajectories
+
+Other modules write grades.jsonl (evaluation/grading.py), judgements.jsonl (evaluation/judge.py) and
+report-samples/ (evaluation/html_report.py) to the same directory.
 """
 
 import json
@@ -63,7 +66,7 @@ class SandboxUse(_Record):
     model_calls: int
     tool_calls: int
     failed_tool_calls: int
-    """The number of calls whose command did not exit with 0."""
+    """The number of calls whose exit code is not 0. A call without an exit code does not count."""
     observation_tokens: int
     """Tokens of tool output in the prompts, each counted once, partly an estimate of the proxy."""
     trajectory_tokens: int
@@ -170,7 +173,7 @@ class Trajectory(_Record):
     turns_left_out: int = 0
     """The number of turns that exceed the bounds."""
     turns_error: str = ""
-    """The reason why the turns could not be had, or empty."""
+    """The reason why the turns could not be read, or empty."""
 
     def calls_of(self, turn: Turn) -> list[Step]:
         """Return the tool calls of a turn in their order. Steps that exceed the bounds are not

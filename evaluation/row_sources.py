@@ -104,7 +104,8 @@ def read_files(path: Path, patterns: Patterns) -> DataSet:
 
 
 def read_package(package: Package) -> DataSet | None:
-    """Return the data set of an installed package, or None if it is not installed."""
+    """Return the data set of an installed package, or None if the package is not installed. Raises
+    SuiteError."""
     try:
         found = metadata.distribution(package.name)
     except metadata.PackageNotFoundError:
@@ -142,7 +143,8 @@ def read_hub(name: str, patterns: Patterns) -> DataSet:
 
 
 def _selected(place: object, sizes: Mapping[str, int], patterns: Patterns) -> list[str]:
-    """Return the paths that match the first alternative of the patterns that matches any."""
+    """Return the sorted paths that match the first alternative with a match. Raises SuiteError if
+    no path matches, or if the files are too large."""
     for alternative in patterns:
         names = sorted(
             name
@@ -188,15 +190,15 @@ def _rows(name: str, data: bytes) -> Iterator[Row]:
 
 
 def _json_rows(name: str, data: bytes) -> Iterator[tuple[int, object]]:
-    """Yield the elements of an array, one object, or the lines. All are found under both
-    suffixes."""
+    """Yield the elements of a JSON array, one JSON value, or the JSON values of the lines. Files
+    with either suffix have any of these forms."""
     try:
         if data.lstrip().startswith(b"["):
             yield from enumerate(json.loads(data), 1)
             return
     except (ValueError, RecursionError) as error:
         raise SuiteError(f"{name}: not JSON: {error}") from error
-    with contextlib.suppress(ValueError, RecursionError):  # of lines, or malformed
+    with contextlib.suppress(ValueError, RecursionError):  # JSON lines, or malformed
         yield 1, json.loads(data)
         return
     for number, line in enumerate(data.split(b"\n"), 1):

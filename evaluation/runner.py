@@ -54,7 +54,7 @@ MAX_DELAY_S = 60.0
 
 
 class RunError(Exception):
-    """The evaluation cannot start. The message is one line for the user."""
+    """The evaluation cannot run. The message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Plan:
     """Fields of the `sandbox` object of the requests with a sandbox. They replace those of the
     suite's protocol; a field that is None is not sent."""
     request: Mapping[str, Any] | None = None
-    """Further fields of all requests, such as temperature. They replace fields as above."""
+    """Further fields of all requests, such as temperature. They replace those of the suite's
+    protocol; a field that is None is not sent."""
     seed: int | None = None
     """The seed that the requests of the first repeat send; each repeat adds 1."""
     max_retries: int = 3
@@ -95,8 +96,8 @@ class Plan:
                 yield suite, sample
 
     def jobs(self) -> "Iterator[Job]":
-        """Yield all requests. All requests of one mode come before those of the next, so that their
-        speeds can be compared."""
+        """Yield all requests. For each model, the requests of one mode come before those of the
+        next, so that the speeds of the modes can be compared."""
         samples = list(self.samples())
         repeats = max(map(self.repeats_of, self.suites), default=0)
         for model in self.models:
@@ -167,7 +168,7 @@ class Runner:
                     )
 
     async def run(self) -> None:
-        """Send all requests that have no result yet."""
+        """Send all requests that have no result yet, or whose result is an infrastructure error."""
         jobs = (job for job in self._plan.jobs() if job.key not in self._writer.done)
         ssl_context = httpx.create_ssl_context()
         try:
@@ -194,8 +195,8 @@ class Runner:
     async def _result(
         self, client: openai.AsyncOpenAI, job: Job
     ) -> tuple[Result, Trajectory | None]:
-        """Send a request until it has a result, or until no retry is left. An error has no
-        trajectory."""
+        """Send a request, and send it again after temporary errors. Return its result, and the
+        trajectory of the completion or None."""
         failures: list[Failure] = []
         body = self._body(job)
         while True:

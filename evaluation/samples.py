@@ -229,7 +229,8 @@ def prepared_suites(data: Path) -> list[str]:
 
 
 def load_suites(data: Path, names: Sequence[str]) -> list[Suite]:
-    """Return the named suites in a directory. Raises SuiteError if two samples have one id."""
+    """Return the named suites in a directory. Raises SuiteError if a suite cannot be loaded, or if
+    two samples have the same id."""
     suites = [load_suite(data / name) for name in names]
     seen: set[str] = set()
     for suite in suites:

@@ -29,7 +29,11 @@ _SERVING = re.compile(r"serving at (http://\S+/v1)\b")
 
 def check(output: Path) -> int:
     """Prepare the suites, evaluate the scripted model and write the report into a new directory.
-    Return 0 if the results are the known ones, else 1."""
+    Return 0 if the results are the known ones, else 1.
+
+    Raises ResultsError if the directory is not empty, RunError if the proxy or the evaluation
+    fails, and CalledProcessError if another step fails.
+    """
     output = output.resolve()
     if output.exists() and any(output.iterdir()):
         raise ResultsError(f"{output}: the directory is not empty. Remove it, or name another.")
@@ -74,7 +78,8 @@ async def _evaluate(output: Path, data: Path, model: ScriptedModel) -> None:
 
 @asynccontextmanager
 async def _proxy(output: Path, model_url: str) -> AsyncIterator[str]:
-    """Run a proxy with bubblewrap before the model; yield its URL, with /v1."""
+    """Run a proxy with bubblewrap sandboxes in front of the model; yield the proxy's URL, with
+    /v1."""
     config = output / "config.yaml"
     settings = {
         "server": {"data_dir": str(output / "proxy")},

@@ -120,7 +120,7 @@ def _extreme_flips(numbers: Sequence[int], observed: int) -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least the given share of the values does not exceed."""
+    """Return the smallest value that is at least as large as `share` (0 to 1) of all values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

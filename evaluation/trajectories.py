@@ -22,7 +22,7 @@ MAX_ARGUMENTS = 20
 MAX_FILES = 100
 MAX_WARNINGS = 20
 MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
-"""The errors of reading a response that has not the expected form."""
+"""The errors that reading a response raises if it does not have the expected form."""
 CODE_ARGUMENTS = ("command", "file_text", "new_str")
 """The arguments of the sandbox's tools that have code."""
 
@@ -67,9 +67,9 @@ class PatternCounts:
 
 
 def trajectory_of(result: Result, completion: Mapping[str, Any]) -> Trajectory:
-    """Return the trajectory of a completion. Raises the errors of a malformed completion.
+    """Return the trajectory of a completion. Raises the errors of MALFORMED.
 
-    Texts that exceed the bounds of this module are shortened.
+    Texts and lists that exceed the bounds of this module are shortened.
     """
     message = completion["choices"][0]["message"]
     sandbox = completion.get("sandbox") or {}

@@ -26,8 +26,7 @@ from evaluation.trajectories import (
 )
 
 MAX_BODY_BYTES = 16 * 2**20
-"""Maximum size of a trajectory that is read. Each of the requests at a time may have one in
-memory."""
+"""Maximum size of a trajectory that is read. Each concurrent request may hold one in memory."""
 MAX_TURNS = 500
 MAX_ERROR_CHARS = 300
 TIMEOUT_S = 60.0
@@ -40,7 +39,7 @@ class TurnsError(Exception):
 async def with_turns(
     client: openai.AsyncOpenAI, http_client: httpx.AsyncClient, trajectory: Trajectory
 ) -> Trajectory:
-    """Return a trajectory with the turns of its run. If they cannot be had, `turns_error` is the
+    """Return a trajectory with the turns of its run. If they cannot be read, `turns_error` is the
     reason. `client` has the URL and the key of the proxy."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -81,8 +80,8 @@ def _refusal(status: int, body: bytes) -> str:
 
 
 def _added(trajectory: Trajectory, native: Mapping[str, Any]) -> Trajectory:
-    """Return a trajectory with the turns of the proxy's trajectory, which is in its native format,
-    up to MAX_TURNS and MAX_STEPS_CHARS. Raises the errors of MALFORMED."""
+    """Return `trajectory` with the turns of `native`, the proxy's own trajectory of the run, up to
+    MAX_TURNS and MAX_STEPS_CHARS. Raises the errors of MALFORMED."""
     steps = {step.number for step in trajectory.steps}
     # The steps that are left out are the last ones.
     last = max(steps, default=0) if trajectory.steps_left_out else None
