@@ -40,7 +40,8 @@ class Context:
 
     domain: str
     topic: str
-    """Contexts of one topic are a domain for distractors, such as an article of SQuAD."""
+    """The distractor mode `same-domain` draws from the contexts of the same topic, such as an
+    article of SQuAD."""
     documents: tuple[Document, ...]
     questions: tuple[Question, ...]
 

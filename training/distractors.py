@@ -20,7 +20,8 @@ MODES: tuple[Mode, ...] = ("random", "same-domain", "bm25")
 K1, B = 1.2, 0.75
 """The parameters of BM25: saturation of a word's count, and normalisation by length."""
 CANDIDATES_PER_DISTRACTOR = 20
-"""Documents that are tried for each distractor before the task has fewer distractors."""
+"""Documents that are tried for each distractor. If too few of them fit, the task has fewer
+distractors."""
 MAX_POSTINGS = 20_000
 """Maximum number of pairs of a word and a document that one query adds up. In a large corpus the
 most frequent words of a query are left out, which weigh least."""
@@ -60,8 +61,9 @@ class DistractorPool:
         """Return at most `count` documents of other contexts.
 
         `own` are the normalised documents of the context, which are left out, as is each document
-        that contains one of the answers. There are fewer documents if no more are found among
-        CANDIDATES_PER_DISTRACTOR times as many candidates.
+        that contains one of the answers. `topic` is for the mode same-domain, and `question` for
+        bm25. There are fewer documents if no more are found among the
+        CANDIDATES_PER_DISTRACTOR * (count + 1) candidates.
         """
         found: dict[str, Candidate] = {}
         limit = CANDIDATES_PER_DISTRACTOR * (count + 1)

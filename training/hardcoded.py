@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 MAX_COMMANDS_CHARS = 500_000
-"""Longer commands of one run count as such that read or compute."""
+"""If the commands of a run have more characters in all, they count as ones that read or compute."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
 _PYTHON = re.compile(r"python[\d.]*")
 _WRITERS = frozenset(("echo", "printf", "cat", "tee"))
@@ -47,7 +47,7 @@ def is_hardcoded(commands: Sequence[str]) -> bool:
 
 def _kind(command: str) -> str:
     """Return `source` for a command that reads or computes, `constant` for one that writes a
-    constant, and `neutral`."""
+    constant, and `neutral` for any other."""
     heredocs, rest = _divided(command)
     if not heredocs and _is_program(command):
         return _program_kind(command)

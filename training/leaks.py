@@ -57,8 +57,8 @@ class Decontamination:
         return cls(row.text(*names) for row in read_files(path, (("*.jsonl",),)).rows)
 
     def is_contaminated(self, text: str) -> bool:
-        """Return True if a text has 13 words in a row of a prompt, or if it is all words of a
-        shorter prompt."""
+        """Return True if a text shares NGRAM_WORDS words in a row with a prompt, or if all its
+        words are those of a shorter prompt."""
         words = normalised(text).split()
         if " ".join(words) in self._short:
             return True

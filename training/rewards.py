@@ -5,8 +5,8 @@
     number       1 if math-verify finds the answer equal, else 0
     span, free   as a number if both are mathematical expressions, else the F-measure of ROUGE-L
 
-A Python function of the user can replace these rules. Each reward is computed in a process of its
-own, with the timeout of the evaluation.
+A Python function of the user can replace these rules. `reward` runs the rule or the function in a
+process of its own, with a timeout.
 """
 
 import importlib
@@ -36,7 +36,8 @@ from training.leaks import normalised
 from training.rows import TaskError, TaskRow
 
 MAX_LENGTH_RATIO = 4
-"""An answer that is longer than the right answer by this factor gets no ROUGE-L."""
+"""An answer of the type span or free gets 0 instead of ROUGE-L if it is more than so many times as
+long as the right answer."""
 _LETTERS = re.compile(r"[A-Z](?:\s*(?:,|;|\band\b|\s)\s*[A-Z])*")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LATEX_OR_DIGIT = re.compile(r"[\d\\]")
@@ -99,8 +100,8 @@ def reward(
     answer, and returns a number from 0 to 1. With `needs_submit`, as in training, an attempt
     without a submit gets 0. A lost sandbox gives None, and so does a function that fails. An answer
     at which a rule of this module fails, such as a power that math-verify cannot finish, gets 0, or
-    None if the rule fails at the right answer as well. Raises TaskError if a package of the grader
-    or the function is missing.
+    None if the rule does not give 1 to the right answer. Raises TaskError if a package of the
+    grader or the function is missing, or if `function` does not have that form.
     """
     if function is not None and not _FUNCTION.fullmatch(function):
         raise TaskError(f"{function}: not of the form package.module:function")
@@ -149,8 +150,11 @@ def reward_all(
 
 
 def _grades_itself(row: TaskRow, timeout_s: float) -> bool:
-    """Return True if the rules find the right answer right. If None were the reward of an answer
-    that stops a grader, a model could learn to write one where it does not know better."""
+    """Return True if the rules give 1 to the right answer.
+
+    An answer at which the grader fails then gets 0. If it got None, a model could learn to write
+    such an answer where it does not know the right one.
+    """
     try:
         value, _ = run_isolated(score, row, row.ground_truth, timeout_s=timeout_s)
     except GraderError:
@@ -189,9 +193,9 @@ def _equal_math(row: TaskRow, answer: str) -> bool | None:
     """Return whether math-verify finds the answer equal to the right answer; None if one of them
     is not an expression.
 
-    An expression has a digit or a LaTeX command and no words. Of words, math-verify would compare
-    the products of their letters, so that Pairs were equal to Paris. ROUGE-L ignores signs, so that
-    -588 were equal to 588.
+    An expression has a digit or a LaTeX command and no words. math-verify reads a word as the
+    product of its letters, and would find Pairs equal to Paris. ROUGE-L ignores signs, and would
+    find -588 equal to 588.
     """
     gold = math_answer(row.ground_truth)
     if not gold or not _LATEX_OR_DIGIT.search(gold):
@@ -220,7 +224,7 @@ def _grade(row: TaskRow, answer: str, grader: Literal["choice", "math"]) -> Grad
 
 def _rouge_l(gold: str, given: str) -> float:
     """Return the F-measure of ROUGE-L (Lin, 2004) with stemmed words, as the package rouge-score
-    computes it; 1 for equal words of any alphabet, which the package does not have."""
+    computes it. Return 1 for equal words, because the package drops letters other than a to z."""
     from rouge_score import rouge_scorer
 
     if normalised(gold) and normalised(gold) == normalised(given):
@@ -230,8 +234,8 @@ def _rouge_l(gold: str, given: str) -> float:
 
 
 def _call(name: str, row: dict[str, Any], answer: str) -> tuple[float, Reason]:
-    """Return the value of a function of one's own. Raises UngradableError if it cannot be found,
-    and ValueError if its result is not a number from 0 to 1."""
+    """Call the user's function and return its value. Raises UngradableError if the module has no
+    such function, and ValueError if its result is not a number from 0 to 1."""
     module_name, _, function_name = name.partition(":")
     function = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):

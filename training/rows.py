@@ -109,7 +109,7 @@ class Manifest(_Record):
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """A set of tasks that was read from its directory."""
+    """A set of tasks in a directory."""
 
     directory: Path
     manifest: Manifest
@@ -126,7 +126,7 @@ def write_tasks(
 ) -> TaskSet:
     """Write a set of tasks and return it. An earlier set in the directory is replaced.
 
-    The manifest's `files` are those that are written. The manifest is written last: a set without
+    `manifest.files` is replaced by the written files. The manifest is written last: a set without
     one is incomplete. Raises TaskError if the directory cannot be written.
     """
     try:

@@ -28,7 +28,7 @@ class Source:
 
     kind: Kind
     origin: str
-    """A description of the origin, with the hash of the data."""
+    """A description of the origin. It has the hash of the files of rows, if the source has any."""
     licence: str
     contexts: Sequence[Context]
 
@@ -325,7 +325,8 @@ def _domain(row: Row, default: str) -> str:
 
 
 def _valid(row: Row, text: str) -> str:
-    """Return a text. Raises TaskError if it has half a surrogate pair, which no file can have."""
+    """Return a text. Raises TaskError if it has a lone surrogate, which cannot be written to a
+    file."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -324,7 +324,7 @@ def _gold_files(task: _Task, files: Mapping[str, str], own: Sequence[str]) -> li
 
 
 def _examples(earlier: Sequence[_Task], task: _Task, count: int) -> list[_Task]:
-    """Return the last earlier tasks whose answer does not contain the task's.
+    """Return the last `count` earlier tasks whose answers do not contain the answer of `task`.
 
     Choices are compared by their texts: if no example had the letter of the right choice, the
     letters of the examples would tell which choice is wrong.
