@@ -42,11 +42,11 @@ def library() -> dict[str, str]:
     """Return the same documents at each call. One of them contains the fact."""
     chance = random.Random(26)
     made: dict[str, str] = {}
-    for backend in PLACES:
+    for place in PLACES:
         lines = [_sentence(chance) for _ in range(SENTENCES)]
-        if backend == "east":
+        if place == "east":
             lines[chance.randrange(SENTENCES)] = FACT
-        made[f"survey-{backend}.txt"] = "\n".join(lines) + "\n"
+        made[f"survey-{place}.txt"] = "\n".join(lines) + "\n"
     return made
 
 
@@ -118,7 +118,7 @@ class _GrepModel:
         """The bodies of the received requests."""
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Return the next step of the script."""
+        """Write the next step of the script, or the answer if the request has no tools."""
         self.bodies.append(body)
         seen = [str(said["content"]) for said in body["messages"] if said["role"] == "tool"]
         if not body.get("tools"):

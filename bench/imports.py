@@ -30,7 +30,7 @@ READY, READY_CPU, RSS = "serve: to /health", "serve: CPU to /health", "serve: RS
 async def measure(plan: Plan) -> list[TablePart]:
     """Measure the commands in turn, then the servers.
 
-    Their bytecode is compiled first, as an installation does, because an environment with
+    The bytecode of PACKAGES is compiled first, as an installation does, because an environment with
     PYTHONDONTWRITEBYTECODE would compile the source at each start.
     """
     for package in PACKAGES:

@@ -67,7 +67,7 @@ class SandboxServer:
         await works[do](**details)
 
     async def _fill(self, kind: str) -> None:
-        """Wait until the pool has its idle sandboxes and none is starting."""
+        """Wait until the pool has its idle sandboxes and none is starting or ending."""
         await filled(self._pools[kind], self._idle[kind])
 
     async def _hold(self, kind: str, count: int, command: str) -> None:

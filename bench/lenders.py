@@ -78,13 +78,13 @@ class Lender:
         self,
         child: asyncio.subprocess.Process,
         directory: Path,
-        words: IO[bytes],
+        stderr: IO[bytes],
         engine: docker.APIClient | None,
     ) -> None:
         self.pid = child.pid
         self._child = child
         self._directory = directory
-        self._words = words
+        self._stderr = stderr
         self._engine = engine
         self._owner = process_key(child.pid)
 
@@ -96,9 +96,9 @@ class Lender:
         async with asyncio.timeout(ORDER_TIMEOUT_S):
             answer = await self._child.stdout.readline()
         if not answer:
-            self._words.seek(0)
-            words = self._words.read().decode(errors="replace").strip()
-            raise LenderError(f"{do}: {(words.splitlines() or ['it ended'])[-1]}")
+            self._stderr.seek(0)
+            text = self._stderr.read().decode(errors="replace").strip()
+            raise LenderError(f"{do}: {(text.splitlines() or ['it ended'])[-1]}")
         return float(json.loads(answer)["seconds"])
 
     def sandboxes(self) -> list[set[HostProcess]]:
@@ -145,8 +145,9 @@ class Lender:
         return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)
 
     async def end(self, signal: int) -> Ending:
-        """Send `signal` to the lender. Poll until no resource of its sandboxes is left, for at most
-        two minutes.
+        """Send `signal` to the lender. Poll for at most two minutes until the lender, the
+        processes of its sandboxes and its containers are gone. Return the time and the numbers of
+        those that remain.
         """
         left = set[HostProcess]().union(*self.sandboxes(), {Family()[self.pid]})
         self._child.send_signal(signal)
@@ -170,7 +171,7 @@ async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
     ]
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as directory,
-        tempfile.TemporaryFile() as words,
+        tempfile.TemporaryFile() as stderr,
         _engine(stocks) as engine,
     ):
         setup = {"image": image, "state_dir": directory, "pools": pools}
@@ -178,10 +179,10 @@ async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
             [sys.executable, "-m", "bench.lender", json.dumps(setup)],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=words,
+            stderr=stderr,
             env={"TMPDIR": directory},
         ) as child:
-            yield Lender(child, Path(directory), words, engine)
+            yield Lender(child, Path(directory), stderr, engine)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ async def burst(
 ) -> Burst:
     """Send `count` requests, at most `at_once` concurrently.
 
-    Raise RuntimeError for an error status, and for an answer without the expected content.
+    Raise RuntimeError for an error status, and for an answer that does not contain `holding`.
     """
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
     left = iter(range(count))

@@ -33,13 +33,13 @@ ISOLATION = {"memory_mib": 512, "disk_mib": 256, "pids": 256}
 IDLE = "idle"
 NEIGHBOUR = "neighbour"
 SECONDS = 3.0
-"""Duration of each bomb, in seconds."""
+"""Time during which the neighbour runs commands beside a bomb, in seconds."""
 BEGIN_S = 0.5
 """Time after which the command of a bomb has started, in seconds."""
 COMMANDS = 90
 """Maximum number of commands; a run has 100 turns."""
 LONGEST_S = 60.0
-"""Timeout of a command and of a `/health` request, in seconds."""
+"""Timeout of the neighbour's run, and of the wait until earlier sandboxes are gone, in seconds."""
 PAUSE_S = 0.01
 """Pause between two `/health` requests, in seconds."""
 _FIRST = b'{"model": "bench", "messages": ['
@@ -69,6 +69,7 @@ class SlowModel:
         self.ends_at = 0.0
         """Time at which the neighbour stops."""
         self.bomb_is_off = asyncio.Event()
+        """Set when the command of the bomb is sent."""
         self._asked_at: float | None = None
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -88,7 +89,7 @@ class SlowModel:
         self._asked_at = time.perf_counter()
 
     def begin(self) -> None:
-        """Discard the measurements so far."""
+        """Discard the measurements so far, and let the neighbour run for SECONDS from now."""
         self.commands_ms = []
         self.ends_at = time.perf_counter() + SECONDS
 

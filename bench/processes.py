@@ -84,7 +84,7 @@ def pss_mib(processes: Iterable[HostProcess]) -> float:
 def cgroup_mib(pid: int) -> float:
     """Return the memory charged to the cgroup of a process, including page cache and kernel memory.
 
-    Raises LookupError.
+    Raises LookupError if the process is in no cgroup for memory.
     """
     for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)

@@ -58,8 +58,8 @@ async def measure(plan: Plan) -> list[TablePart]:
             server = await opened.enter_async_context(ours)
             idle_mib = server.rss_mib()
             for at_once in AT_ONCE:
-                way = partial(_burst, kind, server, at_once, idle_mib)
-                measurements[_runs(kind, at_once)] = way
+                measurement = partial(_burst, kind, server, at_once, idle_mib)
+                measurements[_runs(kind, at_once)] = measurement
         if "docker" in kinds:
             plain = PlainDocker(plan.image)
             opened.callback(plain.close)

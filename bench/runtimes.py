@@ -58,11 +58,11 @@ class Runtime:
         self.fault = ""
         """The reason why the peer is left out, or ""."""
         self._child: asyncio.subprocess.Process | None = None
-        self._words: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
 
     @asynccontextmanager
     async def driven(self, package: Package, image: str) -> AsyncIterator[None]:
-        """Run the program of the peer during the block."""
+        """Run the program of the peer during the block. If it cannot be installed, set `fault`."""
         try:
             python = await asyncio.to_thread(peer_python, package.venv, *package.requirements)
         except PeerMissingError as error:
@@ -71,9 +71,9 @@ class Runtime:
             return
         command = [str(python), "-m", f"bench.peers.{package.program}", image, *package.arguments]
         pipe = asyncio.subprocess.PIPE
-        with tempfile.TemporaryFile() as self._words:
+        with tempfile.TemporaryFile() as self._stderr:
             async with process(
-                command, stdin=pipe, stdout=pipe, stderr=self._words, env=ENV
+                command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=ENV
             ) as self._child:
                 try:
                     yield
@@ -102,9 +102,9 @@ class Runtime:
         return float(answer["ms"])
 
     def _last_line(self) -> str:
-        assert self._words
-        self._words.seek(0)
-        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        assert self._stderr
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it ended"
 
 

@@ -24,7 +24,7 @@ async def fresh_sandbox(backend: BenchBackend) -> AsyncIterator[Sandbox]:
 
 
 async def filled(pool: Pool, idle: int) -> None:
-    """Start the pool and wait until it has `idle` idle sandboxes and none is starting."""
+    """Start the pool and wait until it has `idle` idle sandboxes and none is starting or ending."""
     pool.start()
     while not _is_filled(pool.stats(), idle):  # noqa: ASYNC110 - a pool has no event for it
         await asyncio.sleep(POLL_S)

@@ -55,7 +55,7 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def figure(name: str, quantity: str) -> str:
-    """Return the key of a quantity of one peer, for `compared`."""
+    """Return the key of a quantity of one backend or peer, for `compared`."""
     return f"{name}: {quantity}"
 
 
