@@ -27,8 +27,8 @@ class Isolation:
     """
 
     level: Level = "standard"
-    """standard: root in the sandbox, so that packages can be installed. strict: no root, and only a
-    workspace in memory is writable."""
+    """standard: root in the sandbox, so that packages can be installed. strict: no root, and only
+    the workspace, /tmp and the home directory are writable, in memory."""
     memory_mib: int = 2048
     """Maximum memory of all processes together, in MiB; there is no swap. At the limit the kernel
     kills a process."""

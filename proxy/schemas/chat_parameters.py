@@ -185,8 +185,9 @@ _RESPONSE_FORMAT = discriminated(
 
 ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 """The model calls that a field is sent with. `visible answer`: the call that writes the answer,
-without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole
-request is sent to the backend unchanged."""
+without tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the
+request is sent to the backend as it is, without `sandbox` and with the backend's name of the
+model."""
 _EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
 
 

@@ -290,7 +290,7 @@ class ContainerExpiry(BaseModel):
 
 
 class NetworkPolicy(BaseModel):
-    """The hosts that a container may connect to."""
+    """The network policy of a container. It is stored and returned, and has no effect."""
 
     type: Literal["disabled", "allowlist"]
     allowed_domains: list[Text] | None = Field(None, min_length=1, max_length=1000)
