@@ -44,6 +44,9 @@ class AgentSettings:
     """The domain of the paper that selects the prompts of the reference style."""
     prompts: ReferencePrompts = ReferencePrompts()
     """The prompts of the reference style."""
+    capture_tokens: bool = False
+    """True if requests may have `sandbox.capture: tokens`, which records token ids for training.
+    The runs of these requests are not protected against models that cannot use tools."""
 
 
 Enabled = Literal["always", "auto", "never"]

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.agent.budget import MeteredModel, RunBudget
-from proxy.agent.events import Emit, ModelCallFinished, OnDelta
-from proxy.agent.model import Completion, Message, Model
+from proxy.agent.events import CallTokens, Emit, ModelCallAccepted, ModelCallFinished, OnDelta
+from proxy.agent.history import completion_deltas
+from proxy.agent.model import Completion, CompletionStopped, Message, Model
 from proxy.agent.task import AgentTask
+from proxy.agent.tokens import TOKEN_PARAMS, read_tokens, refuses_token_params, without_tokens
 from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,8 @@ def metered_model(
     model's own."""
     if task.capture == "none":
         return MeteredModel(model, budget, timeout_s)
-    return CapturedModel(model, budget, timeout_s, emit)
+    captured = TokenCapturedModel if task.captures_tokens else CapturedModel
+    return captured(model, budget, timeout_s, emit)
 
 
 class CapturedModel(MeteredModel):
@@ -37,11 +40,14 @@ class CapturedModel(MeteredModel):
         self._emit = emit
         self._previous: list[Message] = []
         """The messages of the previous call."""
+        self._tokens: CallTokens | None = None
+        """The tokens of the last call, if it has ended and tokens are captured."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         began = time.monotonic()
+        self._tokens = None
         try:
-            reply = await super().complete(body, on_delta)
+            reply = await self._call(body, on_delta)
         except BackendError as error:
             await self._report(body, self.partial_completion, began, error.message)
             raise
@@ -51,6 +57,9 @@ class CapturedModel(MeteredModel):
             raise
         await self._report(body, reply, began)
         return reply
+
+    async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
+        return await super().complete(body, on_delta)
 
     async def _report(
         self,
@@ -67,6 +76,7 @@ class CapturedModel(MeteredModel):
             messages=messages[shared_prefix:],
             settings={name: value for name, value in body.items() if name != "messages"},
             duration_s=time.monotonic() - began,
+            tokens=self._tokens,
         )
         if reply:
             event = replace(
@@ -77,6 +87,41 @@ class CapturedModel(MeteredModel):
         except Exception:
             log.exception("a model call cannot be captured")
             self._previous = []  # the next call repeats the messages
+
+
+class TokenCapturedModel(CapturedModel):
+    """A captured model that also requests the token ids and log probabilities of each call.
+
+    The calls are not streamed, because engines leave ids out of a stream. The pieces of a reply are
+    passed on once it is complete. If the backend refuses the parameters, the run continues without
+    them, and the trajectory says why.
+    """
+
+    _refusal: str | None = None
+    """Why the backend refused the parameters."""
+
+    async def _call(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
+        reply = await self._complete(body)
+        self._tokens = CallTokens(missing=self._refusal) if self._refusal else read_tokens(reply)
+        reply = without_tokens(reply, body)
+        if on_delta is not None:
+            try:
+                await on_delta(ModelCallAccepted())
+                for delta in completion_deltas(reply):
+                    await on_delta(delta)
+            except CompletionStopped as stopped:
+                return replace(reply, stopped=stopped.cause)
+        return reply
+
+    async def _complete(self, body: Mapping[str, Any]) -> Completion:
+        if self._refusal is None:
+            try:
+                return await MeteredModel.complete(self, {**body, **TOKEN_PARAMS}, None)
+            except BackendError as error:
+                if not refuses_token_params(error):
+                    raise
+                self._refusal = f"The backend refused the parameters: {error.message}"
+        return await MeteredModel.complete(self, body, None)
 
 
 def common_length(first: Sequence[Message], second: Sequence[Message]) -> int:

@@ -77,8 +77,11 @@ class Conversation:
         self._is_final = False
         """True once the call that ends the run was requested."""
         self._optional = params.optional
-        self._min_token_limit: int | None = task.profile.limits.min_turn_tokens
-        """Minimum token limit of a call; None once the backend refused it."""
+        self._min_token_limit: int | None = (
+            None if task.captures_tokens else task.profile.limits.min_turn_tokens
+        )
+        """Minimum token limit of a call; None without a minimum, or once the backend refused
+        it."""
         self._turn_params = {k: v for k, v in params.final.items() if k in LOGPROBS_PARAMS}
         self.has_used_tools = False
         """True once a tool has run. The loop also sets it in resumed runs and in the reference
@@ -90,7 +93,7 @@ class Conversation:
             self._counter,
             files,
             self._complete_out_of_band,
-            compacts=task.profile.limits.compact,
+            compacts=task.profile.limits.compact and not task.captures_tokens,
         )
 
     @property

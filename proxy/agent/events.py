@@ -39,6 +39,21 @@ class ModelCallFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The tokens of one model call, as the backend reports them."""
+
+    prompt_ids: Sequence[int] = ()
+    reply_ids: Sequence[int] = ()
+    """The sampled tokens."""
+    logprobs: Sequence[float] = ()
+    """The log probability of each sampled token."""
+    missing: str | None = None
+    """Why the tokens are unknown; the sequences are empty then."""
+    weight_version: str | None = None
+    """The version of the model's weights, if the backend reports it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCallFinished:
     """A model call has ended. Emitted only for runs whose trajectory is captured, and only to
     observers."""
@@ -57,6 +72,8 @@ class ModelCallFinished:
     usage: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     """The error that ended the call, if the call failed or was cut off."""
+    tokens: CallTokens | None = None
+    """The tokens of the call; None if the request does not capture them, or if the call failed."""
 
 
 @dataclass(frozen=True, slots=True)

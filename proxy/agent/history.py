@@ -1,12 +1,14 @@
 """The history of a run: the messages of its prompts, in order. The history is append-only, because
 prefix caches and token histories depend on that. A compaction begins a new segment."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from policies.prompts import BEFORE_SUMMARY
-from proxy.agent.model import Message
+from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from proxy.agent.model import Completion, Message
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """The fields of SGLang and litellm, and of vLLM. Mistral sends reasoning as content parts."""
@@ -152,6 +154,25 @@ def reasoning_texts(message: Message) -> list[str]:
         text_of({"content": part.get("thinking")}) for part in parts if isinstance(part, dict)
     ]
     return list(dict.fromkeys(text for text in found if text and isinstance(text, str)))
+
+
+def completion_deltas(completion: Completion) -> list[ModelDelta]:
+    """Return the deltas of a completion that was not streamed, for a caller that expects a
+    stream."""
+    message = completion.message
+    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in reasoning_texts(message)]
+    text, logprobs = text_of(message), completion.choice.get("logprobs")
+    if text or logprobs:
+        deltas.append(TextDelta(text, logprobs))
+    calls = message.get("tool_calls")
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+            arguments = function.get("arguments")
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments or {})
+            deltas.append(ToolCallDelta(index, name, arguments))
+    return deltas
 
 
 def _summary_entries(

@@ -107,7 +107,7 @@ class AgentLoop:
         self._was_nudged = False
         """True if the last turn made no tool call and the model was asked to make one."""
         self._is_plain = False
-        """True if the next turn is the plain turn."""
+        """True if the next turn is the plain turn. Always False in a run that captures tokens."""
         self._failed_turns = 0
 
     def _create_parts(
@@ -130,7 +130,7 @@ class AgentLoop:
         )
         self._writer = AnswerWriter(task, emit)
         self._rules = UNCHECKED
-        if self._style.accepts_prose:
+        if self._style.accepts_prose and not task.captures_tokens:
             self._rules = prose_rules(task, self._input.messages, prompt, schemas)
         self._first_call = FirstCallProgress(task.delivery.status_hold, emit)
         self._new_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
@@ -261,7 +261,8 @@ class AgentLoop:
         if stop is None and not self._has_used_tools:  # none of the calls could be run
             outcome.record_trouble("malformed_call")
             self._failed_turns += 1
-            self._is_plain = self._failed_turns >= MAX_FAILED_TURNS
+            has_failed = self._failed_turns >= MAX_FAILED_TURNS
+            self._is_plain = has_failed and not self._task.captures_tokens
         return stop
 
     def _record_prose(self, reply: Completion) -> bool:
@@ -302,7 +303,8 @@ class AgentLoop:
             return StopReason.REFUSED
         if is_answer:
             return StopReason.ANSWERED
-        if not self._has_used_tools and not self._task.request.must_call:
+        protects = not (self._has_used_tools or self._task.captures_tokens)
+        if protects and not self._task.request.must_call:
             if not outcome.prose:
                 self._is_plain = True
                 return None
@@ -330,9 +332,9 @@ class AgentLoop:
         stop reason, or None if the plain turn follows. Raises the error if there is no fallback."""
         is_refusal = isinstance(error, ToolsRefusedError)
         insists = self._has_used_tools or self._task.profile.enabled == "always"
-        if self._is_plain or (is_refusal and insists):
+        if self._is_plain or (is_refusal and (insists or self._task.captures_tokens)):
             raise error
-        if self._has_used_tools:
+        if self._has_used_tools or self._task.captures_tokens:
             if self.budget.turns == 1:
                 raise error  # the request itself is too long
             return StopReason.CONTEXT_WINDOW
@@ -370,6 +372,8 @@ class AgentLoop:
             return stop
         last: StopReason | None = stop
         if stop is not StopReason.WALL_TIME:
+            if self._task.captures_tokens:
+                return stop
             self._is_plain = True
             last = await self._run_turn()
         if last is StopReason.WALL_TIME and not (outcome.prose or outcome.has_cut_call):

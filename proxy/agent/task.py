@@ -22,9 +22,10 @@ from proxy.body_memory import BodyReservation
 from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
-Capture = Literal["none", "messages"]
+Capture = Literal["none", "messages", "tokens"]
 """The part of a run that is kept as its trajectory. messages: the model calls with their messages,
-the tool calls with their observations, and the result."""
+the tool calls with their observations, and the result. tokens: also the token ids and the log
+probabilities of each model call."""
 LAST_ATTEMPT_S = 2.0
 """Minimum time left for an attempt while the status line is held back, in seconds."""
 
@@ -288,6 +289,13 @@ class AgentTask:
     """Time of the request, in seconds since 1970."""
     others: Sequence["AgentTask"] = ()
     """The request's further choices (`n`), each with a run of its own."""
+
+    @property
+    def captures_tokens(self) -> bool:
+        """True if the run is recorded for training. Its prompts and replies are then exactly those
+        of the model: the history is never compacted, replies are not cut, replaced or repeated
+        without tools, and the client's token limit is that of each call."""
+        return self.capture == "tokens"
 
     async def discard(self) -> None:
         """Refund the daily budget and report RunCancelledError to the observer, because the run

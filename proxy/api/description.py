@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, Response
 
 from policies.headers import ResponseHeader
 from policies.steps import STEPS_MODES, USAGE_SCOPES
+from proxy.agent.task import Capture
 from proxy.api.parameters import errors
 from proxy.errors import NotFoundError
 from proxy.schemas.resources import (
@@ -313,7 +314,7 @@ _SANDBOX = _nullable(
         "usage": _enum(*USAGE_SCOPES),
         "deadline_s": {"type": "number", "exclusiveMinimum": 0},
         "on_disconnect": _enum("cancel", "detach"),
-        "capture": _enum("none", "messages"),
+        "capture": _enum(*get_args(Capture)),
         "session": _TEXT,
         "container_id": _TEXT,
         "file_ids": _list(_TEXT),

@@ -7,6 +7,7 @@ from typing import Any
 
 from policies.headers import RequestHeader, ResponseHeader
 from policies.profile import Profile
+from policies.redaction import SecretFinder
 from policies.routing import Route, backend_model_name, choose_route
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import ModelRequest
@@ -59,7 +60,8 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
     )
     decided = choose_route(body, request.headers, profile)
     verdict = SUPPORTED
-    if decided.kind == "sandbox":
+    # A run that captures tokens is for a model that still learns to use the tools.
+    if decided.kind == "sandbox" and not requested.captures_tokens:
         verdict = services.tool_verdicts.verdict_for(request.owner, decided.model)
         if verdict.reason:
             decided = choose_route(body, request.headers, profile, verdict.reason)
@@ -71,7 +73,31 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
             f" answered without a sandbox: {decided.explanation}.",
             param="sandbox.enabled",
         )
+    if requested.captures_tokens:
+        _check_token_capture(decided, profile)
     return RoutingDecision(decided, profile, verdict)
+
+
+def _check_token_capture(route: Route, profile: Profile) -> None:
+    """Raise an error if a request with `sandbox.capture: tokens` is not allowed."""
+    param = "sandbox.capture"
+    if not profile.agent.capture_tokens:
+        raise ForbiddenError(
+            f"The profile {profile.name!r} does not allow sandbox.capture: tokens"
+            " (agent.capture_tokens).",
+            param=param,
+        )
+    if SecretFinder(profile.redaction):
+        raise BadRequestError(
+            f"The profile {profile.name!r} redacts secrets, and token ids cannot be redacted.",
+            param=param,
+        )
+    if route.kind != "sandbox":
+        raise BadRequestError(
+            "sandbox.capture: tokens needs a sandbox, and this request gets none:"
+            f" {route.explanation}.",
+            param=param,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +106,7 @@ class _RequestedPolicy:
 
     profile: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    captures_tokens: bool = False
 
 
 _NONE_REQUESTED = _RequestedPolicy()
@@ -114,4 +141,4 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
         text(name, "sandbox.profile")
-    return _RequestedPolicy(name, settings)
+    return _RequestedPolicy(name, settings, sandbox.get("capture") == "tokens")

@@ -64,14 +64,14 @@ async def list_trajectories(
 async def retrieve_trajectory(
     services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
 ) -> Response:
-    """Return the trajectory of a run whose request has `sandbox.capture: messages`. The trajectory
-    of a running run ends with its last complete turn."""
+    """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a
+    running run ends with its last complete turn."""
     stored = await services.runs.trajectory(owner, run_id)
     if stored is None:
         await find_run(services, owner, run_id)
         raise NotFoundError(
-            f"No trajectory of the run {run_id!r} was stored. Only requests with"
-            " sandbox.capture: messages have one.",
+            f"No trajectory of the run {run_id!r} was stored. Only requests with sandbox.capture"
+            " (messages or tokens) have one.",
             code="trajectory_not_captured",
         )
     if stored.deletion_reason:

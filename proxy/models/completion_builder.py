@@ -3,7 +3,6 @@
 Open it when the text or the tool calls of a completion are wrong.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -48,25 +47,6 @@ def parse_completion(payload: Any) -> Completion:
         choice=_without(choices[0], "message", "finish_reason"),
         response=_without(payload, "choices", "usage"),
     )
-
-
-def completion_deltas(completion: Completion) -> list[ModelDelta]:
-    """Return the deltas of a completion that was not streamed, for a caller that expects a
-    stream."""
-    message = completion.message
-    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in reasoning_texts(message)]
-    text, logprobs = text_of(message), completion.choice.get("logprobs")
-    if text or logprobs:
-        deltas.append(TextDelta(text, logprobs))
-    calls = message.get("tool_calls")
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
-            arguments = function.get("arguments")
-            if not isinstance(arguments, str):
-                arguments = json.dumps(arguments or {})
-            deltas.append(ToolCallDelta(index, name, arguments))
-    return deltas
 
 
 @contextmanager

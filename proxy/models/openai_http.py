@@ -25,6 +25,7 @@ from policies.json_bounds import (
     is_small,
 )
 from proxy.agent.events import ModelCallAccepted, OnDelta
+from proxy.agent.history import completion_deltas
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import AnswerTooLargeError, BackendError
 from proxy.models.backend_errors import (
@@ -37,7 +38,7 @@ from proxy.models.backend_errors import (
     timed_out,
     unreachable,
 )
-from proxy.models.completion_builder import attach_partial, completion_deltas, parse_completion
+from proxy.models.completion_builder import attach_partial, parse_completion
 from proxy.models.relay import (
     completion_request_headers,
     completion_response_headers,

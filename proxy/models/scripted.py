@@ -16,16 +16,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from proxy.agent.events import ModelCallAccepted, OnDelta
-from proxy.agent.history import REASONING_FIELDS
+from proxy.agent.history import REASONING_FIELDS, completion_deltas
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.backend_errors import backend_error
-from proxy.models.completion_builder import (
-    CompletionBuilder,
-    attach_partial,
-    completion_deltas,
-    parse_completion,
-)
+from proxy.models.completion_builder import CompletionBuilder, attach_partial, parse_completion
 from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8

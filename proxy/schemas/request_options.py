@@ -71,8 +71,9 @@ class SandboxOptions(PolicyOptions, total=False):
     Default: the server's `on_disconnect`."""
     capture: Capture
     """The part of the run that is kept as its trajectory, for GET /v1/runs/{id}/trajectory.
-    `messages`: the model calls with their messages, the tool calls and the result. Default:
-    `none`."""
+    `messages`: the model calls with their messages, the tool calls and the result. `tokens`: also
+    the token ids and log probabilities of the model calls, for training; only if the profile has
+    `agent.capture_tokens`. Default: `none`."""
     session: str
     """The client's name for the session, whose files the run finds again. Default: the id of the
     chat in a header or in `metadata.session_id`, else none."""

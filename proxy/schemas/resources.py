@@ -553,6 +553,38 @@ class ModelCallObject(_ResponseModel):
     error: str | None
     started_s: float = Field(description="Seconds from the start of the run.")
     duration_s: float
+    token_segment: int | None = Field(
+        None, description="The index of the token segment, if the tokens are known."
+    )
+    prompt_tokens: int | None = Field(
+        None, description="The number of tokens of the prompt: the first ones of the segment."
+    )
+    reply_tokens: int | None = Field(
+        None, description="The number of tokens of the reply, which follow those of the prompt."
+    )
+    tokens_missing: str | None = Field(
+        None, description="Why the tokens are unknown, with `sandbox.capture: tokens`."
+    )
+    weight_version: str | None = Field(
+        None, description="The version of the model's weights, if the backend reports it."
+    )
+
+
+class TokenSegment(_ResponseModel):
+    """The tokens of successive model calls, each of whose prompts begins with all tokens of the
+    call before."""
+
+    prompt_ids: list[int] = Field(description="The tokens of the first prompt.")
+    response_ids: list[int] = Field(
+        description="The tokens that follow: replies, and between them what was added to the"
+        " prompts."
+    )
+    response_mask: list[int] = Field(
+        description="1 for each token that the model sampled, 0 for each other token."
+    )
+    logprobs: list[float] = Field(
+        description="The log probability of each sampled token, and 0.0 for each other token."
+    )
 
 
 class ToolCallObject(_ResponseModel):
@@ -636,6 +668,9 @@ class TrajectoryObject(_Identified):
     is_truncated: bool = Field(description="True if contents were left out because of the size.")
     messages: list[dict[str, Any]]
     segments: list[list[int]]
+    token_segments: list[TokenSegment] = Field(
+        description="The tokens of the model calls, with `sandbox.capture: tokens`."
+    )
     settings: list[dict[str, Any]] = Field(
         description="The distinct settings of the model calls: tools, temperature and so on."
     )

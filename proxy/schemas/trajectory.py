@@ -14,6 +14,7 @@ from typing import Any
 from policies.capabilities import capabilities_of
 from policies.redaction import SecretFinder
 from proxy.agent.events import (
+    CallTokens,
     ChoiceEvent,
     EgressDecided,
     Event,
@@ -43,7 +44,9 @@ CAPTURED_EVENTS = frozenset(
 )
 MAX_CHARS = 64_000_000
 """Maximum number of characters of a trajectory's lines, which are JSON. Beyond it, messages,
-settings, arguments, observations, rules and connections are left out."""
+settings, tokens, arguments, observations, rules and connections are left out."""
+PIECE_TOKENS = 10_000
+"""Maximum number of tokens in one piece of JSON."""
 LEFT_OUT = f"[left out: the trajectory has more than {MAX_CHARS} characters]"
 Line = dict[str, Any]
 Object = dict[str, Any]
@@ -77,6 +80,10 @@ class TrajectoryWriter:
         """The index of each message that was written, by the message's digest."""
         self._settings: dict[bytes, int] = {}
         """The index of each call's settings that were written, by their digest."""
+        self._token_segments = 0
+        """Number of token segments so far."""
+        self._token_ids: list[int] = []
+        """All tokens of the latest token segment."""
 
     def write(self, at_s: float, event: Event) -> Iterator[str]:
         """Yield the lines for an event. `at_s` is the time since the start of the run, in
@@ -158,6 +165,28 @@ class TrajectoryWriter:
             "error": call.error,
             "started_s": max(0.0, at_s - call.duration_s),
             "duration_s": call.duration_s,
+            **(self._token_fields(call.tokens) if call.tokens else {}),
+        }
+
+    def _token_fields(self, tokens: CallTokens) -> Line:
+        """Return the tokens of a call. A call whose prompt begins with all tokens of the call
+        before it belongs to the same segment, and only the new tokens are written."""
+        missing = tokens.missing
+        if missing is None and not self._has_room():
+            missing = LEFT_OUT
+        fields: Line = {"tokens_missing": missing, "weight_version": tokens.weight_version}
+        if missing is not None:
+            return fields
+        prompt_ids, known = list(tokens.prompt_ids), len(self._token_ids)
+        if not self._token_segments or prompt_ids[:known] != self._token_ids:
+            self._token_segments, known = self._token_segments + 1, 0
+        self._token_ids = [*prompt_ids, *tokens.reply_ids]
+        return {
+            **fields,
+            "token_segment": self._token_segments - 1,
+            "prompt_ids": prompt_ids[known:],
+            "reply_ids": tokens.reply_ids,
+            "logprobs": tokens.logprobs,
         }
 
     def _message_line(self, message: Mapping[str, Any]) -> Line:
@@ -238,6 +267,7 @@ class _Reader:
     tool_calls: dict[int, Line] = field(default_factory=dict)
     """The tool calls by their steps."""
     segments: list[list[int]] = field(default_factory=list)
+    token_segments: list[Object] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
     """The indexes of the messages of the latest prompt."""
 
@@ -261,7 +291,27 @@ class _Reader:
     def _call(self, line: Line) -> Line:
         self.prompt = [*self.prompt[: line.pop("kept")], *line.pop("added")]
         segment = self._segment_of(self.prompt)
-        return {"segment": segment, "prompt_messages": len(self.prompt), **line}
+        tokens = self._tokens(line)
+        return {"segment": segment, "prompt_messages": len(self.prompt), **line, **tokens}
+
+    def _tokens(self, line: Line) -> Line:
+        """Move the tokens of a call from its line into their segment, and return the fields that
+        say where they are there; none without captured tokens."""
+        if "token_segment" not in line:
+            return {}
+        index = line["token_segment"]
+        new, reply, logprobs = (line.pop(name) for name in ("prompt_ids", "reply_ids", "logprobs"))
+        if index == len(self.token_segments):
+            self.token_segments.append(
+                {"prompt_ids": new, "response_ids": [], "response_mask": [], "logprobs": []}
+            )
+            new = []
+        segment = self.token_segments[index]
+        segment["response_ids"] += [*new, *reply]
+        segment["response_mask"] += [0] * len(new) + [1] * len(reply)
+        segment["logprobs"] += [0.0] * len(new) + logprobs
+        before = len(segment["prompt_ids"]) + len(segment["response_ids"])
+        return {"prompt_tokens": before - len(reply), "reply_tokens": len(reply)}
 
     def _segment_of(self, prompt: list[int]) -> int:
         """Return the index of the segment that a prompt is the beginning of, or extends."""
@@ -305,6 +355,7 @@ def read_trajectory(
         "is_truncated": reader.end.get("is_truncated", False),
         "messages": reader.tables["message"],
         "segments": reader.segments,
+        "token_segments": reader.token_segments,
         "settings": reader.tables["settings"],
         "turns": reader.tables["turn"],
         "model_calls": reader.tables["model_call"],
@@ -335,20 +386,31 @@ def to_openai(trajectory: Object) -> Object:
 
 
 def json_pieces(trajectory: Object) -> Iterator[str]:
-    """Yield the JSON text of a trajectory in pieces, one for each item of its lists. The encoder
-    does not release Python's lock within a piece, so one piece of 64 MB would stop the event
-    loop."""
+    """Yield the JSON text of a trajectory in pieces, one for each item of its lists and for
+    PIECE_TOKENS tokens. The encoder does not release Python's lock within a piece, so one piece of
+    64 MB would stop the event loop."""
     before = "{"
     for name, value in trajectory.items():
         yield f"{before}{json.dumps(name)}: "
         before = ", "
         if isinstance(value, list) and value:
             for index, item in enumerate(value):
-                yield ("[" if index == 0 else ", ") + json.dumps(item)
+                yield "[" if index == 0 else ", "
+                yield from _segment_pieces(item) if name == "token_segments" else [json.dumps(item)]
             yield "]"
         else:
             yield json.dumps(value)
     yield "}"
+
+
+def _segment_pieces(segment: Object) -> Iterator[str]:
+    before = "{"
+    for name, values in segment.items():
+        yield f"{before}{json.dumps(name)}: ["
+        before = "], "
+        for start in range(0, len(values), PIECE_TOKENS):
+            yield (", " if start else "") + json.dumps(values[start : start + PIECE_TOKENS])[1:-1]
+    yield "]}"
 
 
 def _last_call(trajectory: Object) -> Object | None:

@@ -301,7 +301,7 @@ async def test_unknown_capture_is_refused(tmp_path: Path) -> None:
         running_proxy(backend, "memory", tmp_path) as url,
         http_client(url) as http,
     ):
-        refused = await post_chat(http, sandbox={"capture": "tokens"})
+        refused = await post_chat(http, sandbox={"capture": "everything"})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "sandbox.capture"
     assert "'none', 'messages'" in refused.json()["error"]["message"]

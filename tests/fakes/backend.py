@@ -25,6 +25,7 @@ from proxy.models.scripted import (
     completion_chunks,
     encode_sse,
 )
+from tests.fakes.tokens import add_tokens
 
 Style = Literal["vllm", "sglang", "llama.cpp"]
 
@@ -90,7 +91,7 @@ class SeenRequest:
 class ScriptedBackend:
     """The running server."""
 
-    def __init__(self, style: Style, model: str) -> None:
+    def __init__(self, style: Style, model: str, *, has_tokens: bool = False) -> None:
         self.base_url = ""
         """The base URL for SDKs, with /v1."""
         self.requests: list[SeenRequest] = []
@@ -101,6 +102,8 @@ class ScriptedBackend:
         """The headers of each request for the list of models, by lower-case name."""
         self.style = style
         self.model = model
+        self.has_tokens = has_tokens
+        """True if replies that are not streamed have token ids, for requests that ask for them."""
         self._arrival = asyncio.Condition()
 
     async def arrived(self, count: int) -> SeenRequest:
@@ -137,14 +140,16 @@ async def scripted_backend(
     window: int | None = 1_000_000,
     elsewhere: "Handler | None" = None,
     let_in: "LetIn | None" = None,
+    has_tokens: bool = False,
 ) -> AsyncIterator[ScriptedBackend]:
     """Serve a script on a free port of this loop.
 
     A function in place of a list chooses each item by the request's body (see `by_history`).
     `window` is the window that the model list contains. `elsewhere` serves all other paths.
-    `let_in` checks every request first and may refuse it.
+    `let_in` checks every request first and may refuse it. With `has_tokens`, replies have token ids
+    (see `tests.fakes.tokens`).
     """
-    backend = ScriptedBackend(style, model)
+    backend = ScriptedBackend(style, model, has_tokens=has_tokens)
     middlewares = [] if let_in is None else [_middleware(let_in)]
     app = web.Application(client_max_size=64 * 2**20, middlewares=middlewares)
     app.router.add_post("/v1/chat/completions", _chat_handler(backend, script))
@@ -258,7 +263,7 @@ class _Exchange:
             return _refusal(_as_refusal(reply.error), self._backend.style)
         if self._body.get("stream"):
             return await self._stream(self._pieces(item))
-        return web.json_response(self._completion(reply))
+        return web.json_response(self._with_tokens(self._completion(reply)))
 
     def _pieces(self, item: Mapping[str, Any] | Frames) -> Iterable[bytes]:
         if isinstance(item, Frames):
@@ -266,6 +271,11 @@ class _Exchange:
         include_usage = bool((self._body.get("stream_options") or {}).get("include_usage"))
         completion = self._completion(ScriptedReply.model_validate(item))
         return encode_sse(completion_chunks(completion, include_usage=include_usage))
+
+    def _with_tokens(self, completion: dict[str, Any]) -> dict[str, Any]:
+        if self._backend.has_tokens:
+            add_tokens(completion, self._body, self._backend.style)
+        return completion
 
     def _completion(self, reply: ScriptedReply) -> dict[str, Any]:
         return build_completion(

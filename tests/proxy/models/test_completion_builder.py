@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from proxy.agent.history import completion_deltas
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
-from proxy.models.completion_builder import CompletionBuilder, completion_deltas, parse_completion
+from proxy.models.completion_builder import CompletionBuilder, parse_completion
 
 
 def assembled(*deltas: dict[str, Any]) -> tuple[list[ModelDelta], Completion]:

@@ -1,11 +1,17 @@
 """The lines of a trajectory, and the segments that are read from them."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from proxy.agent.events import (
+    CallTokens,
     Event,
     ModelCallFinished,
     RuleMatched,
@@ -168,3 +174,79 @@ def test_json_of_a_trajectory_is_written_in_pieces_of_one_item() -> None:
     pieces = list(json_pieces(trajectory))
     assert json.loads("".join(pieces)) == trajectory
     assert max(map(len, pieces)) < 2 * max(len(json.dumps(each)) for each in messages)
+
+
+def test_json_of_tokens_is_written_in_pieces() -> None:
+    ids = list(range(25_000))
+    tokens = CallTokens(ids, ids, [-0.5] * len(ids))
+    trajectory = read([replace(model_call(0, QUESTION, reply=FIRST), tokens=tokens)])
+    pieces = list(json_pieces(trajectory))
+    assert json.loads("".join(pieces)) == trajectory
+    assert max(map(len, pieces)) < len(json.dumps(ids)) / 2
+
+
+IDS = st.lists(st.integers(0, 3), max_size=4)
+"""Few and small ids, so that a prompt often begins with the tokens of another call by chance."""
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("continues"), IDS, IDS),
+        st.tuples(st.sampled_from(["differs", "has no tokens", "fails"]), IDS, IDS),
+    ),
+    max_size=8,
+)
+
+
+@given(CALLS)
+def test_tokens_of_each_call_are_found_in_its_segment(calls: list[tuple[str, Any, Any]]) -> None:
+    events, expected, last = [], list[Any](), list[int]()
+    for kind, new, reply_ids in calls:
+        prompt_ids = [*last, *new] if kind == "continues" else new
+        logprobs = [-(each + 1) / 8 for each in reply_ids]
+        tokens: CallTokens | None = CallTokens(prompt_ids, reply_ids, logprobs)
+        if kind == "has no tokens":
+            tokens = CallTokens(missing="none")
+        elif kind == "fails":
+            tokens = None
+        else:
+            last = [*prompt_ids, *reply_ids]
+        has_tokens = tokens is not None and tokens.missing is None
+        expected.append((prompt_ids, reply_ids, logprobs) if has_tokens else None)
+        events.append(replace(model_call(0, QUESTION, reply=FIRST), tokens=tokens))
+    found = read(events)
+    segments = found["token_segments"]
+    for call, tokens_of_call in zip(found["model_calls"], expected, strict=True):
+        if tokens_of_call is None:
+            assert call.get("token_segment") is None
+            continue
+        segment = segments[call["token_segment"]]
+        ids = [*segment["prompt_ids"], *segment["response_ids"]]
+        end = call["prompt_tokens"] + call["reply_tokens"]
+        start = call["prompt_tokens"] - len(segment["prompt_ids"])
+        sampled = slice(start, start + call["reply_tokens"])
+        assert (
+            ids[: call["prompt_tokens"]],
+            ids[call["prompt_tokens"] : end],
+            segment["logprobs"][sampled],
+        ) == tokens_of_call
+        assert set(segment["response_mask"][sampled]) <= {1}
+    known = [each for each in expected if each is not None]
+    masks = [mask for segment in segments for mask in segment["response_mask"]]
+    assert sum(masks) == sum(len(reply_ids) for _, reply_ids, _ in known)
+    for segment in segments:
+        lengths = {len(segment[name]) for name in ("response_ids", "response_mask", "logprobs")}
+        assert len(lengths) == 1
+    splits = sum(
+        prompt_ids[: len(before) + len(reply)] != [*before, *reply]
+        for (before, reply, _), (prompt_ids, _, _) in itertools.pairwise(known)
+    )
+    assert len(segments) == (splits + 1 if known else 0)
+
+
+def test_tokens_of_a_trajectory_that_is_too_long_are_left_out_whole() -> None:
+    first = CallTokens([1, 2], [3], [-0.5])
+    second = CallTokens([1, 2, 3, 4], [5], [-0.25])
+    calls = [replace(model_call(0, LONG, reply=FIRST), tokens=each) for each in (first, second)]
+    found = read(calls, max_chars=1200)
+    assert [each["tokens_missing"] for each in found["model_calls"]] == [None, LEFT_OUT]
+    assert [segment["response_ids"] for segment in found["token_segments"]] == [[3]]
+    assert found["is_truncated"]

@@ -1,0 +1,83 @@
+"""The token ids and log probabilities in a backend's reply, in the formats of vLLM, SGLang and
+litellm."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from proxy.agent.events import CallTokens
+from proxy.agent.model import Completion
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
+
+TOKEN_PARAMS = {"return_token_ids": True, "logprobs": True}
+"""The parameters of vLLM and SGLang that request token ids and log probabilities."""
+_ID_FIELDS = ("prompt_token_ids", "token_ids")
+_NESTED = "provider_specific_fields"
+"""The field of a choice in which litellm puts the fields of a provider."""
+MAX_VERSION_CHARS = 200
+"""Maximum length of a weight version."""
+
+
+def refuses_token_params(error: BackendError) -> bool:
+    """Return True if a backend refused a call because of TOKEN_PARAMS."""
+    if isinstance(error, ContextOverflowError | ToolsRefusedError):
+        return False
+    words = f"{error.message} {error.param}"
+    return error.status in (400, 422) and any(name in words for name in TOKEN_PARAMS)
+
+
+def read_tokens(reply: Completion) -> CallTokens:
+    """Return the tokens of a reply. Without an id and a log probability for each sampled token,
+    `missing` says why, and no tokens are returned."""
+    version = _weight_version(reply)
+    fields = {**_nested(reply.choice), **reply.response, **reply.choice}
+    prompt_ids, reply_ids = (_ids(fields.get(name)) for name in _ID_FIELDS)
+    if prompt_ids is None or reply_ids is None:
+        return CallTokens(missing="The backend sent no token ids.", weight_version=version)
+    logprobs = _logprobs(reply.choice)
+    if logprobs is None:
+        return CallTokens(missing="The backend sent no log probabilities.", weight_version=version)
+    if len(logprobs) != len(reply_ids):
+        missing = f"The backend sent {len(logprobs)} log probabilities for {len(reply_ids)} tokens."
+        return CallTokens(missing=missing, weight_version=version)
+    return CallTokens(prompt_ids, reply_ids, logprobs, weight_version=version)
+
+
+def without_tokens(reply: Completion, body: Mapping[str, Any]) -> Completion:
+    """Return a reply without the token ids and log probabilities that `body`, the call without
+    TOKEN_PARAMS, does not request."""
+    hidden = set() if body.get("return_token_ids") else set(_ID_FIELDS)
+    if not body.get("logprobs"):
+        hidden.add("logprobs")
+    choice = {name: value for name, value in reply.choice.items() if name not in hidden}
+    if nested := _nested(choice):
+        choice[_NESTED] = {name: value for name, value in nested.items() if name not in hidden}
+    response = {name: value for name, value in reply.response.items() if name not in hidden}
+    return replace(reply, choice=choice, response=response)
+
+
+def _nested(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = choice.get(_NESTED)
+    return nested if isinstance(nested, dict) else {}
+
+
+def _ids(value: Any) -> list[int] | None:
+    is_list = isinstance(value, list) and all(type(each) is int for each in value)
+    return value if is_list else None
+
+
+def _logprobs(choice: Mapping[str, Any]) -> list[float] | None:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if not isinstance(content, list):
+        return None
+    found = [each.get("logprob") for each in content if isinstance(each, dict)]
+    return [float(each) for each in found if isinstance(each, int | float) and isfinite(each)]
+
+
+def _weight_version(reply: Completion) -> str | None:
+    """Return the version that SGLang reports in `metadata`."""
+    metadata = reply.response.get("metadata")
+    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    return version[:MAX_VERSION_CHARS] if isinstance(version, str) else None

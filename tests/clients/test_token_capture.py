@@ -1,0 +1,255 @@
+"""`sandbox.capture: tokens`: the trajectory has the token ids and log probabilities of a run."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from policies.limits import Limits
+from policies.profile import AgentSettings, Profile
+from policies.prompts import NUDGE
+from policies.redaction import Redaction
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.models.tool_support import ToolSettings, ToolVerdicts
+from proxy.profiles import Profiles
+from tests.clients.chat_http import BODY, PATH, answer_text, http_client, post_chat
+from tests.fakes.backend import Held, Refusal, scripted_backend
+from tests.fakes.server import running_proxy
+from tests.fakes.tokens import (
+    WEIGHT_VERSION,
+    logprob_of,
+    prompt_text,
+    reply_text,
+    text_of_tokens,
+    tokens_of,
+)
+
+ALLOWED = Profile(agent=AgentSettings(capture_tokens=True))
+CAPTURE: dict[str, Any] = {"sandbox": {"capture": "tokens"}}
+STEP = tool_reply(call("execute_bash", command="echo 42"), content="Let me see.")
+ANSWER = text_reply("It is 42.")
+CALL_FIELDS = ("token_segment", "prompt_tokens", "reply_tokens", "tokens_missing", "weight_version")
+
+
+async def trajectory(http: httpx.AsyncClient, answered: httpx.Response) -> Any:
+    """Return the native trajectory of a response's run."""
+    assert answered.status_code == 200, answered.text
+    run_id = answered.headers["x-sandbox-run"]
+    return (await http.get(f"/v1/runs/{run_id}/trajectory")).raise_for_status().json()
+
+
+def sampled(segment: dict[str, Any]) -> list[str]:
+    """Return the texts that the model sampled in a token segment."""
+    texts, last = list[list[int]](), 0
+    for token, mask in zip(segment["response_ids"], segment["response_mask"], strict=True):
+        if mask and not last:
+            texts.append([])
+        if mask:
+            texts[-1].append(token)
+        last = mask
+    return [text_of_tokens(text) for text in texts]
+
+
+@pytest.mark.parametrize("style", ["vllm", "sglang"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_of_a_run_are_one_row_of_tokens(
+    tmp_path: Path, stream: bool, style: Any
+) -> None:
+    async with (
+        scripted_backend([STEP, ANSWER], style=style, has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, stream=stream, **CAPTURE)
+        found = await trajectory(http, answered)
+        first, second = (request.body for request in backend.requests)
+    replies = [reply_text(found["messages"][call["reply"]]) for call in found["model_calls"]]
+    (segment,) = found["token_segments"]
+    ids = [*segment["prompt_ids"], *segment["response_ids"]]
+    assert text_of_tokens(segment["prompt_ids"]) == prompt_text(first)
+    assert text_of_tokens(ids) == prompt_text(second) + replies[1]
+    assert sampled(segment) == replies
+    assert segment["logprobs"] == [
+        logprob_of(token) if mask else 0.0
+        for token, mask in zip(segment["response_ids"], segment["response_mask"], strict=True)
+    ]
+    for call_object, body, reply in zip(
+        found["model_calls"], (first, second), replies, strict=True
+    ):
+        prompt_tokens = len(tokens_of(prompt_text(body)))
+        version = WEIGHT_VERSION if style == "sglang" else None
+        assert [call_object[name] for name in CALL_FIELDS] == [
+            *(0, prompt_tokens, len(tokens_of(reply)), None, version)
+        ]
+    assert [
+        (body["return_token_ids"], body["logprobs"], body.get("stream")) for body in (first, second)
+    ] == [(True, True, None)] * 2
+    assert not {"return_token_ids", "logprobs"} & found["settings"][0].keys()
+    assert answer_text(answered).endswith("It is 42.")
+    assert "token_ids" not in answered.text
+    assert '"logprob"' not in answered.text
+
+
+async def test_steps_are_streamed_while_the_run_continues(tmp_path: Path) -> None:
+    shown = asyncio.Event()
+    body = {**BODY, "stream": True, **CAPTURE}
+    async with (
+        scripted_backend([STEP, Held(ANSWER, until=shown)], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+        http.stream("POST", PATH, json=body) as answered,
+    ):
+        async for line in answered.aiter_lines():
+            if "echo 42" in line:
+                shown.set()
+    assert shown.is_set()
+
+
+async def test_client_that_asks_for_logprobs_gets_them(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, logprobs=True, **CAPTURE)
+        found = await trajectory(http, answered)
+    content = answered.json()["choices"][0]["logprobs"]["content"]
+    assert [each["logprob"] for each in content] == found["token_segments"][0]["logprobs"]
+    assert "token_ids" not in answered.text
+
+
+async def test_prompt_that_does_not_continue_the_tokens_begins_a_segment(tmp_path: Path) -> None:
+    thinking = {**STEP, "reasoning": "I run echo."}
+    async with (
+        scripted_backend([thinking, ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        found = await trajectory(http, await post_chat(http, **CAPTURE))
+        prompts = [prompt_text(request.body) for request in backend.requests]
+    segments = found["token_segments"]
+    assert [text_of_tokens(segment["prompt_ids"]) for segment in segments] == prompts
+    assert [set(segment["response_mask"]) for segment in segments] == [{1}, {1}]
+    assert [each["token_segment"] for each in found["model_calls"]] == [0, 1]
+
+
+async def test_backend_that_refuses_the_parameters_is_asked_once(tmp_path: Path) -> None:
+    refusal = Refusal(400, "Unrecognized request argument supplied: return_token_ids")
+    async with (
+        scripted_backend([refusal, STEP, ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, **CAPTURE)
+        found = await trajectory(http, answered)
+        asked = ["return_token_ids" in request.body for request in backend.requests]
+    assert answer_text(answered).endswith("It is 42.")
+    assert asked == [True, False, False]
+    reasons = {each["tokens_missing"] for each in found["model_calls"]}
+    assert reasons == {f"The backend refused the parameters: {refusal.message}"}
+    assert found["token_segments"] == []
+    assert [each["error"] for each in found["model_calls"]] == [None, None]
+
+
+async def test_other_refusals_are_the_clients(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([Refusal(400, "temperature must be at most 2")]) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        refused = await post_chat(http, **CAPTURE)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "temperature must be at most 2"
+
+
+async def test_backend_without_token_ids(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([ANSWER]) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        found = await trajectory(http, await post_chat(http, **CAPTURE))
+    assert found["model_calls"][0]["tokens_missing"] == "The backend sent no token ids."
+    assert "token_segment" not in found["model_calls"][0]
+
+
+REFUSED: dict[str, tuple[Profile, dict[str, Any], int, str]] = {
+    "not allowed": (Profile(), {}, 403, "The profile 'default' does not allow"),
+    "redaction": (
+        Profile(
+            agent=AgentSettings(capture_tokens=True), redaction=Redaction(detectors=("github",))
+        ),
+        *({}, 400, "The profile 'default' redacts secrets"),
+    ),
+    "plain": (ALLOWED, {"model": f"{BODY['model']}:plain"}, 400, "sandbox.capture: tokens needs"),
+    "never": (
+        Profile(agent=AgentSettings(capture_tokens=True), enabled="never"),
+        *({}, 400, "sandbox.capture: tokens needs a sandbox"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_request_whose_tokens_cannot_be_captured(tmp_path: Path, case: str) -> None:
+    profile, fields, status, message = REFUSED[case]
+    async with (
+        scripted_backend([]) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(profile)) as url,
+        http_client(url) as http,
+    ):
+        refused = await post_chat(http, **fields, **CAPTURE)
+        assert not backend.requests
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (status, "sandbox.capture")
+    assert error["message"].startswith(message)
+
+
+async def test_model_without_tool_support_gets_tools_too(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([STEP, ANSWER], has_tokens=True) as backend,
+        running_proxy(
+            backend,
+            "memory",
+            tmp_path,
+            profiles=Profiles.only(ALLOWED),
+            make_verdicts=lambda *_: ToolVerdicts(ToolSettings("never")),
+        ) as url,
+        http_client(url) as http,
+    ):
+        answered = await post_chat(http, **CAPTURE)
+        assert answer_text(answered).endswith("It is 42.")
+
+
+async def test_reply_is_neither_replaced_nor_asked_for_without_tools(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply(""), ANSWER], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
+        http_client(url) as http,
+    ):
+        found = await trajectory(http, await post_chat(http, max_tokens=7, **CAPTURE))
+        first, second = (request.body for request in backend.requests)
+    added = [{"role": "assistant", "content": ""}, {"role": "user", "content": NUDGE}]
+    assert second["messages"] == [*first["messages"], *added]
+    assert (first["max_tokens"], second["max_tokens"]) == (7, 7)
+    assert second["tools"] == first["tools"]
+    assert len(found["token_segments"]) == 1
+
+
+async def test_long_history_ends_the_run_instead_of_a_compaction(tmp_path: Path) -> None:
+    long = tool_reply(call("execute_bash", command="seq 4000"))
+    usage = {"prompt_tokens": 3000, "completion_tokens": 10, "total_tokens": 3010}
+    full = Refusal(400, "This model's maximum context length is 4096 tokens.")
+    profile = Profile(agent=AgentSettings(capture_tokens=True), limits=Limits(final_question=False))
+    async with (
+        scripted_backend(
+            [{**long, "usage": usage}, *[full] * 8], window=4096, has_tokens=True
+        ) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(profile)) as url,
+        http_client(url) as http,
+    ):
+        found = await trajectory(http, await post_chat(http, **CAPTURE))
+    assert found["result"]["stop_reason"] == "context_window"
+    assert found["result"]["compactions"] == []
+    assert len(found["token_segments"]) == 1
