@@ -1,5 +1,6 @@
 """Features of vLLM: its own request fields, enforced tool choice, and refusal of tools."""
 
+import statistics
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 from tests.engines.conftest import Served
 from tests.engines.engine import MODEL, REQUEST_TIMEOUT_S, Body
 from tests.engines.measured_requests import PATIENCE_S, ask, post, request
-from tests.engines.servers import model_server, proxy
+from tests.engines.servers import model_server, proxy, tools_always
 from tests.engines.vllm import NO_PARSER
 
 pytestmark = pytest.mark.engine
 WINDOW = 2048
+MEDIAN_DIFFERENCE, MAX_DIFFERENCE = 0.05, 0.5
+"""Bounds of the difference of two log probabilities of one token: the weights are in bfloat16, and
+the engine computes a prompt in another order than a reply."""
 YES_OR_NO = ["yes", "no"]
 GET_TIME: dict[str, Any] = {
     "type": "function",
@@ -71,6 +75,42 @@ async def test_token_ids_match_the_answer(served: Served) -> None:
     text = (await request_path(served.server.url, "/detokenize", tokens)).json()["prompt"]
     assert text.removesuffix("<|im_end|>").strip() == answer.text.strip()
     assert answer.body["prompt_token_ids"]
+
+
+@pytest.fixture
+async def capturing(served: Served) -> AsyncIterator[Served]:
+    """The server behind a proxy whose profile allows `sandbox.capture: tokens`."""
+    # The reference style goes on after a turn without a call, which a small model seldom makes.
+    agent = {"capture_tokens": True, "style": "reference"}
+    profiles = {"default": {"agent": agent, "limits": {"max_turns": 3, "final_question": False}}}
+    async with proxy(served.server.url, profiles=profiles, **tools_always()) as ours:
+        yield Served(served.server, f"http://127.0.0.1:{ours.port}")
+
+
+async def test_captured_tokens_are_those_of_the_engine(capturing: Served) -> None:
+    body = request("Count the files.", max_tokens=60, temperature=1, seed=7)
+    answered = await post(capturing.url, {**body, "sandbox": {"capture": "tokens"}})
+    path = f"/v1/runs/{answered.headers['x-sandbox-run']}/trajectory"
+    found = (await request_path(capturing.url, path)).json()
+    assert len(found["model_calls"]) == 3
+    differences = []
+    for call in found["model_calls"]:
+        assert call["tokens_missing"] is None
+        segment = found["token_segments"][call["token_segment"]]
+        prompt, reply = call["prompt_tokens"], call["reply_tokens"]
+        assert prompt == call["usage"]["prompt_tokens"]
+        assert reply == call["usage"]["completion_tokens"]
+        ids = [*segment["prompt_ids"], *segment["response_ids"]][: prompt + reply]
+        again = {"model": MODEL, "prompt": ids, "prompt_logprobs": 0, "max_tokens": 1}
+        answer = (await request_path(capturing.server.url, "/v1/completions", again)).json()
+        recomputed = answer["choices"][0]["prompt_logprobs"]
+        captured = [0.0] * len(segment["prompt_ids"]) + segment["logprobs"]
+        differences += [
+            abs(recomputed[index][str(ids[index])]["logprob"] - captured[index])
+            for index in range(prompt, prompt + reply)
+        ]
+    assert statistics.median(differences) < MEDIAN_DIFFERENCE
+    assert max(differences) < MAX_DIFFERENCE
 
 
 async def test_log_probabilities_match_the_answer(served: Served) -> None:
