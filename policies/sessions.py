@@ -43,6 +43,32 @@ class SessionSettings:
 
 TrajectoryFormat = Literal["native", "openai", "reference"]
 """The formats in which clients get a trajectory."""
+TrajectoryExportFormat = Literal["rows", "verl", "openenv", "sft", "native"]
+"""The formats in which clients get many trajectories, one line of JSON each or for each row."""
+
+
+MAX_LABEL_CHARS = 512
+"""Maximum length of a label, which is that of OpenAI's metadata values."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryLabels:
+    """The labels of a trajectory, by which a trainer finds it again."""
+
+    group_id: str | None = None
+    """The group of runs whose rewards are compared, usually several runs of one task."""
+    task_id: str | None = None
+
+
+def trajectory_labels(metadata: object) -> TrajectoryLabels:
+    """Return the labels in a request's `metadata`. Other values than short texts are ignored."""
+    fields = metadata if isinstance(metadata, dict) else {}
+
+    def label(name: str) -> str | None:
+        value = fields.get(name)
+        return value if isinstance(value, str) and 0 < len(value) <= MAX_LABEL_CHARS else None
+
+    return TrajectoryLabels(label("group_id"), label("task_id"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def command_line(pid: int) -> str:
 def running(marker: str) -> bool:
     """Return True if a process on this host, sandboxed or not, has `marker` in its command line."""
     return any(marker in read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def kill_sandboxes(pid: int) -> None:
+    """Kill all bubblewrap sandboxes of the process `pid`, also the idle ones. Return when they and
+    all processes inside have ended: until then one inside can answer the next request."""
+    killed = [each for each in descendants(pid) if read(Path(f"/proc/{each}/comm")) == "bwrap\n"]
+    assert killed
+    pidfds = [os.pidfd_open(inside) for each in killed for inside in (each, *descendants(each))]
+    for each in killed:
+        os.kill(each, signal.SIGKILL)
+    assert all_end(pidfds)
 
 
 def all_end(pidfds: Iterable[int]) -> bool:

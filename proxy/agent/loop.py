@@ -462,6 +462,7 @@ class AgentLoop:
             origin=self._lease.origin,
             route=self._outcome.route or self._task.route,
             steps=self._executor.shown_steps,
+            sandbox_losses=self._executor.losses,
             suspended_run=suspend_run(
                 self._task, self._outcome, calls, history, used_sandbox=has_sandbox
             ),

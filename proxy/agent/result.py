@@ -163,6 +163,8 @@ class Result:
     """The compactions of the history, in order."""
     tool_trouble: tuple[ToolTrouble, ...] = ()
     """Signs that the model cannot use tools, each once."""
+    sandbox_losses: int = 0
+    """Number of sandboxes that were lost during a tool call."""
 
 
 class CapabilityCounter:

@@ -12,7 +12,7 @@ from policies.budgets import DailyBudget, Expense, Reservation
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
-from policies.sessions import ResumePoint, Session, SessionState
+from policies.sessions import ResumePoint, Session, SessionState, TrajectoryLabels
 from policies.steps import NarrationSetting, UsageScope
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
@@ -284,6 +284,7 @@ class AgentTask:
     response is sent and the run has ended."""
     capture: Capture = "none"
     """The part of the run that its trajectory keeps."""
+    labels: TrajectoryLabels = TrajectoryLabels()
     observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """Time of the request, in seconds since 1970."""

@@ -81,6 +81,7 @@ class ToolExecutor:
         self.is_sandbox_requested = False
         """True once a tool has requested a sandbox."""
         self.losses = 0
+        """Number of sandboxes that were lost during a tool call."""
         self.steps = 0
         """Number of calls so far."""
         self.shown_steps = 0

@@ -29,6 +29,7 @@ from policies.sessions import (
     run_container_id,
     session_container_id,
     session_states,
+    trajectory_labels,
 )
 from proxy.agent.suspension import SuspendedRun, answered_run_ids
 from proxy.agent.task import (
@@ -242,6 +243,7 @@ async def prepare_request(
         credentials=model_request.credentials,
         body_memory=body_reservation(model_request.http),
         capture=options.capture,
+        labels=trajectory_labels(model_request.body.get("metadata")),
         observer=observer,
         created=created,
     )

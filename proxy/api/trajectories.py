@@ -2,14 +2,15 @@
 rewards."""
 
 import asyncio
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from policies.sessions import TrajectoryFormat
-from proxy.api.dependencies import JSONResponse
+from policies.sessions import TrajectoryExportFormat, TrajectoryFormat, TrajectoryLabels
+from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import (
     BODY_ERRORS,
     REQUIRES_KEY,
@@ -25,18 +26,24 @@ from proxy.runs.trajectory_recorder import stored_texts
 from proxy.schemas.resources import (
     Deleted,
     ListObject,
-    ListQuery,
     OpenAITrajectory,
     ReferenceTrajectory,
     RewardCreate,
     RewardObject,
+    TrajectoryExportQuery,
+    TrajectoryListQuery,
     TrajectoryObject,
     TrajectoryQuery,
     TrajectorySummaryObject,
 )
 from proxy.schemas.trajectory import json_pieces, read_trajectory, to_openai, to_reference
+from proxy.schemas.trajectory_exports import EXPORTS
+from proxy.store.records import PageRequest
 from proxy.store.trajectories import DeletionReason, StoredTrajectory
 
+JSON_LINES = "application/jsonl"
+EXPORT_PAGE = 100
+"""Number of trajectories that an export looks up at once."""
 _CONVERTERS = {"openai": to_openai, "reference": to_reference}
 
 router = APIRouter(
@@ -48,12 +55,46 @@ router = APIRouter(
 
 @router.get("/v1/trajectories", responses=errors(400))
 async def list_trajectories(
-    services: ServicesDep, owner: Owner, query: Annotated[ListQuery, Query()]
+    services: ServicesDep, owner: Owner, query: Annotated[TrajectoryListQuery, Query()]
 ) -> ListObject[TrajectorySummaryObject]:
     """List the trajectories of runs, without deleted and expired ones."""
-    found = await services.store.trajectories.page(owner, query.page_request)
+    found = await services.store.trajectories.page(owner, query.page_request, query.labels)
     items = [TrajectorySummaryObject(**asdict(each)) for each in found.items]
     return ListObject.of(items, found.has_more)
+
+
+@router.get(
+    "/v1/trajectories/export",
+    response_class=StreamingResponse,
+    responses={200: {"content": {JSON_LINES: {}}}, **errors(400)},
+)
+async def export_trajectories(
+    services: ServicesDep, owner: Owner, query: Annotated[TrajectoryExportQuery, Query()]
+) -> StreamingResponse:
+    """Return the trajectories of runs that have ended in a format for trainers, the oldest first.
+    Each line is an object of JSON."""
+    lines = _exported(services, owner, query.format, query.labels)
+    return StreamingResponse(lines, media_type=JSON_LINES)
+
+
+async def _exported(
+    services: Services, owner: str, format: TrajectoryExportFormat, labels: TrajectoryLabels
+) -> AsyncIterator[bytes]:
+    repository = services.store.trajectories
+    request = PageRequest(EXPORT_PAGE, newest_first=False)
+    while True:
+        page = await repository.page(owner, request, labels)
+        for summary in page.items:
+            stored = None
+            if summary.ended_at is not None:
+                stored = await repository.find(owner, summary.id)
+            if stored and not stored.deletion_reason:
+                async with services.trajectory_conversions:
+                    lines = await asyncio.to_thread(_export_lines, stored, format)
+                yield lines
+        if not page.has_more:
+            return
+        request = replace(request, after=page.items[-1].id)
 
 
 @router.get(
@@ -137,13 +178,24 @@ def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
 
 
 def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
-    found = read_trajectory(
+    found, convert = _read(stored), _CONVERTERS.get(format)
+    pieces = json_pieces(convert(found) if convert else found)
+    return b"".join(piece.encode() for piece in pieces)
+
+
+def _export_lines(stored: StoredTrajectory, format: TrajectoryExportFormat) -> bytes:
+    pieces = (
+        piece for line in EXPORTS[format](_read(stored)) for piece in (*json_pieces(line), "\n")
+    )
+    return b"".join(piece.encode() for piece in pieces)
+
+
+def _read(stored: StoredTrajectory) -> dict[str, Any]:
+    return read_trajectory(
         stored.id,
         stored.created_at,
         stored_texts(stored),
+        labels=stored.labels,
         rewards=[asdict(each) for each in stored.rewards],
         is_lost=stored.is_lost,
     )
-    convert = _CONVERTERS.get(format)
-    pieces = json_pieces(convert(found) if convert else found)
-    return b"".join(piece.encode() for piece in pieces)

@@ -61,7 +61,7 @@ class TrajectoryRecorder:
                 TrajectoryWriter(task, choice) for choice, task in enumerate(self._tasks)
             ]
             async with asyncio.timeout(self._timeout_s):
-                await self._repository.begin(self._owner, self._run_ids)
+                await self._repository.begin(self._owner, self._run_ids, self._tasks[0].labels)
         except Exception:
             log.exception(CANNOT_STORE, self._run_ids[0])
             self._has_failed = True

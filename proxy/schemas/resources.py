@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from policies.sessions import TrajectoryFormat
+from policies.sessions import TrajectoryExportFormat, TrajectoryFormat, TrajectoryLabels
 from proxy.errors import BadRequestError
 from proxy.schemas.responses_parameters import input_item
 from proxy.schemas.validation import (
@@ -528,6 +528,35 @@ class RunObject(_Identified):
     error: ErrorDetail | None
 
 
+class TrajectoryListQuery(ListQuery):
+    """The query of GET /v1/trajectories."""
+
+    group_id: str | None = Field(None, description="Only trajectories with this label.")
+    task_id: str | None = Field(None, description="Only trajectories with this label.")
+
+    @property
+    def labels(self) -> TrajectoryLabels:
+        """The labels that the trajectories must have."""
+        return TrajectoryLabels(self.group_id or None, self.task_id or None)
+
+
+class TrajectoryExportQuery(BaseModel):
+    """The query of GET /v1/trajectories/export."""
+
+    format: TrajectoryExportFormat = Field(
+        description="rows: the token segments; verl: the same with the names of verl; openenv:"
+        " OpenEnv's TrainingTrace; sft: messages and tools, as TRL's SFTTrainer reads them; native:"
+        " whole trajectories."
+    )
+    group_id: str | None = Field(None, description="Only trajectories with this label.")
+    task_id: str | None = Field(None, description="Only trajectories with this label.")
+
+    @property
+    def labels(self) -> TrajectoryLabels:
+        """The labels that the trajectories must have."""
+        return TrajectoryLabels(self.group_id or None, self.task_id or None)
+
+
 class TrajectoryQuery(BaseModel):
     """The query of GET /v1/runs/{id}/trajectory."""
 
@@ -647,6 +676,8 @@ class TrajectorySummaryObject(_Identified):
     created_at: int
     ended_at: int | None = Field(description="When the run ended; null before.")
     bytes: int = Field(description="The size: its compressed parts, and its rewards.")
+    group_id: str | None = Field(None, description="The label in the request's `metadata`.")
+    task_id: str | None = Field(None, description="The label in the request's `metadata`.")
 
 
 class TrajectoryObject(_Identified):
@@ -659,6 +690,8 @@ class TrajectoryObject(_Identified):
     model: str | None
     profile: str | None
     route: str | None
+    group_id: str | None = Field(description="The label in the request's `metadata`.")
+    task_id: str | None = Field(description="The label in the request's `metadata`.")
     choice: int = Field(description="The index of the choice, for requests with `n`.")
     continues: str | None = Field(description="The id of the suspended run that the run continues.")
     user_message: str = Field(

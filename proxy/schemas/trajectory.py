@@ -13,6 +13,7 @@ from typing import Any
 
 from policies.capabilities import capabilities_of
 from policies.redaction import SecretFinder
+from policies.sessions import TrajectoryLabels
 from proxy.agent.events import (
     CallTokens,
     ChoiceEvent,
@@ -45,8 +46,8 @@ CAPTURED_EVENTS = frozenset(
 MAX_CHARS = 64_000_000
 """Maximum number of characters of a trajectory's lines, which are JSON. Beyond it, messages,
 settings, tokens, arguments, observations, rules and connections are left out."""
-PIECE_TOKENS = 10_000
-"""Maximum number of tokens in one piece of JSON."""
+PIECE_NUMBERS = 10_000
+"""Maximum number of numbers in one piece of JSON."""
 LEFT_OUT = f"[left out: the trajectory has more than {MAX_CHARS} characters]"
 Line = dict[str, Any]
 Object = dict[str, Any]
@@ -245,6 +246,7 @@ def _end(end: Result | BaseException, secrets: SecretFinder) -> Line:
             "files": [{k: v for k, v in file.items() if k != "url"} for file in about["files"]],
             "files_left_out": about.get("files_left_out", []),
             "warnings": about.get("warnings", []),
+            "sandbox_losses": end.sandbox_losses,
             "compactions": about.get("compactions", []),
         },
     }
@@ -330,6 +332,7 @@ def read_trajectory(
     created_at: int,
     texts: Iterable[str],
     *,
+    labels: TrajectoryLabels = TrajectoryLabels(),
     rewards: Sequence[Object] = (),
     is_lost: bool = False,
 ) -> Object:
@@ -348,6 +351,8 @@ def read_trajectory(
         "model": reader.about.get("model"),
         "profile": reader.about.get("profile"),
         "route": reader.about.get("route"),
+        "group_id": labels.group_id,
+        "task_id": labels.task_id,
         "choice": reader.about.get("choice", 0),
         "continues": reader.about.get("continues"),
         "user_message": reader.about.get("user_message", ""),
@@ -385,32 +390,32 @@ def to_openai(trajectory: Object) -> Object:
     return {**found, "tools": tools} if tools else found
 
 
-def json_pieces(trajectory: Object) -> Iterator[str]:
-    """Yield the JSON text of a trajectory in pieces, one for each item of its lists and for
-    PIECE_TOKENS tokens. The encoder does not release Python's lock within a piece, so one piece of
-    64 MB would stop the event loop."""
-    before = "{"
-    for name, value in trajectory.items():
-        yield f"{before}{json.dumps(name)}: "
-        before = ", "
-        if isinstance(value, list) and value:
-            for index, item in enumerate(value):
-                yield "[" if index == 0 else ", "
-                yield from _segment_pieces(item) if name == "token_segments" else [json.dumps(item)]
-            yield "]"
-        else:
-            yield json.dumps(value)
-    yield "}"
-
-
-def _segment_pieces(segment: Object) -> Iterator[str]:
-    before = "{"
-    for name, values in segment.items():
-        yield f"{before}{json.dumps(name)}: ["
-        before = "], "
-        for start in range(0, len(values), PIECE_TOKENS):
-            yield (", " if start else "") + json.dumps(values[start : start + PIECE_TOKENS])[1:-1]
-    yield "]}"
+def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
+    """Yield the JSON text of a trajectory, or of an export of one, in pieces: one for each value
+    below `depth` levels of objects and lists, and one for PIECE_NUMBERS numbers of a list. The
+    encoder does not release Python's lock within a piece, so one piece of 64 MB would stop the
+    event loop."""
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        for start in range(0, len(value), PIECE_NUMBERS):
+            yield ", " if start else "["
+            yield json.dumps(value[start : start + PIECE_NUMBERS])[1:-1]
+        yield "]"
+    elif isinstance(value, list) and value and depth:
+        before = "["
+        for item in value:
+            yield before
+            yield from json_pieces(item, depth - 1)
+            before = ", "
+        yield "]"
+    elif isinstance(value, dict) and value and depth:
+        before = "{"
+        for name, item in value.items():
+            yield f"{before}{json.dumps(name)}: "
+            yield from json_pieces(item, depth - 1)
+            before = ", "
+        yield "}"
+    else:
+        yield json.dumps(value)
 
 
 def _last_call(trajectory: Object) -> Object | None:

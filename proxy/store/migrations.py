@@ -244,9 +244,18 @@ TRAJECTORY_REWARDS = (
     )""",
     "CREATE INDEX rewards_of_trajectory ON trajectory_rewards (trajectory_id, seq)",
 )
+TRAJECTORY_LABELS = (
+    "ALTER TABLE trajectories ADD COLUMN group_id TEXT",
+    "ALTER TABLE trajectories ADD COLUMN task_id TEXT",
+    """CREATE INDEX trajectories_of_group ON trajectories (owner, group_id, seq)
+        WHERE group_id IS NOT NULL""",
+    """CREATE INDEX trajectories_of_task ON trajectories (owner, task_id, seq)
+        WHERE task_id IS NOT NULL""",
+)
 STEPS = (
     *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),
     *(TOOL_VERDICTS, BACKEND_RESPONSES, TRAJECTORIES, TRAJECTORY_ENDS, TRAJECTORY_REWARDS),
+    TRAJECTORY_LABELS,
 )
 
 

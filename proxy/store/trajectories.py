@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     ScalarSelect,
+    and_,
     delete,
     func,
     insert,
@@ -18,7 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from policies.sessions import TrajectorySettings
+from policies.sessions import TrajectoryLabels, TrajectorySettings
 from proxy.errors import BadRequestError
 from proxy.store.database import SWEEP_ROWS, Database
 from proxy.store.records import Page, PageRequest
@@ -68,6 +69,7 @@ class StoredTrajectory:
     created_at: int
     root_run_id: str
     """The id of the run whose choice this trajectory is; `id` itself for the first choice."""
+    labels: TrajectoryLabels = TrajectoryLabels()
     parts: Sequence[bytes] = ()
     """The parts in the order in which they were appended; none for a tombstone."""
     deletion_reason: DeletionReason | None = None
@@ -90,6 +92,8 @@ class TrajectorySummary:
     """When the run ended; None if its end is not stored."""
     bytes: int
     """The size: its compressed parts, and its rewards."""
+    group_id: str | None = None
+    task_id: str | None = None
 
 
 class TrajectoryRepository:
@@ -112,9 +116,11 @@ class TrajectoryRepository:
         self._max_trajectories = max_trajectories
         self._max_tombstones = max_tombstones
 
-    async def begin(self, owner: str, run_ids: Sequence[str]) -> None:
+    async def begin(
+        self, owner: str, run_ids: Sequence[str], labels: TrajectoryLabels = TrajectoryLabels()
+    ) -> None:
         """Store empty trajectories of the choices of a run that starts."""
-        rows = self._new_rows(owner, run_ids)
+        rows = [row | asdict(labels) for row in self._new_rows(owner, run_ids)]
         await self._database.write(lambda c: c.execute(insert(TRAJECTORIES), rows))
 
     async def append(self, owner: str, run_id: str, part: bytes, *, is_last: bool) -> None:
@@ -168,7 +174,8 @@ class TrajectoryRepository:
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 return None
-            head = (row["id"], row["created_at"], row["root_run_id"])
+            labels = TrajectoryLabels(row["group_id"], row["task_id"])
+            head = (row["id"], row["created_at"], row["root_run_id"], labels)
             if reason := self._deletion_reason(row):
                 return StoredTrajectory(*head, deletion_reason=reason)
             found = connection.execute(parts).scalars().all()
@@ -216,14 +223,17 @@ class TrajectoryRepository:
             await self.evict(owner)
         return added
 
-    async def page(self, owner: str, request: PageRequest) -> Page[TrajectorySummary]:
-        """Return a page of the owner's trajectories. Raises BadRequestError."""
+    async def page(
+        self, owner: str, request: PageRequest, labels: TrajectoryLabels = TrajectoryLabels()
+    ) -> Page[TrajectorySummary]:
+        """Return a page of the owner's trajectories that have `labels`. Raises BadRequestError."""
+        wanted = [_COLUMNS[name] == value for name, value in asdict(labels).items() if value]
         return await self._database.read_page(
             TRAJECTORIES,
             request,
             _summary,
             scope=_COLUMNS.owner == owner,
-            visible=_IS_LIVE & ~self._has_expired(),
+            visible=and_(_IS_LIVE, ~self._has_expired(), *wanted),
         )
 
     async def delete(self, owner: str, run_id: str) -> bool:
@@ -341,7 +351,8 @@ def _reward(row: RowMapping) -> Reward:
 
 
 def _summary(row: RowMapping) -> TrajectorySummary:
-    return TrajectorySummary(row["id"], row["created_at"], row["ended_at"], row["bytes"])
+    names = ("id", "created_at", "ended_at", "bytes", "group_id", "task_id")
+    return TrajectorySummary(*(row[name] for name in names))
 
 
 def _named(owner: str, run_id: str) -> ColumnElement[bool]:

@@ -1,6 +1,5 @@
 """An evaluation that was disturbed and continued has the results of an undisturbed one."""
 
-import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +22,7 @@ from tests.evaluation.evaluation_process import (
     sandbox_eval,
     synthetic_suite,
 )
-from tests.processes import all_end, descendants, read
+from tests.processes import kill_sandboxes
 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
@@ -160,18 +159,3 @@ async def test_results_after_the_death_of_a_sandbox(
 def has_run(message: Mapping[str, Any]) -> bool:
     """Return True if a message is the observation of a command, whose sandbox therefore exists."""
     return bool(message["role"] == "tool")
-
-
-def kill_sandboxes(proxy_pid: int) -> None:
-    """Kill all processes named bwrap that a proxy has started. Return when they and all processes
-    inside have ended: until then one inside can answer the proxy's next request."""
-    killed = [pid for pid in descendants(proxy_pid) if name_of(pid) == "bwrap"]
-    assert killed
-    pidfds = [os.pidfd_open(pid) for each in killed for pid in (each, *descendants(each))]
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    assert all_end(pidfds)
-
-
-def name_of(pid: int) -> str:
-    return read(Path(f"/proc/{pid}/comm")).strip()

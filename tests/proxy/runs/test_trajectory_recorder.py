@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 
+from policies.sessions import TrajectoryLabels
 from proxy.agent.events import ChoiceEvent, ToolCallFinished, ToolCallStarted, TurnStarted
 from proxy.errors import RunCancelledError
 from proxy.runs.trajectory_recorder import TrajectoryRecorder
@@ -22,7 +23,9 @@ class SlowRepository(TrajectoryRepository):
         self.most_at_once = 0
         self._at_once = 0
 
-    async def begin(self, owner: str, run_ids: Sequence[str]) -> None:
+    async def begin(
+        self, owner: str, run_ids: Sequence[str], labels: TrajectoryLabels = TrajectoryLabels()
+    ) -> None:
         assert len(run_ids) == CHOICES
 
     async def append(self, owner: str, run_id: str, part: bytes, *, is_last: bool) -> None:
@@ -43,7 +46,9 @@ class HangingRepository(TrajectoryRepository):
     def __init__(self) -> None:
         self.failed: list[str] = []
 
-    async def begin(self, owner: str, run_ids: Sequence[str]) -> None:
+    async def begin(
+        self, owner: str, run_ids: Sequence[str], labels: TrajectoryLabels = TrajectoryLabels()
+    ) -> None:
         await anyio.sleep_forever()
 
     async def fail(self, owner: str, run_ids: Sequence[str]) -> None:

@@ -1,0 +1,143 @@
+"""Exports of trajectories for trainers. Each function takes a trajectory in the native format and
+yields the objects of its lines: none if the trajectory lacks what the format needs.
+
+The merge rule is that of the token segments (`TrajectoryWriter`): a call whose prompt begins with
+all tokens of the call before continues its row, any other call begins a new row with the same
+reward.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from policies.sessions import TrajectoryExportFormat
+from proxy.schemas.trajectory import Object, to_openai
+
+INFRA_ERROR = "infra_error"
+"""The outcome of a run that failed, or whose sandbox was lost: its answer says nothing about the
+model, so it has no reward."""
+
+
+def outcome_of(trajectory: Object) -> str:
+    """Return the stop reason of a run, or `running`, `cancelled` or INFRA_ERROR."""
+    status, result = trajectory["status"], trajectory["result"]
+    if status == "failed":
+        return INFRA_ERROR
+    if result is None:
+        return str(status)
+    was_lost = any(each["code"] == "sandbox_lost" for each in result["warnings"])
+    if was_lost or result.get("sandbox_losses"):
+        return INFRA_ERROR
+    return str(result["stop_reason"])
+
+
+def reward_of(trajectory: Object) -> float | None:
+    """Return the last reward. None if there is none, or if the run cannot be scored."""
+    if trajectory["result"] is None or outcome_of(trajectory) == INFRA_ERROR:
+        return None
+    rewards = trajectory["rewards"]
+    return rewards[-1]["value"] if rewards else None
+
+
+def rows(trajectory: Object) -> Iterator[Object]:
+    """Yield the token segments."""
+    segments = trajectory["token_segments"]
+    for index, segment in enumerate(segments):
+        yield {
+            **_labels(trajectory),
+            "segment": index,
+            "segments": len(segments),
+            "model_calls": _calls_in(trajectory, index),
+            **segment,
+            "reward": reward_of(trajectory),
+        }
+
+
+def verl_rows(trajectory: Object) -> Iterator[Object]:
+    """Yield the token segments with the field names of verl's AgentLoopOutput
+    (verl/experimental/agent_loop)."""
+    for row in rows(trajectory):
+        yield {
+            "prompt_ids": row["prompt_ids"],
+            "response_ids": row["response_ids"],
+            "response_mask": row["response_mask"],
+            "response_logprobs": row["logprobs"],
+            "reward_score": row["reward"],
+            "num_turns": 2 * row["model_calls"],  # the replies, and the message before each
+            "metrics": {},
+            "extra_fields": {
+                name: row[name] for name in (*_labels(trajectory), "segment", "segments")
+            },
+        }
+
+
+def openenv_trace(trajectory: Object) -> Iterator[Object]:
+    """Yield the trajectory with its calls as OpenEnv's TrainingTrace, schema version 1
+    (openenv/core/harness/training.py). Only the sampled tokens of a turn are trained on."""
+    turns = list(_openenv_turns(trajectory))
+    if turns:
+        trace = {"schema_version": 1, "turns": turns}
+        yield {**_labels(trajectory), "reward": reward_of(trajectory), "trace": trace}
+
+
+def _openenv_turns(trajectory: Object) -> Iterator[Object]:
+    for index, call in enumerate(trajectory["model_calls"]):
+        if call.get("token_segment") is None:
+            continue
+        segment = trajectory["token_segments"][call["token_segment"]]
+        first, prompt = len(segment["prompt_ids"]), call["prompt_tokens"]
+        sampled = slice(prompt - first, prompt - first + call["reply_tokens"])
+        yield {
+            "node_id": f"{trajectory['id']}:{index}",
+            "prompt_token_ids": [*segment["prompt_ids"], *segment["response_ids"][: sampled.start]],
+            "completion_token_ids": segment["response_ids"][sampled],
+            "per_token_logps": segment["logprobs"][sampled],
+            "loss_mask": [0] * prompt + segment["response_mask"][sampled],
+            "request": trajectory["settings"][call["settings"]],
+            "response": trajectory["messages"][call["reply"]],
+            "metadata": {
+                "turn": call["turn"],
+                "finish_reason": call["finish_reason"],
+                "weight_version": call["weight_version"],
+            },
+        }
+
+
+def sft_messages(trajectory: Object) -> Iterator[Object]:
+    """Yield the messages and tools of a run that ended with an answer, as TRL's SFTTrainer reads
+    them."""
+    if trajectory["result"] is None or outcome_of(trajectory) == INFRA_ERROR:
+        return
+    found = to_openai(trajectory)
+    yield {
+        **_labels(trajectory),
+        "messages": found["messages"],
+        "tools": found.get("tools", []),
+        "reward": reward_of(trajectory),
+    }
+
+
+def native(trajectory: Object) -> Iterator[Object]:
+    """Yield the trajectory itself."""
+    yield trajectory
+
+
+EXPORTS: Mapping[TrajectoryExportFormat, Callable[[Object], Iterator[Object]]] = {
+    "rows": rows,
+    "verl": verl_rows,
+    "openenv": openenv_trace,
+    "sft": sft_messages,
+    "native": native,
+}
+
+
+def _labels(trajectory: Object) -> Object:
+    return {
+        "trajectory_id": trajectory["id"],
+        "group_id": trajectory["group_id"],
+        "task_id": trajectory["task_id"],
+        "outcome": outcome_of(trajectory),
+    }
+
+
+def _calls_in(trajectory: Object, segment: int) -> int:
+    """Return the number of model calls whose tokens are in a segment."""
+    return sum(call.get("token_segment") == segment for call in trajectory["model_calls"])
