@@ -160,12 +160,12 @@ COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 
 OPENWEBUI := tests/clients/openwebui
 ENGINES := tests/engines/requirements
 REFERENCE := tests/reference/reference
-GRADERS := tests/evaluation/graders/packages
+PACKAGES := tests/evaluation/graders/packages tests/training/trainers/packages
 locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
 	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
 	$(COMPILE) tests/reference/benchmark.in --output-file tests/reference/benchmark.txt
-	$(COMPILE) --no-deps $(GRADERS).in --output-file $(GRADERS).txt
+	for list in $(PACKAGES); do $(COMPILE) --no-deps $$list.in --output-file $$list.txt || exit; done
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
 	$(COMPILE) $(ENGINES)/vllm.in --override $(ENGINES)/vllm_without.txt --output-file $(ENGINES)/vllm.txt
 	for list in $(LOCKS)/node/*; do npm update --prefix $$list --package-lock-only --omit-lockfile-registry-resolved \

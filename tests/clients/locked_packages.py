@@ -44,6 +44,19 @@ def make_virtualenv(folder: Path, lock: Path, timeout_s: float = INSTALL_TIMEOUT
     return folder / "bin" / "python"
 
 
+def make_import_folder(folder: Path, lock: Path) -> Path:
+    """Return a folder to import the locked packages from, without their dependencies. Raise
+    MissingError if it cannot be made."""
+    install = [
+        *(uv.find_uv_bin(), "pip", "install", "--quiet", "--system-certs", "--no-deps"),
+        *("--python", sys.executable, "--target", str(folder), "--require-hashes"),
+        *("--requirements", str(lock)),
+    ]
+    files = {lock.name: lock.read_bytes(), "made-by": sys.version.encode()}
+    make_folder(folder, files, install)
+    return folder
+
+
 def make_folder(
     folder: Path,
     files: Mapping[str, bytes],
