@@ -103,7 +103,8 @@ def _tags(names: str) -> re.Pattern[str]:
 
 def _find_tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
     """Return the contents of tags. Of nested tags with different names, only the outermost counts.
-    Of nested tags with the same name, only the innermost counts."""
+    Of nested tags with the same name, only the innermost counts. A tag that opens inside another
+    one and ends after it does not count."""
     opened: dict[str, re.Match[str]] = {}
     found: list[_Span] = []
     for tag in _find_all(tags, text):
@@ -113,6 +114,8 @@ def _find_tagged(tags: re.Pattern[str], text: str) -> list[_Span]:
         elif opening := opened.pop(name, None):
             while found and found[-1].start > opening.start():
                 found.pop()
+            if found and found[-1].end > opening.start():
+                continue
             found.append(_tag_content(text, opening, tag.start()))
     return found
 

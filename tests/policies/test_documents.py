@@ -100,7 +100,19 @@ def test_small_sections_are_merged() -> None:
     assert pieces[1].title == "Topic 3"
 
 
-MARKERS = ["<doc>", "</doc>", "<title>x</title>", "```", "```a.py\n", "\n", "\n\n", "# H\n\n", "\f"]
+MARKERS = [
+    "<doc>",
+    "</doc>",
+    "<file>",
+    "</file>",
+    "<title>x</title>",
+    "```",
+    "```a.py\n",
+    "\n",
+    "\n\n",
+    "# H\n\n",
+    "\f",
+]
 MARKERS += [
     "=== a ===\n",
     "=== END ===\n",
@@ -131,6 +143,14 @@ def random_texts() -> Iterator[str]:
 def test_joined_pieces_equal_the_text() -> None:
     for text in random_texts():
         assert "".join(piece.text for piece in split_documents(text)) == text
+
+
+def test_document_whose_tags_interleave_with_anothers_is_part_of_the_text_after_it() -> None:
+    text = f"<file>{ONE}<doc>{TWO}</file>{ONE}</doc>"
+    pieces = split_documents(text)
+    assert [piece.text for piece in pieces] == [
+        *("<file>", f"{ONE}<doc>{TWO}", f"</file>{ONE}</doc>")
+    ]
 
 
 def test_prompt_and_files_together_contain_the_complete_text() -> None:
