@@ -58,17 +58,8 @@ class TrajectoryLabels:
     group_id: str | None = None
     """The group of runs whose rewards are compared, usually several runs of one task."""
     task_id: str | None = None
-
-
-def trajectory_labels(metadata: object) -> TrajectoryLabels:
-    """Return the labels in a request's `metadata`. Other values than short texts are ignored."""
-    fields = metadata if isinstance(metadata, dict) else {}
-
-    def label(name: str) -> str | None:
-        value = fields.get(name)
-        return value if isinstance(value, str) and 0 < len(value) <= MAX_LABEL_CHARS else None
-
-    return TrajectoryLabels(label("group_id"), label("task_id"))
+    session_id: str | None = None
+    """The client's name for the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +132,19 @@ def named_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedS
     if name := _first((*chats, body.get("session_id"), metadata.get("session_id"))):
         return NamedSession(name, by_messages=True)
     return None
+
+
+def trajectory_labels(headers: Mapping[str, str], body: Mapping[str, Any]) -> TrajectoryLabels:
+    """Return the labels of a request: those in its `metadata`, and its session. Values other than
+    short texts are ignored. The names of `headers` are in lower case."""
+    metadata, session = body.get("metadata"), named_session(headers, body)
+    metadata = metadata if isinstance(metadata, dict) else {}
+    found = (metadata.get("group_id"), metadata.get("task_id"), session and session.name)
+    return TrajectoryLabels(*map(_label, found))
+
+
+def _label(value: object) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_LABEL_CHARS else None
 
 
 def session_states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:

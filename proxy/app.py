@@ -33,6 +33,7 @@ from proxy.api.middleware import (
     ClientKeyMiddleware,
     FastPathMiddleware,
     RequestMiddleware,
+    SessionPathMiddleware,
 )
 from proxy.errors import BadRequestError, ProxyError, internal_error
 from proxy.schemas.resources import validation_error
@@ -58,7 +59,7 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
     """Return the application with the outermost middleware."""
-    return RequestMiddleware(build_app(services, lifespan), services)
+    return SessionPathMiddleware(RequestMiddleware(build_app(services, lifespan), services))
 
 
 def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette:

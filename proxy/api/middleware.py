@@ -37,6 +37,9 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """Methods without side effects. Pages of all sites may use these methods: the browser hides the
 response from the page."""
 _ACCOUNT_HEADERS: tuple[str, ...] = (RequestHeader.ORGANIZATION, RequestHeader.PROJECT)
+_SESSION_PATH = re.compile(rb"(/sessions/([\w.~!$&'()*+,;=:@-]{1,256}))/v1/")
+"""The beginning of a raw path with the name of a session. The name has no percent-encoding, so that
+the beginning is equally long in the decoded path."""
 _OPEN_PATHS = frozenset({"/health"})
 
 
@@ -56,6 +59,33 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
         finally:
             release_body_memory(scope)
+
+
+class SessionPathMiddleware:
+    """Serves `/sessions/NAME/v1/...` as `/v1/...` with the header `x-sandbox-session: NAME`, for
+    agents that can set a base URL but no header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/sessions/"):
+            scope = _without_session_path(scope)
+        await self._app(scope, receive, send)
+
+
+def _without_session_path(scope: Scope) -> Scope:
+    named = _SESSION_PATH.match(scope["raw_path"])
+    if named is None:
+        return scope
+    beginning, name = named.groups()
+    header = RequestHeader.SESSION.encode()
+    return {
+        **scope,
+        "path": scope["path"][len(beginning) :],
+        "raw_path": scope["raw_path"][len(beginning) :],
+        "headers": [*(each for each in scope["headers"] if each[0] != header), (header, name)],
+    }
 
 
 class FastPathMiddleware:

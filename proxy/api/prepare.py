@@ -243,7 +243,7 @@ async def prepare_request(
         credentials=model_request.credentials,
         body_memory=body_reservation(model_request.http),
         capture=options.capture,
-        labels=trajectory_labels(model_request.body.get("metadata")),
+        labels=trajectory_labels(model_request.headers, model_request.body),
         observer=observer,
         created=created,
     )

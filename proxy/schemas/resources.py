@@ -533,11 +533,12 @@ class TrajectoryListQuery(ListQuery):
 
     group_id: str | None = Field(None, description="Only trajectories with this label.")
     task_id: str | None = Field(None, description="Only trajectories with this label.")
+    session_id: str | None = Field(None, description="Only trajectories of this session.")
 
     @property
     def labels(self) -> TrajectoryLabels:
         """The labels that the trajectories must have."""
-        return TrajectoryLabels(self.group_id or None, self.task_id or None)
+        return TrajectoryLabels(self.group_id, self.task_id, self.session_id)
 
 
 class TrajectoryExportQuery(BaseModel):
@@ -550,11 +551,12 @@ class TrajectoryExportQuery(BaseModel):
     )
     group_id: str | None = Field(None, description="Only trajectories with this label.")
     task_id: str | None = Field(None, description="Only trajectories with this label.")
+    session_id: str | None = Field(None, description="Only trajectories of this session.")
 
     @property
     def labels(self) -> TrajectoryLabels:
         """The labels that the trajectories must have."""
-        return TrajectoryLabels(self.group_id or None, self.task_id or None)
+        return TrajectoryLabels(self.group_id, self.task_id, self.session_id)
 
 
 class TrajectoryQuery(BaseModel):
@@ -678,6 +680,7 @@ class TrajectorySummaryObject(_Identified):
     bytes: int = Field(description="The size: its compressed parts, and its rewards.")
     group_id: str | None = Field(None, description="The label in the request's `metadata`.")
     task_id: str | None = Field(None, description="The label in the request's `metadata`.")
+    session_id: str | None = Field(None, description="The client's name for the session.")
 
 
 class TrajectoryObject(_Identified):
@@ -692,6 +695,7 @@ class TrajectoryObject(_Identified):
     route: str | None
     group_id: str | None = Field(description="The label in the request's `metadata`.")
     task_id: str | None = Field(description="The label in the request's `metadata`.")
+    session_id: str | None = Field(description="The client's name for the session.")
     choice: int = Field(description="The index of the choice, for requests with `n`.")
     continues: str | None = Field(description="The id of the suspended run that the run continues.")
     user_message: str = Field(

@@ -353,6 +353,7 @@ def read_trajectory(
         "route": reader.about.get("route"),
         "group_id": labels.group_id,
         "task_id": labels.task_id,
+        "session_id": labels.session_id,
         "choice": reader.about.get("choice", 0),
         "continues": reader.about.get("continues"),
         "user_message": reader.about.get("user_message", ""),

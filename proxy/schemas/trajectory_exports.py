@@ -134,6 +134,7 @@ def _labels(trajectory: Object) -> Object:
         "trajectory_id": trajectory["id"],
         "group_id": trajectory["group_id"],
         "task_id": trajectory["task_id"],
+        "session_id": trajectory["session_id"],
         "outcome": outcome_of(trajectory),
     }
 

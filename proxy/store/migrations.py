@@ -247,10 +247,13 @@ TRAJECTORY_REWARDS = (
 TRAJECTORY_LABELS = (
     "ALTER TABLE trajectories ADD COLUMN group_id TEXT",
     "ALTER TABLE trajectories ADD COLUMN task_id TEXT",
+    "ALTER TABLE trajectories ADD COLUMN session_id TEXT",
     """CREATE INDEX trajectories_of_group ON trajectories (owner, group_id, seq)
         WHERE group_id IS NOT NULL""",
     """CREATE INDEX trajectories_of_task ON trajectories (owner, task_id, seq)
         WHERE task_id IS NOT NULL""",
+    """CREATE INDEX trajectories_of_session ON trajectories (owner, session_id, seq)
+        WHERE session_id IS NOT NULL""",
 )
 STEPS = (
     *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, STORED_RUNS, SPENDING, RUN_SUMMARIES),

@@ -134,7 +134,7 @@ TRAJECTORIES = _with_seq(
     *_integer("bytes", "created_at", "expires_at", "deleted_at"),
     *_text("root_run_id"),
     *_integer("ended_at"),
-    *_text("group_id", "task_id"),
+    *_text("group_id", "task_id", "session_id"),
 )
 TRAJECTORY_PARTS = _with_seq(
     "trajectory_parts",

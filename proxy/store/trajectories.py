@@ -94,6 +94,7 @@ class TrajectorySummary:
     """The size: its compressed parts, and its rewards."""
     group_id: str | None = None
     task_id: str | None = None
+    session_id: str | None = None
 
 
 class TrajectoryRepository:
@@ -174,7 +175,7 @@ class TrajectoryRepository:
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 return None
-            labels = TrajectoryLabels(row["group_id"], row["task_id"])
+            labels = TrajectoryLabels(row["group_id"], row["task_id"], row["session_id"])
             head = (row["id"], row["created_at"], row["root_run_id"], labels)
             if reason := self._deletion_reason(row):
                 return StoredTrajectory(*head, deletion_reason=reason)
@@ -351,7 +352,7 @@ def _reward(row: RowMapping) -> Reward:
 
 
 def _summary(row: RowMapping) -> TrajectorySummary:
-    names = ("id", "created_at", "ended_at", "bytes", "group_id", "task_id")
+    names = ("id", "created_at", "ended_at", "bytes", "group_id", "task_id", "session_id")
     return TrajectorySummary(*(row[name] for name in names))
 
 

@@ -57,6 +57,7 @@ async def test_run_is_one_line_in_each_format(tmp_path: Path) -> None:
         "trajectory_id": run_id,
         "group_id": "g1",
         "task_id": "t1",
+        "session_id": None,
         "outcome": "answered",
     }
     (segment,) = found["token_segments"]
