@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import anyio
 import httpx
 import pytest
 
+from policies.sessions import TrajectoryFormat
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.e2e.proxy_process import ROOT, environment, run, serving, write_config
 from tests.fakes.backend import Held, Item, Refusal, by_history, scripted_backend
@@ -77,6 +79,11 @@ async def test_run_answers_and_writes_files_and_trajectory(tmp_path: Path) -> No
     assert trajectory["object"] == "run.trajectory"
     # The server's own data is gone.
     assert not (tmp_path / "state").exists()
+
+
+async def test_formats_of_a_trajectory_are_those_of_the_api(tmp_path: Path) -> None:
+    done = await run(tmp_path, "run", "--help")
+    assert f"--trajectory-format {{{','.join(get_args(TrajectoryFormat))}}}" in done.stdout.decode()
 
 
 async def test_script_of_the_demo_draws_the_file_of_the_request(tmp_path: Path) -> None:
