@@ -690,6 +690,10 @@ class TrajectoryObject(_Identified):
     object: Literal["run.trajectory"] = "run.trajectory"
     created_at: int
     status: Literal["running", "completed", "failed", "cancelled"]
+    outcome: str = Field(
+        description="The stop reason of a completed run, `infra_error` if it failed or its sandbox"
+        " was lost, else `running` or `cancelled`."
+    )
     model: str | None
     profile: str | None
     route: str | None

@@ -327,6 +327,21 @@ class _Reader:
         return len(self.segments) - 1
 
 
+INFRA_ERROR = "infra_error"
+"""The outcome of a run that failed, or whose sandbox was lost: its answer says nothing about the
+model."""
+
+
+def _outcome(status: str, result: Object | None) -> str:
+    """Return the stop reason of a run, or `running`, `cancelled` or INFRA_ERROR."""
+    if status == "failed":
+        return INFRA_ERROR
+    if result is None:
+        return status
+    was_lost = any(each["code"] == "sandbox_lost" for each in result["warnings"])
+    return INFRA_ERROR if was_lost or result.get("sandbox_losses") else str(result["stop_reason"])
+
+
 def read_trajectory(
     run_id: str,
     created_at: int,
@@ -343,11 +358,13 @@ def read_trajectory(
     for text in texts:
         for line in text.split("\n"):
             reader.add(json.loads(line))
+    status = reader.end.get("status", "failed" if is_lost else "running")
     return {
         "id": run_id,
         "object": "run.trajectory",
         "created_at": created_at,
-        "status": reader.end.get("status", "failed" if is_lost else "running"),
+        "status": status,
+        "outcome": _outcome(status, reader.end.get("result")),
         "model": reader.about.get("model"),
         "profile": reader.about.get("profile"),
         "route": reader.about.get("route"),

@@ -9,29 +9,12 @@ reward.
 from collections.abc import Callable, Iterator, Mapping
 
 from policies.sessions import TrajectoryExportFormat
-from proxy.schemas.trajectory import Object, to_openai
-
-INFRA_ERROR = "infra_error"
-"""The outcome of a run that failed, or whose sandbox was lost: its answer says nothing about the
-model, so it has no reward."""
-
-
-def outcome_of(trajectory: Object) -> str:
-    """Return the stop reason of a run, or `running`, `cancelled` or INFRA_ERROR."""
-    status, result = trajectory["status"], trajectory["result"]
-    if status == "failed":
-        return INFRA_ERROR
-    if result is None:
-        return str(status)
-    was_lost = any(each["code"] == "sandbox_lost" for each in result["warnings"])
-    if was_lost or result.get("sandbox_losses"):
-        return INFRA_ERROR
-    return str(result["stop_reason"])
+from proxy.schemas.trajectory import INFRA_ERROR, Object, to_openai
 
 
 def reward_of(trajectory: Object) -> float | None:
     """Return the last reward. None if there is none, or if the run cannot be scored."""
-    if trajectory["result"] is None or outcome_of(trajectory) == INFRA_ERROR:
+    if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return None
     rewards = trajectory["rewards"]
     return rewards[-1]["value"] if rewards else None
@@ -104,7 +87,7 @@ def _openenv_turns(trajectory: Object) -> Iterator[Object]:
 def sft_messages(trajectory: Object) -> Iterator[Object]:
     """Yield the messages and tools of a run that ended with an answer, as TRL's SFTTrainer reads
     them."""
-    if trajectory["result"] is None or outcome_of(trajectory) == INFRA_ERROR:
+    if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return
     found = to_openai(trajectory)
     yield {
@@ -135,7 +118,7 @@ def _labels(trajectory: Object) -> Object:
         "group_id": trajectory["group_id"],
         "task_id": trajectory["task_id"],
         "session_id": trajectory["session_id"],
-        "outcome": outcome_of(trajectory),
+        "outcome": trajectory["outcome"],
     }
 
 
