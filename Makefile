@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
+	train-demo vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -127,6 +127,12 @@ evaluate-engine: engine
 evaluate-real-data: install
 	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,evaluation,training]'
 	ALL_REAL_DATA=1 REQUIRE_STACKS=1 $(BIN)/python -m pytest -rs tests/evaluation/test_real_data.py
+
+# A tiny model learns by GRPO through the proxy, in a virtualenv with PyTorch and TRL; the first time it
+# is installed, 1.5 GB.
+train-demo: install
+	$(BIN)/python -m tests.training.install_trl
+	"$$($(BIN)/python -m tests.training.install_trl --find)" -m training.demo --out build/train-demo
 
 # lm-eval, inspect_ai and the reference's benchmark command, compared with sandbox-eval; the first
 # time they are installed, 1.4 GB.

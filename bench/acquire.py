@@ -52,7 +52,7 @@ async def measure(plan: Plan) -> list[TablePart]:
         found = await opened.enter_async_context(working_backends(plan.image))
         ours: dict[str, Measurement] = {}
         for backend in found.working:
-            ours |= await opened.enter_async_context(_ours(backend))
+            ours |= await opened.enter_async_context(_backend(backend))
         peers = await opened.enter_async_context(runtimes(plan))
         measurements = repeated(OURS_PER_ROUND, ours) | peer_measurements(peers, _peer)
         if "docker" in found.kinds:
@@ -73,7 +73,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 
 @asynccontextmanager
-async def _ours(backend: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
+async def _backend(backend: BenchBackend) -> AsyncIterator[Mapping[str, Measurement]]:
     pool = Pool(backend.backend, PoolSettings(min_ready=1), [Isolation()])
     try:
         yield {

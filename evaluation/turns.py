@@ -117,7 +117,7 @@ def _by_turn(calls: Sequence[Mapping[str, Any]]) -> Mapping[int, list[Mapping[st
 def _turn(
     number: int, calls: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> Turn:
-    """Return a turn with the replies of its model calls, and without its tool calls."""
+    """Return a turn with the replies of its model calls; the caller adds its tool calls."""
     replies = [messages[each["reply"]] for each in calls if each["reply"] is not None]
     reasoning = (each.get("reasoning") or each.get("reasoning_content") for each in replies)
     return Turn(

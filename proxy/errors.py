@@ -410,15 +410,16 @@ def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     detail: dict[str, Any] = {
         "type": _MESSAGES_TYPES.get(error.status, fallback),
-        "message": _messages_text(error),
+        "message": _anthropic_text(error),
     }
     if error.code == LOST_THREAD:
         detail["details"] = {"error_code": error.code}
     return {"type": "error", "error": detail, "request_id": request_id}
 
 
-def _messages_text(error: ProxyError) -> str:
-    """Return the message in Anthropic's form: the field first, and its path with dots."""
+def _anthropic_text(error: ProxyError) -> str:
+    """Return an error's message as Anthropic words it: the path of the field is `a.0.b`, and comes
+    first if the message does not contain it."""
     if error.code == "context_length_exceeded":
         return f"{TOO_LONG}: {error.message}"
     if not error.param:

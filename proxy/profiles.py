@@ -94,7 +94,7 @@ class Profiles:
                 param=f"sandbox.{error.path}",
                 code="invalid_value",
             ) from error
-        if refusal := allowed.refusal(requested, _changed_paths(tree)):
+        if refusal := allowed.refusal(requested, _setting_paths(tree)):
             raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return requested
 
@@ -152,7 +152,7 @@ class Profiles:
 
 
 def _restricted(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
-    return allowed.restricted(overlaid(allowed.profile, tree), _changed_paths(tree), by)
+    return allowed.restricted(overlaid(allowed.profile, tree), _setting_paths(tree), by)
 
 
 def build_profiles(config: Config) -> Profiles:
@@ -336,13 +336,14 @@ def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
     return {**kept, "headers": (), "allowed_cidrs": ()} if mode == "none" else kept
 
 
-def _changed_paths(tree: Tree, above: str = "") -> list[str]:
-    """Return the paths of all settings in a tree. `isolation.network` counts as one setting."""
+def _setting_paths(tree: Tree, above: str = "") -> list[str]:
+    """Return the paths of the settings that a tree of overrides has. `isolation.network` counts as
+    one setting."""
     paths = []
     for key, value in tree.items():
         path = above + key
         if isinstance(value, Mapping) and path != "isolation.network":
-            paths += _changed_paths(value, f"{path}.")
+            paths += _setting_paths(value, f"{path}.")
         else:
             paths.append(path)
     return paths

@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class OutputReport:
-    """The counts of one output stream of a command in one reading."""
+    """The size of a command's stdout or stderr in one reading (see `protocol`)."""
 
     total_bytes: int
     omitted_lines: int

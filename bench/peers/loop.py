@@ -1,4 +1,4 @@
-"""A minimal agent loop on the same libraries and sandboxes.
+"""A minimal agent loop on the libraries and sandboxes of the proxy.
 
 `python -m bench.peers.loop PORT BASE_URL KIND IMAGE`
 

@@ -80,7 +80,7 @@ class History:
         self._entries.extend(Entry(message, _default_kind(message)) for message in messages)
 
     def append_request(self, text: str) -> None:
-        """Append a request by the proxy to the model."""
+        """Append a request that the proxy makes of the model."""
         self._entries.append(Entry({"role": "user", "content": text}, "asked"))
 
     def reset(self) -> None:

@@ -199,8 +199,8 @@ class AgentLoop:
             return await self._end_turn(handler, reply)
 
     def _turn_timeout_s(self) -> float:
-        """Return the timeout of a turn, in seconds. Before a tool has run, the turn also gets the
-        time reserved for the final-answer call, because its prose can be the answer."""
+        """Return the timeout of a turn, in seconds. Until a tool has run, the turn's prose can be
+        the answer, so the turn also gets the time reserved for the final-answer call."""
         if self._has_used_tools:
             return self.budget.time_left_s
         until_s = min(self._times.answer_s, self._limits.max_run_seconds + FINAL_ANSWER_S)

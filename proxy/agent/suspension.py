@@ -84,7 +84,7 @@ class SuspendedRun:
         )
 
     def with_instructions(self, instructions: Sequence[Message]) -> "SuspendedRun":
-        """Return the run with other instructions, which may come with the results of its calls."""
+        """Return the run with its leading instructions replaced by these."""
         rest = self.messages[len(leading_instructions(self.messages)) :]
         moved = len(instructions) + len(rest) - len(self.messages)
         return replace(

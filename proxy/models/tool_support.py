@@ -99,8 +99,8 @@ class ToolProbe:
     """Tests whether a model's chat template contains the tools of a request. A probe costs at most
     two generated tokens.
 
-    `is_local` is True if prompt token counts of a server that does not report its engine can be
-    trusted.
+    `is_local` is True if the operator runs the server. Its prompt token counts are then trusted
+    even if it does not report its engine.
     """
 
     def __init__(self, model: Model, *, is_local: bool = True) -> None:

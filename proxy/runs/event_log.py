@@ -196,7 +196,7 @@ class Record:
         raise self.error or (RunLostError() if self.status == "lost" else internal_error())
 
     def summary(self) -> "Record":
-        """Return the record without events and texts: the outcome and the usage."""
+        """Return the record without the events and the answer; the usage and the error stay."""
         result = _without_text(self.result) if self.result else None
         return Record(self.status, (), result, self.error, is_summary=True)
 

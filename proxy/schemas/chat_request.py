@@ -281,15 +281,15 @@ def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
             names = [_name(tool) for tool in allowed]
-            _check_known(names, tools, "tool_choice.allowed_tools.tools")
+            _check_names(names, tools, "tool_choice.allowed_tools.tools")
             remaining = [tool for tool in tools if _name(tool) in names]
             return _ToolChoice(remaining, None, must_call=mode == "required" and bool(remaining))
         case {"type": "function"}:
-            _check_known([_name(choice)], tools, "tool_choice.function.name")
+            _check_names([_name(choice)], tools, "tool_choice.function.name")
     return _ToolChoice(tools, choice, must_call=False)
 
 
-def _check_known(names: Sequence[str], tools: _Tools, param: str) -> None:
+def _check_names(names: Sequence[str], tools: _Tools, param: str) -> None:
     known = {_name(tool) for tool in tools}
     for name in names:
         if name not in known:
@@ -307,7 +307,7 @@ def _name(tool: Any) -> str:
 
 @dataclass(slots=True)
 class ChatMessages:
-    """The messages of a chat completion, while a translation appends them."""
+    """The chat messages that a translation has built so far."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     param_paths: dict[str, str] = field(default_factory=dict)

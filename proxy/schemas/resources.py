@@ -237,7 +237,7 @@ class UploadForm(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather(cls, form: Mapping[str, str]) -> dict[str, Any]:
+    def _join_expiry(cls, form: Mapping[str, str]) -> dict[str, Any]:
         """Join the form fields of `expires_after`. SDKs send one form field for each of its fields;
         other clients send JSON."""
         return {**form, "expires_after": _expires_after(form)}

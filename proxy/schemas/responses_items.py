@@ -324,7 +324,7 @@ class HostedToolItems(ABC):
                 return self._begin(event)
             case ToolOutput(step, stream, text) if step == self._state.open_step:
                 kept = self._command_output.add(stream, text)
-                return self._write(stream, kept) if kept else []
+                return self._delta(stream, kept) if kept else []
             case ToolCallFinished() if event.step == self._state.open_step:
                 streams = self._command_output.by_stream(event.observation)
                 return self._end(streams, _outcome(event), "completed")
@@ -342,7 +342,7 @@ class HostedToolItems(ABC):
     def _begin(self, event: ToolCallStarted) -> list[Json]: ...
 
     @abstractmethod
-    def _write(self, stream: str, text: str) -> list[Json]: ...
+    def _delta(self, stream: str, text: str) -> list[Json]: ...
 
     @abstractmethod
     def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
@@ -385,7 +385,7 @@ class ShellItems(HostedToolItems):
         self._item, output_added = self._output.begin("sho", result)
         return [*events, output_added]
 
-    def _write(self, stream: str, text: str) -> list[Json]:
+    def _delta(self, stream: str, text: str) -> list[Json]:
         delta = {stream: text}
         return [self._item.event("shell_call_output_content.delta", command_index=0, delta=delta)]
 
@@ -426,7 +426,7 @@ class CodeInterpreterItems(HostedToolItems):
             self._item.event("code_interpreter_call.interpreting"),
         ]
 
-    def _write(self, stream: str, text: str) -> list[Json]:
+    def _delta(self, stream: str, text: str) -> list[Json]:
         return []  # OpenAI has no event for a piece of output
 
     def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]:

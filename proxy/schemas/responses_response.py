@@ -324,7 +324,7 @@ def file_citations(result: Result) -> list[dict[str, Any]]:
 
 
 def text_logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """Return the `logprobs` of a chat completion's choice in the format of an output text."""
+    """Return a chat completion choice's `logprobs` in the form of an `output_text` part."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [
         {

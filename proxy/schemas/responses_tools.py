@@ -114,7 +114,7 @@ def call_fields(kind: str, arguments: str) -> dict[str, Any]:
 
 
 def call_arguments(item: Item) -> str:
-    """Return the arguments of a call item of one of OpenAI's tools as JSON."""
+    """Return, as JSON, the arguments in a call item of an OpenAI tool."""
     arguments = item.get("action") or item.get("operation") or item.get("arguments") or {}
     if isinstance(arguments, str):
         return arguments

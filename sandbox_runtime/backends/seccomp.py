@@ -273,12 +273,12 @@ def _check_argument(rule: Rule) -> _Code:
             test = _jump(_ANY_BIT, mask, 0, 1)
             return [*_load_argument(argument), *test, *_return(refuse), *_return(_ALLOW)]
         case ArgIn(argument, values, error):
-            return _when_in(argument, values, _ALLOW, _REFUSE | error)
+            return _branch(argument, values, _ALLOW, _REFUSE | error)
         case ArgNotIn(argument, values):
-            return _when_in(argument, values, refuse, _ALLOW)
+            return _branch(argument, values, refuse, _ALLOW)
 
 
-def _when_in(argument: int, values: tuple[int, ...], then: int, otherwise: int) -> _Code:
+def _branch(argument: int, values: tuple[int, ...], then: int, otherwise: int) -> _Code:
     code = _load_argument(argument)
     for position, value in enumerate(values):
         code += _jump(_EQUAL, value, len(values) - position, 0)

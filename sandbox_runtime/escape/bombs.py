@@ -223,7 +223,7 @@ def _small(isolation: Isolation) -> Isolation:
     )
 
 
-async def _watch_files(context: EscapeContext) -> str | None:
+async def _use_inotify(context: EscapeContext) -> str | None:
     neighbour = await context.neighbour()
     before = (await python(neighbour, _ONE_INOTIFY)).stdout
     async with context.victim() as sandbox, running(sandbox, _INOTIFY):
@@ -302,6 +302,6 @@ ATTACKS = (
         "inotify_bomb",
         "bombs",
         "Takes all inotify instances of its user on the host.",
-        _watch_files,
+        _use_inotify,
     ),
 )

@@ -51,7 +51,7 @@ class DisturbedError(Exception):
 
 
 class EscapeSandbox(Sandbox, Protocol):
-    """A sandbox that accepts a handler for the connections of its programs."""
+    """A sandbox under attack, whose programs' connections the attack can handle."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Set the handler of the connections that programs inside open; None refuses them."""

@@ -140,7 +140,7 @@ def test_less_strict_setting_of_a_key_has_no_effect() -> None:
         (replace(PYPI, max_mib_per_s=5), replace(PYPI, max_connections=2), None),
     ],
 )
-def test_restricted_egress_is_the_intersection_of_both(
+def test_egress_of_profile_and_key_is_intersected(
     profile: Egress, key: Egress, expected: Egress | None
 ) -> None:
     path = "isolation.network"

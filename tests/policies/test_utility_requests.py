@@ -91,7 +91,7 @@ def requests_with_prompt(prompt: str, fields: dict[str, Any]) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("request_", BY_TEMPLATE, ids=lambda request: request.client)
-def test_template_that_is_quoted_gets_a_sandbox(request_: Recorded) -> None:
+def test_user_who_quotes_a_template_gets_a_sandbox(request_: Recorded) -> None:
     text = template_text(request_)
     quoted = "\n".join(f"> {line}" for line in text.splitlines())
     prompts = [

@@ -98,7 +98,7 @@ async def test_tls_certificate_is_verified() -> None:
         "fd00:ec2::254",
     ],
 )
-async def test_private_address_is_refused_as_a_name_and_as_a_literal(address: str) -> None:
+async def test_private_address_and_name_that_resolves_to_it_are_refused(address: str) -> None:
     internet = Internet({"allowed.example": [address]})
     literal = f"[{address}]" if ":" in address else address
     async with fetcher_for(internet) as fetcher:

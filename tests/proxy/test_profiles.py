@@ -281,7 +281,7 @@ def test_shipped_profiles_are_the_files_of_policies_profiles() -> None:
     assert {path.stem for path in bundles.glob("*.yaml")} == shipped().keys()
 
 
-def test_paper_needs_a_key_that_lists_it() -> None:
+def test_paper_profile_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().of(ANYONE, "m", "paper", {})
     assert "Profile 'paper' needs a key that lists it" in str(raised.value)

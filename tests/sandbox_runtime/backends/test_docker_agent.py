@@ -31,7 +31,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
     await backend.aclose()
 
 
-async def test_agent_volume_is_filled_once_and_again_after_its_removal(
+async def test_agent_volume_is_filled_again_after_its_removal(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     program = tmp_path / "agent"

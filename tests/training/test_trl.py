@@ -1,0 +1,52 @@
+"""TRL trains through a real proxy and real sandboxes, too shortly to learn anything."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.engines.installation import NotInstalledError
+from tests.training.install_trl import run_demo
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """The results of `python -m training.demo --quick`."""
+    out = tmp_path_factory.mktemp("demo")
+    try:
+        done = run_demo("--quick", "--out", str(out))
+    except NotInstalledError as error:
+        if os.environ.get("REQUIRE_TRL"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    assert (out / "reward.svg").read_text(encoding="utf-8").startswith("<svg")
+    found: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_rollout_is_trained_on(results: Mapping[str, Any]) -> None:
+    rollouts = {each["name"]: each["rollouts"] for each in results["trainings"]}
+    assert rollouts == {"reward of the answer": 32, "random reward": 16}
+    assert [each["unscorable"] for each in results["trainings"]] == [0, 0]
+
+
+def test_losses_are_finite_and_weights_change(results: Mapping[str, Any]) -> None:
+    for training in results["trainings"]:
+        assert training["loss"]
+        assert all(map(math.isfinite, training["loss"]))
+    assert results["trainings"][1]["weights_changed"]
+
+
+def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[str, Any]) -> None:
+    for training in results["trainings"]:
+        assert training["trained_tokens"] > 100
+        assert training["max_logprob_difference"] <= 1e-4
+
+
+def test_most_rollouts_are_one_row(results: Mapping[str, Any]) -> None:
+    for training in results["trainings"]:
+        assert training["splits"] <= training["rollouts"] / 2

@@ -1,0 +1,42 @@
+"""Curves from 0 to 1 as an SVG picture, which is readable in light and in dark mode."""
+
+from collections.abc import Mapping, Sequence
+from xml.sax.saxutils import escape
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 300, 44, 34, 40
+COLOURS = ("#2a7de1", "#8a8f98", "#d2691e", "#2e9d6e")
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#24292f}line{stroke:#d0d7de}rect{fill:#fff}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}line{stroke:#30363d}rect{fill:#0d1117}}"
+)
+
+
+def curves(lines: Mapping[str, Sequence[float]], title: str, x_label: str) -> str:
+    """Return an SVG picture of lines of values from 0 to 1, one for each name."""
+    steps = max(2, *(len(values) for values in lines.values()))
+    width, height = WIDTH - LEFT - 16, HEIGHT - TOP - BOTTOM
+    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}"/>', _text(LEFT, 18, title)]
+    for tick in range(5):
+        y = TOP + height * (1 - tick / 4)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 16}" y2="{y:.1f}"/>')
+        parts.append(_text(8, y + 4, f"{tick / 4:.2f}"))
+    for number, (name, values) in enumerate(lines.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        points = " ".join(
+            f"{LEFT + width * step / (steps - 1):.1f},{TOP + height * (1 - value):.1f}"
+            for step, value in enumerate(values)
+        )
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
+        )
+        x = LEFT + 180 * number + 80
+        parts.append(f'<circle cx="{x}" cy="{HEIGHT - 14}" r="5" fill="{colour}"/>')
+        parts.append(_text(x + 10, HEIGHT - 10, name))
+    parts.append(_text(LEFT, HEIGHT - 10, f"{x_label} 1 to {steps}"))
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>'
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def _text(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:g}" y="{y:.1f}">{escape(text)}</text>'

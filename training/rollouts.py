@@ -1,0 +1,182 @@
+"""Rollouts: runs of tasks through a proxy, with their tokens and their rewards.
+
+A rollout that the infrastructure spoils (the proxy, the backend or the sandbox failed) is repeated.
+If it fails again, it has no reward, so that a trainer leaves it out of its group.
+"""
+
+import asyncio
+import base64
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from training.rewards import Attempt, Reward, reward
+from training.rows import TaskRow
+
+log = logging.getLogger(__name__)
+
+INFRA_ERROR = "infra_error"
+"""The outcome of a rollout that says nothing about the model."""
+TIMEOUT_S = 5400.0
+"""Maximum time of one rollout, as in the paper's training."""
+REQUEST_TIMEOUT_S = 60.0
+MAX_RETRY_DELAY_S = 10.0
+Score = Callable[[TaskRow, Attempt], Reward]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Successive model calls of a rollout as one row of tokens."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    """1 for each sampled token, 0 for the others."""
+    logprobs: list[float]
+    """0.0 for tokens that were not sampled."""
+
+    @property
+    def sampled(self) -> int:
+        """The number of sampled tokens."""
+        return sum(self.response_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One run of a task."""
+
+    task_id: str
+    group_id: str
+    outcome: str
+    """The stop reason of the run, or INFRA_ERROR."""
+    reward: float | None
+    """From 0 to 1. None: unscorable."""
+    trajectory_id: str | None = None
+    """The id of the trajectory in the proxy; None if no run was answered."""
+    answer: str = ""
+    segments: tuple[Segment, ...] = ()
+    turns: int = 0
+    tool_calls: int = 0
+
+
+class RolloutClient:
+    """Runs tasks through a proxy. Its profile needs `agent.capture_tokens`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str = "none",
+        score: Score = reward,
+        sandbox: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        concurrency: int = 16,
+        attempts: int = 3,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`base_url` is that of the proxy, up to `/v1`. `sandbox` and `parameters` are fields of
+        each request: its `sandbox` object, and sampling parameters such as `temperature`."""
+        self._base_url = base_url
+        self._headers = {"authorization": f"Bearer {api_key}"}
+        self._body = {**(parameters or {}), "model": model}
+        self._sandbox = {**(sandbox or {}), "capture": "tokens"}
+        self._score = score
+        self._concurrency = concurrency
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+
+    async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
+        """Return a rollout of each row, in their order. Rollouts of the same row are a group."""
+        step = uuid.uuid4().hex
+        slots = asyncio.Semaphore(self._concurrency)
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=self._timeout_s)
+        limits = httpx.Limits(max_connections=self._concurrency)
+        async with httpx.AsyncClient(
+            base_url=self._base_url, headers=self._headers, timeout=timeout, limits=limits
+        ) as http:
+
+            async def one(row: TaskRow) -> Rollout:
+                async with slots:
+                    return await self._run(http, row, f"{step}-{row.id}")
+
+            return await asyncio.gather(*map(one, rows))
+
+    async def _run(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
+        rollout = Rollout(row.id, group_id, INFRA_ERROR, None)
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(min(MAX_RETRY_DELAY_S, 0.5 * 2**attempt))
+            try:
+                rollout = await self._attempt(http, row, group_id)
+            except (httpx.HTTPError, KeyError, ValueError) as error:
+                log.warning("%s: a rollout failed: %s", row.id, error)
+            if rollout.outcome != INFRA_ERROR:
+                break
+        return rollout
+
+    async def _attempt(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
+        """Run a task once and append the reward to its trajectory. Raises HTTPError."""
+        answered = await http.post("/chat/completions", json=self._request(row, group_id))
+        _raise_for_status(answered)
+        completion, run_id = answered.json(), answered.headers["x-sandbox-run"]
+        found = await http.get(f"/runs/{run_id}/trajectory")
+        _raise_for_status(found)
+        trajectory = found.json()
+        answer = completion["choices"][0]["message"].get("content") or ""
+        attempt = Attempt(
+            id=row.id,
+            answer=answer,
+            submitted=trajectory["outcome"] == "submitted",
+            sandbox_lost=trajectory["outcome"] == INFRA_ERROR,
+            commands=_commands(trajectory),
+        )
+        scored = await asyncio.to_thread(self._score, row, attempt)
+        given = {"value": scored.value, "source": "sandbox-train", "reason": scored.reason}
+        _raise_for_status(await http.post(f"/trajectories/{run_id}/reward", json=given))
+        return Rollout(
+            task_id=row.id,
+            group_id=group_id,
+            outcome=trajectory["outcome"],
+            reward=scored.value,
+            trajectory_id=run_id,
+            answer=answer,
+            segments=tuple(Segment(**each) for each in trajectory["token_segments"]),
+            turns=len(trajectory["model_calls"]),
+            tool_calls=len(trajectory["tool_calls"]),
+        )
+
+    def _request(self, row: TaskRow, group_id: str) -> dict[str, Any]:
+        content: list[dict[str, Any]] = [
+            {"type": "file", "file": {"filename": name, "file_data": _data_url(text)}}
+            for name, text in row.files.items()
+        ]
+        content.append({"type": "text", "text": row.problem_statement})
+        return {
+            **self._body,
+            "messages": [{"role": "user", "content": content}],
+            "metadata": {"group_id": group_id, "task_id": row.id},
+            "sandbox": self._sandbox,
+        }
+
+
+def _commands(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the commands and the written programs of a trajectory."""
+    arguments = (call["arguments"] for call in trajectory["tool_calls"])
+    texts = (each.get("command") or each.get("file_text") for each in arguments)
+    return tuple(text for text in texts if isinstance(text, str))
+
+
+def _data_url(text: str) -> str:
+    return f"data:text/plain;base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def _raise_for_status(response: httpx.Response) -> None:
+    """Raise HTTPStatusError with the server's own message."""
+    if response.is_error:
+        message = f"{response.status_code}: {response.text[:500]}"
+        raise httpx.HTTPStatusError(message, request=response.request, response=response)
