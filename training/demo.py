@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ from training.trl import PAPER_SETTINGS, prompts_of, reward_of_rollout, rollout_
 ROOT = Path(__file__).resolve().parent.parent
 GENERATIONS = PAPER_SETTINGS["num_generations"]
 LEARNING_RATE = 3e-4
-MAX_TOKENS = 32
+MAX_TOKENS = 64
 READS = 0.25
 """The share of runs with a search in the last supervised traces."""
 START_S = 60.0
@@ -67,7 +68,7 @@ class Size:
     control_steps: int
 
 
-FULL = Size(800, 600, 160, 100, 8, 20, 10)
+FULL = Size(800, 600, 240, 80, 8, 20, 10)
 QUICK = Size(96, 48, 20, 4, 2, 2, 1)
 """Too small to learn anything, but passes through all parts."""
 
@@ -292,6 +293,7 @@ def main() -> int:
     parser.add_argument("--sandbox", choices=["docker", "bubblewrap"], default="bubblewrap")
     parser.add_argument("--quick", action="store_true", help="a minute; learns nothing")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the proxy must not remain
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     torch.set_num_threads(
         1
