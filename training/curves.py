@@ -29,7 +29,7 @@ def curves(lines: Mapping[str, Sequence[float]], title: str, x_label: str) -> st
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
         )
-        x = LEFT + 180 * number + 80
+        x = LEFT + 180 * number + 130
         parts.append(f'<circle cx="{x}" cy="{HEIGHT - 14}" r="5" fill="{colour}"/>')
         parts.append(_text(x + 10, HEIGHT - 10, name))
     parts.append(_text(LEFT, HEIGHT - 10, f"{x_label} 1 to {steps}"))

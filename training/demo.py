@@ -69,7 +69,7 @@ class Size:
 
 
 FULL = Size(800, 600, 240, 80, 8, 20, 10)
-QUICK = Size(96, 48, 20, 4, 2, 2, 1)
+QUICK = Size(128, 64, 100, 10, 2, 2, 1)
 """Too small to learn anything, but passes through all parts."""
 
 
