@@ -76,11 +76,14 @@ class RolloutClient:
         sandbox: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Any] | None = None,
         concurrency: int = 16,
-        attempts: int = 3,
+        attempts: int = 5,
+        retry_delay_s: float = 1.0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`base_url` is that of the proxy, up to `/v1`. `sandbox` and `parameters` are fields of
-        each request: its `sandbox` object, and sampling parameters such as `temperature`."""
+        each request: its `sandbox` object, and sampling parameters such as `temperature`.
+        `retry_delay_s` is the delay before the second attempt, and doubles with each further
+        one."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._body = {**(parameters or {}), "model": model}
@@ -88,6 +91,7 @@ class RolloutClient:
         self._score = score
         self._concurrency = concurrency
         self._attempts = attempts
+        self._retry_delay_s = retry_delay_s
         self._timeout_s = timeout_s
 
     async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
@@ -110,7 +114,8 @@ class RolloutClient:
         rollout = Rollout(row.id, group_id, INFRA_ERROR, None)
         for attempt in range(self._attempts):
             if attempt:
-                await asyncio.sleep(min(MAX_RETRY_DELAY_S, 0.5 * 2**attempt))
+                delay_s = self._retry_delay_s * 2 ** (attempt - 1)
+                await asyncio.sleep(min(MAX_RETRY_DELAY_S, delay_s))
             try:
                 rollout = await self._attempt(http, row, group_id)
             except (httpx.HTTPError, KeyError, ValueError) as error:

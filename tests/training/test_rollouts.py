@@ -1,0 +1,139 @@
+"""Rollouts of tasks through a proxy, and the rows that TRL gets from them."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.profile import AgentSettings, Profile
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
+from tests.clients.chat_http import http_client
+from tests.fakes.backend import Item, Refusal, ScriptedBackend, scripted_backend
+from tests.fakes.server import running_proxy
+from training.rewards import Attempt, Reward, reward
+from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, Segment
+from training.rows import Meta, TaskRow
+from training.trl import prompts_of, reward_of_rollout, trainer_rows
+
+ALLOWED = Profiles.only(Profile(agent=AgentSettings(capture_tokens=True)))
+READ = tool_reply(call("execute_bash", command="cat documents/port.txt"))
+RIGHT, WRONG = text_reply("1874"), text_reply("1900")
+SUBMIT = tool_reply(call("submit", answer="1874"))
+
+
+def task(id: str) -> TaskRow:
+    meta = Meta(
+        source="made",
+        licence="MIT",
+        seed=0,
+        context="0" * 64,
+        question="When?",
+        n_examples=0,
+        n_files=1,
+        n_distractors=0,
+        sizes=(20,),
+        gold_files=("port.txt",),
+    )
+    return TaskRow(
+        id=id,
+        domain="history",
+        problem_statement=f"When was it dredged ({id})?",
+        ground_truth="1874",
+        input_files=json.dumps({"port.txt": "Dredged in 1874.\n"}),
+        qa_type="number",
+        meta=meta,
+    )
+
+
+def exact(row: TaskRow, attempt: Attempt) -> Reward:
+    if attempt.sandbox_lost:
+        return Reward(None, "sandbox lost")
+    return Reward(float(attempt.answer == row.ground_truth), "function")
+
+
+@asynccontextmanager
+async def proxied(
+    script: Any, state_dir: Path, **options: Any
+) -> AsyncIterator[tuple[ScriptedBackend, str, RolloutClient]]:
+    """Yield a backend, the URL of a proxy before it, and a client of the proxy."""
+    async with (
+        scripted_backend(script, has_tokens=True) as backend,
+        running_proxy(backend, "memory", state_dir, profiles=ALLOWED) as url,
+    ):
+        client = RolloutClient(f"{url}/v1", backend.model, **{"score": exact, **options})
+        yield backend, url, client
+
+
+async def test_rollout_has_tokens_reward_and_counts(tmp_path: Path) -> None:
+    async with (
+        proxied([READ, RIGHT], tmp_path, parameters={"temperature": 1.0}) as (backend, url, client),
+        http_client(url) as http,
+    ):
+        (rollout,) = await client.run([task("port-1")])
+        stored = (await http.get(f"/v1/runs/{rollout.trajectory_id}/trajectory")).json()
+    (segment,) = rollout.segments
+    assert (rollout.task_id, rollout.outcome, rollout.reward) == ("port-1", "answered", 1.0)
+    assert (rollout.answer, rollout.turns, rollout.tool_calls) == ("1874", 2, 1)
+    assert 0 < segment.sampled < len(segment.response_ids)
+    assert backend.requests[0].body["temperature"] == 1.0
+    assert "Dredged in 1874." in backend.requests[1].body["messages"][-1]["content"]
+    assert (stored["task_id"], stored["group_id"]) == ("port-1", rollout.group_id)
+    assert [each["value"] for each in stored["rewards"]] == [1.0]
+
+
+async def test_rollouts_of_one_task_are_a_group_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    def reply(body: dict[str, Any]) -> Item:
+        return RIGHT if "(a)" in str(body["messages"]) else WRONG
+
+    async with proxied(reply, tmp_path, concurrency=4) as (_, _, client):
+        rollouts = await client.run([task("a"), task("b"), task("a"), task("b")])
+    assert [each.task_id for each in rollouts] == ["a", "b", "a", "b"]
+    assert [each.reward for each in rollouts] == [1.0, 0.0, 1.0, 0.0]
+    assert rollouts[0].group_id == rollouts[2].group_id != rollouts[1].group_id
+
+
+async def test_rollout_that_the_backend_fails_is_repeated(tmp_path: Path) -> None:
+    script = [*[Refusal(500)] * 3, RIGHT]  # the proxy itself asks three times
+    async with proxied(script, tmp_path, attempts=2, retry_delay_s=0.0) as (_, _, client):
+        (rollout,) = await client.run([task("port-1")])
+    assert (rollout.outcome, rollout.reward) == ("answered", 1.0)
+
+
+async def test_rollout_that_fails_each_time_has_no_reward(tmp_path: Path) -> None:
+    script = [Refusal(500)] * 6
+    async with proxied(script, tmp_path, attempts=2, retry_delay_s=0.0) as (_, _, client):
+        (rollout,) = await client.run([task("port-1")])
+    assert (rollout.outcome, rollout.reward) == (INFRA_ERROR, None)
+    assert (rollout.trajectory_id, rollout.segments) == (None, ())
+
+
+async def test_rewards_of_the_project_need_a_submit(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify", reason="the extra `training` is not installed")
+    script = [RIGHT, SUBMIT]
+    async with proxied(script, tmp_path, score=reward, concurrency=1) as (_, _, client):
+        rollouts = await client.run([task("a"), task("b")])
+    assert [(each.outcome, each.reward) for each in rollouts] == [
+        ("answered", 0.0),
+        ("submitted", 1.0),
+    ]
+
+
+def test_longest_segment_is_the_row_of_a_rollout() -> None:
+    short = Segment([1], [2], [1], [-0.5])
+    long = Segment([3], [4, 5, 6], [1, 0, 1], [-0.25, 0.0, -0.75])
+    split = Rollout("a", "g", "answered", 0.5, "run_1", segments=(short, long))
+    lost = Rollout("a", "g", INFRA_ERROR, None)
+    assert trainer_rows([split, lost], filler=9) == {
+        "prompt_ids": [[3], [9]],
+        "completion_ids": [[4, 5, 6], [9]],
+        "env_mask": [[1, 0, 1], [0]],
+        "logprobs": [[-0.25, 0.0, -0.75], [0.0]],
+        "rollout_reward": [0.5, None],
+        "trajectory_id": ["run_1", None],
+    }
+    assert reward_of_rollout([], [], [0.5, None]) == [0.5, None]
+    assert prompts_of([task("a"), task("b")]) == [{"prompt": "a"}, {"prompt": "b"}]
