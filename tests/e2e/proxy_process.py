@@ -69,9 +69,10 @@ async def serving(
     kind: Kind,
     backend_url: str,
     more: Mapping[str, Any] | None = None,
+    port: int = 0,
     **variables: str,
 ) -> AsyncIterator[Server]:
-    """Run `serve` on a free port; `more` is merged into its config.yaml.
+    """Run `serve` on a port, or on a free port; `more` is merged into its config.yaml.
 
     Tools are offered without a probe, so the backend receives only what clients cause, unless
     `more` changes `tool_support`.
@@ -79,7 +80,7 @@ async def serving(
     tree: dict[str, Any] = {"sandbox": {"docker": {"image": DOCKER_IMAGE}}, **(more or {})}
     tree["backend"] = {"tool_support": "always", **tree.get("backend", {})}
     config = write_config(home, tree)
-    where = ("--port", "0", "--sandbox", kind, "--backend-url", backend_url)
+    where = ("--port", str(port), "--sandbox", kind, "--backend-url", backend_url)
     process = await anyio.open_process(
         [sys.executable, "-m", "proxy", "serve", "--config", config, *where],
         cwd=home,
