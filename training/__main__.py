@@ -97,6 +97,23 @@ def _reward(arguments: argparse.Namespace) -> None:
         print(json.dumps(line))
 
 
+def _report(arguments: argparse.Namespace) -> None:
+    from training.curves import bars
+    from training.report import chart_values, measure, report
+    from training.rows import TaskError
+
+    before, after = measure(arguments.before), measure(arguments.after)
+    if arguments.chart:
+        picture = bars(
+            chart_values(before, after), ("before", "after"), "Before and after training"
+        )
+        try:
+            arguments.chart.write_text(picture, encoding="utf-8")
+        except OSError as error:
+            raise TaskError(f"{error.filename}: {error.strerror}") from error
+    print(report(before, after), end="")
+
+
 def _attempts(tasks: "TaskSet", path: Path) -> Iterator[tuple["TaskRow", "Attempt"]]:
     """Yield the attempts of a file of JSON lines, with their tasks."""
     from pydantic import ValidationError
@@ -124,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     tasks = commands.add_parser("tasks", help="build, describe and convert tasks")
     _add_task_commands(tasks.add_subparsers(required=True, metavar="command"))
 
+    _add_report_command(commands)
     sub = commands.add_parser("reward", help="print the rewards of attempts as JSON lines")
     sub.set_defaults(command=_reward)
     sub.add_argument("tasks", type=Path, help="directory of the tasks")
@@ -207,6 +225,17 @@ def _add_task_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
         help="where the documents are",
     )
     sub.add_argument("--split", default="train", choices=["train", "val"])
+
+
+def _add_report_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    sub = commands.add_parser(
+        "report", help="compare the trajectories before and after training, as Markdown"
+    )
+    sub.set_defaults(command=_report)
+    help = "trajectories that the proxy exported with format=native"
+    sub.add_argument("before", type=Path, help=help)
+    sub.add_argument("after", type=Path, help="the same after training")
+    sub.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw a chart")
 
 
 def _positive(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Curves from 0 to 1 as an SVG picture, which is readable in light and in dark mode."""
+"""Curves and bars from 0 to 1 as SVG pictures, which are readable in light and in dark mode."""
 
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
@@ -33,7 +33,31 @@ def curves(lines: Mapping[str, Sequence[float]], title: str, x_label: str) -> st
         parts.append(f'<circle cx="{x}" cy="{HEIGHT - 14}" r="5" fill="{colour}"/>')
         parts.append(_text(x + 10, HEIGHT - 10, name))
     parts.append(_text(LEFT, HEIGHT - 10, f"{x_label} 1 to {steps}"))
-    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return _picture(parts, HEIGHT)
+
+
+def bars(groups: Mapping[str, tuple[float, float]], series: tuple[str, str], title: str) -> str:
+    """Return an SVG picture of pairs of horizontal bars from 0 to 1, one pair for each name."""
+    left, row = 230, 40
+    width, height = WIDTH - left - 60, TOP + row * len(groups) + BOTTOM
+    parts = [f'<rect width="{WIDTH}" height="{height}"/>', _text(8, 18, title)]
+    for index, (name, values) in enumerate(groups.items()):
+        y = TOP + row * index
+        parts.append(_text(8, y + 19, name))
+        for number, value in enumerate(values):
+            at, length = y + 14 * number, width * min(1.0, max(0.0, value))
+            colour = COLOURS[1 - number]
+            bar = f'<path d="M{left},{at}h{length:.1f}v12h-{length:.1f}z" fill="{colour}"/>'
+            parts += [bar, _text(left + length + 6, at + 11, f"{value:.2f}")]
+    for number, name in enumerate(series):
+        x = left + 120 * number
+        parts.append(f'<circle cx="{x}" cy="{height - 14}" r="5" fill="{COLOURS[1 - number]}"/>')
+        parts.append(_text(x + 10, height - 10, name))
+    return _picture(parts, height)
+
+
+def _picture(parts: Sequence[str], height: int) -> str:
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>'
     return "\n".join([head, *parts, "</svg>\n"])
 
