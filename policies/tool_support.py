@@ -34,7 +34,7 @@ _IGNORED = (
 )
 _REFUSED = (
     "The backend refuses tools for the model {model!r} ({error}). {change}, or set"
-    " backend.tool_support: always."
+    " backend.tool_support: never."
 )
 _CHANGES = (
     (

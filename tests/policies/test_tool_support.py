@@ -80,7 +80,7 @@ def test_refusal_message_has_the_advice(refusal: str, change: str) -> None:
     message = refused_verdict("m", refusal).message
     assert refusal in message
     assert change in message
-    assert "backend.tool_support: always" in message
+    assert "backend.tool_support: never" in message
 
 
 def test_header_value_is_short_printable_ascii_for_any_model_name() -> None:
