@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from evaluation.measures import CAPABILITIES
 from evaluation.statistics import estimate, percentile
+from training.rollouts import INFRA_ERROR
 from training.rows import TaskError
 
-INFRA_ERROR = "infra_error"
-LIMITS = frozenset({"max_turns", "wall_time", "context_window", "token_budget", "cost_budget"})
-"""Stop reasons of runs that did not end by themselves."""
-CAPABILITIES = ("external_resources", "file_management", "computation")
+OWN_ENDS = frozenset({"submitted", "answered", "refused", "client_tool_calls"})
+"""Stop reasons of runs that the model ended. All others are limits."""
 _CHECKS = re.compile(
     r"\b(?:let me (?:check|confirm)|double[- ]check|verify(?:ing)?|wait|actually|to be sure)\b",
     re.IGNORECASE,
@@ -66,7 +66,7 @@ def measure(path: Path) -> Measures:
     rates = {
         "runs with a tool call": _share(runs, lambda run: run.tool_calls > 0),
         "runs that submitted": _share(runs, lambda run: run.outcome == "submitted"),
-        "runs that ended at a limit": _share(runs, lambda run: run.outcome in LIMITS),
+        "runs that ended at a limit": _share(runs, lambda run: run.outcome not in OWN_ENDS),
         **{
             f"turns with {name.replace('_', ' ')}": (
                 sum(run.capability_turns.get(name, 0) for run in runs) / turns if turns else None
