@@ -1,7 +1,8 @@
 """Rollouts: runs of tasks through a proxy, with their tokens and their rewards.
 
 A rollout that the infrastructure spoils (the proxy, the backend or the sandbox failed) is repeated.
-If it fails again, it has no reward, so that a trainer leaves it out of its group.
+If it fails again, it has no reward, so that a trainer leaves it out of its group. A mistake that
+would spoil every rollout, such as a wrong key, ends them all with a RolloutError.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -25,7 +26,13 @@ TIMEOUT_S = 5400.0
 """Maximum time of one rollout, as in the paper's training."""
 REQUEST_TIMEOUT_S = 60.0
 MAX_RETRY_DELAY_S = 10.0
+MISTAKES = frozenset({401, 403, 404, 405})
+"""Statuses of requests that no repetition makes right."""
 Score = Callable[[TaskRow, Attempt], Reward]
+
+
+class RolloutError(Exception):
+    """The proxy refuses all rollouts, or its backend sends no token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,8 @@ class Rollout:
 
 
 class RolloutClient:
-    """Runs tasks through a proxy. Its profile needs `agent.capture_tokens`."""
+    """Runs tasks through a proxy. Its profile needs `agent.capture_tokens`, unless only the messages
+    are captured."""
 
     def __init__(
         self,
@@ -72,6 +80,7 @@ class RolloutClient:
         model: str,
         *,
         api_key: str = "none",
+        capture: Literal["messages", "tokens"] = "tokens",
         score: Score = reward,
         sandbox: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Any] | None = None,
@@ -87,7 +96,7 @@ class RolloutClient:
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._body = {**(parameters or {}), "model": model}
-        self._sandbox = {**(sandbox or {}), "capture": "tokens"}
+        self._sandbox = {**(sandbox or {}), "capture": capture}
         self._score = score
         self._concurrency = concurrency
         self._attempts = attempts
@@ -95,7 +104,8 @@ class RolloutClient:
         self._timeout_s = timeout_s
 
     async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
-        """Return a rollout of each row, in their order. Rollouts of the same row are a group."""
+        """Return a rollout of each row, in their order. Rollouts of the same row are a group.
+        Raises RolloutError, and cancels the other rollouts."""
         step = uuid.uuid4().hex
         slots = asyncio.Semaphore(self._concurrency)
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=self._timeout_s)
@@ -108,7 +118,12 @@ class RolloutClient:
                 async with slots:
                     return await self._run(http, row, f"{step}-{row.id}")
 
-            return await asyncio.gather(*map(one, rows))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(row)) for row in rows]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _run(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
         rollout = Rollout(row.id, group_id, INFRA_ERROR, None)
@@ -125,13 +140,16 @@ class RolloutClient:
         return rollout
 
     async def _attempt(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
-        """Run a task once and append the reward to its trajectory. Raises HTTPError."""
+        """Run a task once and append the reward to its trajectory. Raises HTTPError,
+        RolloutError."""
         answered = await http.post("/chat/completions", json=self._request(row, group_id))
         _raise_for_status(answered)
         completion, run_id = answered.json(), answered.headers["x-sandbox-run"]
         found = await http.get(f"/runs/{run_id}/trajectory")
         _raise_for_status(found)
         trajectory = found.json()
+        if self._sandbox["capture"] == "tokens":
+            _require_tokens(trajectory)
         answer = completion["choices"][0]["message"].get("content") or ""
         attempt = Attempt(
             id=row.id,
@@ -180,8 +198,21 @@ def _data_url(text: str) -> str:
     return f"data:text/plain;base64,{base64.b64encode(text.encode()).decode()}"
 
 
+def _require_tokens(trajectory: Mapping[str, Any]) -> None:
+    """Raise RolloutError if the run succeeded without any token ids."""
+    if trajectory["token_segments"] or trajectory["outcome"] == INFRA_ERROR:
+        return
+    reasons = [call["tokens_missing"] for call in trajectory["model_calls"]]
+    raise RolloutError(f"A run has no tokens to train on: {next(filter(None, reasons), 'no call')}")
+
+
 def _raise_for_status(response: httpx.Response) -> None:
-    """Raise HTTPStatusError with the server's own message."""
-    if response.is_error:
-        message = f"{response.status_code}: {response.text[:500]}"
-        raise httpx.HTTPStatusError(message, request=response.request, response=response)
+    """Raise RolloutError for a mistake, and else HTTPStatusError, with the server's own
+    message."""
+    if response.is_success:
+        return
+    message = f"{response.status_code}: {response.text[:500]}"
+    is_refusal = response.status_code == 400 and '"sandbox.' in response.text
+    if response.status_code in MISTAKES or is_refusal:
+        raise RolloutError(message)
+    raise httpx.HTTPStatusError(message, request=response.request, response=response)

@@ -15,7 +15,7 @@ from tests.clients.chat_http import http_client
 from tests.fakes.backend import Item, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
 from training.rewards import Attempt, Reward, reward
-from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, Segment
+from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError, Segment
 from training.rows import Meta, TaskRow
 from training.trl import prompts_of, reward_of_rollout, trainer_rows
 
@@ -109,6 +109,43 @@ async def test_rollout_that_fails_each_time_has_no_reward(tmp_path: Path) -> Non
         (rollout,) = await client.run([task("port-1")])
     assert (rollout.outcome, rollout.reward) == (INFRA_ERROR, None)
     assert (rollout.trajectory_id, rollout.segments) == (None, ())
+
+
+async def test_profile_that_does_not_allow_tokens_is_an_error(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([], has_tokens=True) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+    ):
+        client = RolloutClient(f"{url}/v1", backend.model, score=exact)
+        with pytest.raises(RolloutError, match=r"403.*does not allow sandbox\.capture: tokens"):
+            await client.run([task("a"), task("b")])
+
+
+async def test_request_without_a_sandbox_is_an_error(tmp_path: Path) -> None:
+    async with proxied([], tmp_path) as (backend, url, _):
+        client = RolloutClient(f"{url}/v1", f"{backend.model}:plain", score=exact)
+        with pytest.raises(RolloutError, match=r"400.*needs a sandbox"):
+            await client.run([task("a")])
+
+
+async def test_backend_without_token_ids_is_an_error(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([RIGHT]) as backend,
+        running_proxy(backend, "memory", tmp_path, profiles=ALLOWED) as url,
+    ):
+        client = RolloutClient(f"{url}/v1", backend.model, score=exact)
+        with pytest.raises(RolloutError, match="The backend sent no token ids"):
+            await client.run([task("a")])
+
+
+async def test_rollout_that_captures_messages_needs_no_tokens(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([RIGHT]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+    ):
+        client = RolloutClient(f"{url}/v1", backend.model, score=exact, capture="messages")
+        (rollout,) = await client.run([task("a")])
+    assert (rollout.reward, rollout.segments) == (1.0, ())
 
 
 async def test_rewards_of_the_project_need_a_submit(tmp_path: Path) -> None:
