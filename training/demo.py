@@ -146,7 +146,7 @@ def scripted_traces(
 ) -> list[list[dict[str, Any]]]:
     """Run the scripted policy through the proxy, and return the exported messages."""
     with _ScriptedServer(rng, reads) as server, proxy(server.base_url, sandbox) as url:
-        client = RolloutClient(url, server.name, capture="messages", score=score)
+        client = RolloutClient(url, server.name, score=score, sandbox={"capture": "messages"})
         asyncio.run(client.run(tasks))
         found = httpx.get(f"{url}/trajectories/export", params={"format": "sft"}, timeout=60)
     return [json.loads(line)["messages"] for line in found.text.splitlines()]

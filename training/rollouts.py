@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
@@ -71,8 +71,7 @@ class Rollout:
 
 
 class RolloutClient:
-    """Runs tasks through a proxy. Its profile needs `agent.capture_tokens`, unless only the messages
-    are captured."""
+    """Runs tasks through a proxy. Its profile needs `agent.capture_tokens`."""
 
     def __init__(
         self,
@@ -80,7 +79,6 @@ class RolloutClient:
         model: str,
         *,
         api_key: str = "none",
-        capture: Literal["messages", "tokens"] = "tokens",
         score: Score = reward,
         sandbox: Mapping[str, Any] | None = None,
         parameters: Mapping[str, Any] | None = None,
@@ -90,13 +88,14 @@ class RolloutClient:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`base_url` is that of the proxy, up to `/v1`. `sandbox` and `parameters` are fields of
-        each request: its `sandbox` object, and sampling parameters such as `temperature`.
+        each request: its `sandbox` object, and sampling parameters such as `temperature`. With
+        `capture: messages` in `sandbox`, rollouts have no segments.
         `retry_delay_s` is the delay before the second attempt, and doubles with each further
         one."""
         self._base_url = base_url
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._body = {**(parameters or {}), "model": model}
-        self._sandbox = {**(sandbox or {}), "capture": capture}
+        self._sandbox = {"capture": "tokens", **(sandbox or {})}
         self._score = score
         self._concurrency = concurrency
         self._attempts = attempts

@@ -143,7 +143,8 @@ async def test_rollout_that_captures_messages_needs_no_tokens(tmp_path: Path) ->
         scripted_backend([RIGHT]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
     ):
-        client = RolloutClient(f"{url}/v1", backend.model, score=exact, capture="messages")
+        sandbox = {"capture": "messages"}
+        client = RolloutClient(f"{url}/v1", backend.model, score=exact, sandbox=sandbox)
         (rollout,) = await client.run([task("a")])
     assert (rollout.reward, rollout.segments) == (1.0, ())
 
