@@ -49,7 +49,7 @@ LEARNING_RATE = 3e-4
 MAX_TOKENS = 64
 READS = 0.25
 """The share of runs with a search in the last supervised traces."""
-START_S = 60.0
+START_S, STOP_S = 60.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,11 @@ def proxy(backend_url: str, sandbox: str) -> Iterator[str]:
             yield f"{_address(server, log)}/v1"
         finally:
             server.terminate()
-            server.wait()
+            try:
+                server.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
 def _address(server: "subprocess.Popen[bytes]", log: Path) -> str:
@@ -162,14 +166,16 @@ def train(
     seed: int,
     sandbox: str,
     reward: Callable[..., list[float | None]],
+    directory: str,
 ) -> None:
-    """Train the model with GRPO on the rewards that `reward` returns, and fill in the measures."""
+    """Train the model with GRPO on the rewards that `reward` returns, and fill in the measures.
+    `directory` is for the trainer's files."""
     began, before = time.monotonic(), _fingerprint(model)
     torch.manual_seed(seed)
     batch = GENERATIONS * len(tasks) // steps
     config = GRPOConfig(
         **{**PAPER_SETTINGS, "learning_rate": LEARNING_RATE},
-        output_dir=tempfile.mkdtemp(),
+        output_dir=directory,
         max_steps=steps,
         per_device_train_batch_size=batch,
         max_completion_length=256,
@@ -264,16 +270,18 @@ def run(size: Size, seed: int, sandbox: str) -> dict[str, Any]:
         model.load_state_dict(start)
         measures = Measures(name)
         tasks = make_tasks(steps * size.prompts, random.Random(f"{seed} {name}"))
-        train(
-            model,
-            tokenizer,
-            measures,
-            tasks=tasks,
-            steps=steps,
-            seed=seed,
-            sandbox=sandbox,
-            reward=reward,
-        )
+        with tempfile.TemporaryDirectory() as directory:
+            train(
+                model,
+                tokenizer,
+                measures,
+                tasks=tasks,
+                steps=steps,
+                seed=seed,
+                sandbox=sandbox,
+                reward=reward,
+                directory=directory,
+            )
         results.append(measures)
     return {
         "seed": seed,
@@ -296,9 +304,8 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the proxy must not remain
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    torch.set_num_threads(
-        1
-    )  # with two threads on two cores, the proxy and torch wait for each other
+    # With two threads on two cores, the proxy and torch wait for each other.
+    torch.set_num_threads(1)
     found = run(QUICK if arguments.quick else FULL, arguments.seed, arguments.sandbox)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "results.json").write_text(json.dumps(found, indent=2) + "\n")

@@ -25,6 +25,8 @@ MAX_BATCH = 64
 BATCH_WAIT_S = 0.02
 """Time to wait for further requests of a batch, in seconds."""
 MAX_BODY_BYTES = 64 << 20
+REPLY_TIMEOUT_S = 600.0
+"""Maximum time of one reply, the wait for its batch included."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*')
 
@@ -87,7 +89,7 @@ class PolicyServer:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens
         request = _Request(body, list(prompt_ids), int(limit))
         self._queue.put(request)
-        reply_ids, logprobs = request.reply.result()
+        reply_ids, logprobs = request.reply.result(REPLY_TIMEOUT_S)
         return self._completion(request, reply_ids, logprobs)
 
     def _completion(
@@ -228,6 +230,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = 60  # of a connection without bytes
     server: _Server
 
     def do_GET(self) -> None:
@@ -239,20 +242,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         policy = self.server.policy
-        length = int(self.headers.get("content-length") or 0)
-        if self.path != "/v1/chat/completions" or length > MAX_BODY_BYTES:
-            self.close_connection = True
-            self._send(404, {"error": {"message": "There is no such path."}})
+        length = self.headers.get("content-length") or ""
+        if self.path != "/v1/chat/completions":
+            self._refuse(404, "There is no such path.")
             return
-        body = json.loads(self.rfile.read(length))
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            self._refuse(413, f"A body needs a content-length of at most {MAX_BODY_BYTES} bytes.")
+            return
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            self._refuse(400, "The body is not a JSON object with messages.")
+            return
         if body.get("stream"):
-            self._send(400, {"error": {"message": "This server does not stream."}})
+            self._refuse(400, "This server does not stream.")
             return
         try:
             self._send(200, policy.complete(body))
         except Exception as error:
             log.exception("a request failed")
             self._send(500, {"error": {"message": f"{type(error).__name__}: {error}"}})
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Send an error and close the connection, whose body may be unread."""
+        self.close_connection = True
+        self._send(status, {"error": {"message": message, "type": "invalid_request_error"}})
 
     def _send(self, status: int, payload: Mapping[str, Any]) -> None:
         data = json.dumps(payload).encode()
