@@ -18,6 +18,9 @@ from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
 
+MAX_REFUSAL_CHARS = 300
+"""Maximum length of a backend's refusal in each call of a trajectory."""
+
 
 def metered_model(
     model: Model, budget: RunBudget, task: AgentTask, emit: Emit, timeout_s: float | None = None
@@ -120,7 +123,8 @@ class TokenCapturedModel(CapturedModel):
             except BackendError as error:
                 if not refuses_token_params(error):
                     raise
-                self._refusal = f"The backend refused the parameters: {error.message}"
+                message = error.message[:MAX_REFUSAL_CHARS]
+                self._refusal = f"The backend refused the parameters: {message}"
         return await MeteredModel.complete(self, body, None)
 
 

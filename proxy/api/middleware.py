@@ -75,6 +75,8 @@ class SessionPathMiddleware:
 
 
 def _without_session_path(scope: Scope) -> Scope:
+    """Return the scope of the route, with the session in a header; the same scope if the path names
+    no session."""
     named = _SESSION_PATH.match(scope["raw_path"])
     if named is None:
         return scope

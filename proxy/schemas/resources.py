@@ -528,8 +528,8 @@ class RunObject(_Identified):
     error: ErrorDetail | None
 
 
-class TrajectoryListQuery(ListQuery):
-    """The query of GET /v1/trajectories."""
+class _LabelQuery(BaseModel):
+    """The labels that trajectories must have."""
 
     group_id: str | None = Field(None, description="Only trajectories with this label.")
     task_id: str | None = Field(None, description="Only trajectories with this label.")
@@ -537,11 +537,15 @@ class TrajectoryListQuery(ListQuery):
 
     @property
     def labels(self) -> TrajectoryLabels:
-        """The labels that the trajectories must have."""
+        """The labels for the store."""
         return TrajectoryLabels(self.group_id, self.task_id, self.session_id)
 
 
-class TrajectoryExportQuery(BaseModel):
+class TrajectoryListQuery(_LabelQuery, ListQuery):
+    """The query of GET /v1/trajectories."""
+
+
+class TrajectoryExportQuery(_LabelQuery):
     """The query of GET /v1/trajectories/export."""
 
     format: TrajectoryExportFormat = Field(
@@ -549,14 +553,6 @@ class TrajectoryExportQuery(BaseModel):
         " OpenEnv's TrainingTrace; sft: messages and tools, as TRL's SFTTrainer reads them; native:"
         " whole trajectories."
     )
-    group_id: str | None = Field(None, description="Only trajectories with this label.")
-    task_id: str | None = Field(None, description="Only trajectories with this label.")
-    session_id: str | None = Field(None, description="Only trajectories of this session.")
-
-    @property
-    def labels(self) -> TrajectoryLabels:
-        """The labels that the trajectories must have."""
-        return TrajectoryLabels(self.group_id, self.task_id, self.session_id)
 
 
 class TrajectoryQuery(BaseModel):
