@@ -550,8 +550,8 @@ class TrajectoryExportQuery(_LabelQuery):
 
     format: TrajectoryExportFormat = Field(
         description="rows: the token segments; verl: the same with the names of verl; openenv:"
-        " OpenEnv's TrainingTrace; sft: messages and tools, as TRL's SFTTrainer reads them; native:"
-        " whole trajectories."
+        " OpenEnv's TrainingTrace; sft: messages and tools, for supervised training; native: whole"
+        " trajectories."
     )
 
 

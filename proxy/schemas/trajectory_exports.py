@@ -85,8 +85,7 @@ def _openenv_turns(trajectory: Object) -> Iterator[Object]:
 
 
 def sft_messages(trajectory: Object) -> Iterator[Object]:
-    """Yield the messages and tools of a run that ended with an answer, as TRL's SFTTrainer reads
-    them."""
+    """Yield the messages and tools of a run that has a result, for supervised training."""
     if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return
     found = to_openai(trajectory)
