@@ -19,37 +19,14 @@ from tests.training.labelled_rewards import (
     SEVERAL_CHOICES,
     SOURCED,
 )
+from tests.training.made_rows import made_row
 from tests.training.made_sources import build
 from training.__main__ import main
 from training.hardcoded import is_hardcoded
 from training.rewards import Attempt, Reward, reward, score
-from training.rows import Meta, QaType, TaskError, TaskRow
+from training.rows import TaskError
 
 FUNCTIONS = "tests.training.reward_functions"
-META = Meta(
-    source="made",
-    licence="none",
-    seed=0,
-    context="0" * 64,
-    question="Which?",
-    n_examples=0,
-    n_files=1,
-    n_distractors=0,
-    sizes=(1,),
-    gold_files=("a.txt",),
-)
-
-
-def row(gold: str, qa_type: QaType) -> TaskRow:
-    return TaskRow(
-        id="made/1",
-        domain="made",
-        problem_statement="Which?",
-        ground_truth=gold,
-        input_files='{"a.txt": "x"}',
-        qa_type=qa_type,
-        meta=META,
-    )
 
 
 def attempt(answer: str, **fields: Any) -> Attempt:
@@ -58,33 +35,33 @@ def attempt(answer: str, **fields: Any) -> Attempt:
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), ONE_CHOICE)
 def test_letter_of_one_choice(gold: str, answer: str, expected: float) -> None:
-    assert score(row(gold, "mcq1"), answer) == (expected, "choice")
+    assert score(made_row(gold, "mcq1"), answer) == (expected, "choice")
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), SEVERAL_CHOICES)
 def test_several_choices(gold: str, answer: str, expected: float) -> None:
-    assert score(row(gold, "mcqN"), answer) == (pytest.approx(expected), "choices")
+    assert score(made_row(gold, "mcqN"), answer) == (pytest.approx(expected), "choices")
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected", "reason"), OPEN)
 def test_open_answer(gold: str, answer: str, expected: float, reason: str) -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     pytest.importorskip("rouge_score", reason="the extra `training` is not installed")
-    found = score(row(gold, "span"), answer)
+    found = score(made_row(gold, "span"), answer)
     assert found == (pytest.approx(expected, abs=1e-4), reason)
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), NUMBER)
 def test_number(gold: str, answer: str, expected: float) -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
-    assert score(row(gold, "number"), answer) == (expected, "math")
+    assert score(made_row(gold, "number"), answer) == (expected, "math")
 
 
 def test_reward_without_the_package_of_rouge_is_an_error() -> None:
     if importlib.util.find_spec("rouge_score"):
         pytest.skip("the extra `training` is installed")
     with pytest.raises(TaskError, match="rouge_score is not installed: install the extra `tra"):
-        reward(row("France", "span"), attempt("in France"))
+        reward(made_row("France", "span"), attempt("in France"))
 
 
 LETTERS = st.sets(st.sampled_from("ABCDEFGH"), min_size=1)
@@ -92,7 +69,7 @@ LETTERS = st.sets(st.sampled_from("ABCDEFGH"), min_size=1)
 
 @given(LETTERS, LETTERS)
 def test_f1_of_choices_is_that_of_precision_and_recall(right: set[str], given: set[str]) -> None:
-    found, _ = score(row(",".join(sorted(right)), "mcqN"), ", ".join(sorted(given)))
+    found, _ = score(made_row(",".join(sorted(right)), "mcqN"), ", ".join(sorted(given)))
     precision, recall = (len(right & given) / len(each) for each in (given, right))
     expected = 2 * precision * recall / (precision + recall) if right & given else 0
     assert found == pytest.approx(expected)
@@ -120,12 +97,12 @@ def test_f1_of_choices_is_that_of_precision_and_recall(right: set[str], given: s
     ids=lambda each: each.reason if isinstance(each, Reward) else "",
 )
 def test_guard(made: Attempt, expected: Reward) -> None:
-    assert reward(row("B", "mcq1"), made) == expected
+    assert reward(made_row("B", "mcq1"), made) == expected
 
 
 def test_answer_without_submit_is_rewarded_in_an_evaluation() -> None:
     made = attempt("B", submitted=False)
-    assert reward(row("B", "mcq1"), made, needs_submit=False) == Reward(1.0, "choice")
+    assert reward(made_row("B", "mcq1"), made, needs_submit=False) == Reward(1.0, "choice")
 
 
 @pytest.mark.parametrize("commands", HARDCODED)
@@ -145,14 +122,14 @@ def test_any_commands_can_be_checked(commands: list[str]) -> None:
 
 def test_answer_that_the_grader_cannot_finish_is_wrong_and_not_unscorable() -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
-    found = reward(row("588", "number"), attempt("9^(9^9)"), timeout_s=10)
+    found = reward(made_row("588", "number"), attempt("9^(9^9)"), timeout_s=10)
     assert found == Reward(0.0, "grader failure", detail="no result within 10 s")
 
 
 def test_right_answer_that_the_grader_cannot_finish_is_unscorable() -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     nested = "(" * 3000 + "1" + ")" * 3000
-    found = reward(row(nested, "span"), attempt("588"), timeout_s=5)
+    found = reward(made_row(nested, "span"), attempt("588"), timeout_s=5)
     assert found == Reward(None, "grader failure", detail="no result within 5 s")
 
 
@@ -161,7 +138,7 @@ def test_right_answer_that_the_grader_cannot_finish_is_unscorable() -> None:
 
 def own(name: str, answer: str = "Edda", **options: Any) -> Reward:
     function = f"{FUNCTIONS}:{name}"
-    return reward(row("Omar", "span"), attempt(answer), function=function, **options)
+    return reward(made_row("Omar", "span"), attempt(answer), function=function, **options)
 
 
 def test_own_function_gets_the_row_and_the_answer() -> None:
@@ -203,7 +180,7 @@ def test_own_function_has_a_timeout() -> None:
 )
 def test_own_function_that_does_not_exist_is_an_error(function: str, message: str) -> None:
     with pytest.raises(TaskError) as caught:
-        reward(row("B", "mcq1"), attempt("B"), function=function)
+        reward(made_row("B", "mcq1"), attempt("B"), function=function)
     assert str(caught.value) == message
 
 

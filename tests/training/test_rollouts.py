@@ -1,6 +1,5 @@
 """Rollouts of tasks through a proxy, and the rows that TRL gets from them."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,9 +13,10 @@ from proxy.profiles import Profiles
 from tests.clients.chat_http import http_client
 from tests.fakes.backend import Item, Refusal, ScriptedBackend, scripted_backend
 from tests.fakes.server import running_proxy
+from tests.training.made_rows import made_row
 from training.rewards import Attempt, Reward, reward
 from training.rollouts import INFRA_ERROR, Rollout, RolloutClient, RolloutError, Segment
-from training.rows import Meta, TaskRow
+from training.rows import TaskRow
 from training.trl import prompts_of, reward_of_rollout, trainer_rows
 
 ALLOWED = Profiles.only(Profile(agent=AgentSettings(capture_tokens=True)))
@@ -26,27 +26,8 @@ SUBMIT = tool_reply(call("submit", answer="1874"))
 
 
 def task(id: str) -> TaskRow:
-    meta = Meta(
-        source="made",
-        licence="MIT",
-        seed=0,
-        context="0" * 64,
-        question="When?",
-        n_examples=0,
-        n_files=1,
-        n_distractors=0,
-        sizes=(20,),
-        gold_files=("port.txt",),
-    )
-    return TaskRow(
-        id=id,
-        domain="history",
-        problem_statement=f"When was it dredged ({id})?",
-        ground_truth="1874",
-        input_files=json.dumps({"port.txt": "Dredged in 1874.\n"}),
-        qa_type="number",
-        meta=meta,
-    )
+    file = ("port.txt", "Dredged in 1874.\n")
+    return made_row("1874", "number", id, f"When was it dredged ({id})?", file)
 
 
 def exact(row: TaskRow, attempt: Attempt) -> Reward:
