@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -99,9 +99,9 @@ class Cgroup:
         logger.warning("cgroup %s cannot be removed", self.directories)
 
     def _try_remove(self) -> bool:
-        for directory in self.directories:
-            _kill_members(directory)
         left = [each for each in self.directories if not _remove_directory(each)]
+        for directory in left:
+            _kill_members(directory)
         return not left
 
 
@@ -120,7 +120,7 @@ class Cgroups:
 
     def create(self, id: str, isolation: Isolation) -> Cgroup:
         """Create a cgroup with the isolation's limits. Raises SandboxStartError."""
-        cgroup = Cgroup(self.version, f"{process_key()}-{_pid_namespace()}-{id}", self.hierarchies)
+        cgroup = Cgroup(self.version, f"{_owner_key(os.getpid())}-{id}", self.hierarchies)
         try:
             for directory in cgroup.directories:
                 directory.mkdir()
@@ -156,6 +156,12 @@ def process_key(pid: int | None = None) -> str:
     # The command's name, in parentheses, may hold any character; field 22 is the start time.
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return f"{pid}-{fields[19]}" if fields else ""
+
+
+@cache
+def _owner_key(pid: int) -> str:
+    """Return the start of the names of an owner's cgroups."""
+    return f"{process_key(pid)}-{_pid_namespace()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +267,12 @@ def _limit_files(
 
 
 def _write_limits(directory: Path, limits: tuple[tuple[str, str], ...]) -> None:
+    first, memory = limits[0]
     # In version 1 the limit of memory with swap must never be below that of memory alone.
-    first, value = limits[0]
-    present = _read(f"{directory}/{first}").strip()
-    is_raised = present.isdigit() and int(value) > int(present)
-    for name, value in reversed(limits) if is_raised else limits:
+    if first == "memory.limit_in_bytes":
+        present = _read(f"{directory}/{first}") or memory
+        limits = limits[::-1] if int(memory) > int(present) else limits
+    for name, value in limits:
         file = f"{directory}/{name}"
         if name not in _SWAP_FILES or os.access(file, os.F_OK):
             _write(file, value)

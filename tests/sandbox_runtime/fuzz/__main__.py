@@ -50,7 +50,7 @@ def _fuzz(seconds: int, target: str) -> bool:
         print(f"{target}: {done[1]} inputs in {seconds} s, {done[2]} branches")  # noqa: T201 - a tool
         return False
     ended = f"ended with exit code {ran.returncode}, its input is in {WORK / 'found'}"
-    print(f"{target}: {ended}\n{ran.stderr[-4000:]}")  # noqa: T201 - a tool
+    print(f"{ran.stderr[-4000:]}\n{target}: {ended}")  # noqa: T201 - a tool
     return True
 
 
