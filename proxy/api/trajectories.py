@@ -58,6 +58,7 @@ async def list_trajectories(
     services: ServicesDep, owner: Owner, query: Annotated[TrajectoryListQuery, Query()]
 ) -> ListObject[TrajectorySummaryObject]:
     """List the trajectories of runs, without deleted and expired ones."""
+    await services.runs.write_trajectories(owner)
     found = await services.store.trajectories.page(owner, query.page_request, query.labels)
     items = [TrajectorySummaryObject(**asdict(each)) for each in found.items]
     return ListObject.of(items, found.has_more)
@@ -80,6 +81,7 @@ async def export_trajectories(
 async def _exported(
     services: Services, owner: str, format: TrajectoryExportFormat, labels: TrajectoryLabels
 ) -> AsyncIterator[bytes]:
+    await services.runs.write_trajectories(owner)
     repository = services.store.trajectories
     request = PageRequest(EXPORT_PAGE, newest_first=False)
     while True:
@@ -106,7 +108,7 @@ async def retrieve_trajectory(
     services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
 ) -> Response:
     """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a
-    running run ends with its last complete turn."""
+    running run has what was done so far."""
     stored = await services.runs.trajectory(owner, run_id)
     if stored is None:
         await find_run(services, owner, run_id)
@@ -144,6 +146,7 @@ async def add_reward(
     body: Annotated[RewardCreate, Depends(json_body(RewardCreate))],
 ) -> RewardObject:
     """Append a reward to a trajectory. Earlier rewards stay."""
+    await services.runs.write_trajectories(owner, run_id)
     reward = await services.store.trajectories.add_reward(
         owner, run_id, body.value, body.source, body.reason
     )

@@ -9,11 +9,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+from pydantic_core import from_json
 
 from policies.context import ContextSizes
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
@@ -234,6 +236,9 @@ def parse_json(text: bytes) -> Any:
     if pauses_gc:
         gc.disable()
     try:
+        # Twice as fast; refuses NaN, Infinity, lone surrogates, UTF-16 and invalid JSON.
+        with suppress(ValueError):
+            return from_json(text, allow_inf_nan=False)
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise bad_response("it is not JSON") from error

@@ -74,6 +74,8 @@ class RunManager:
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._suspended_runs = suspended_runs
         self._trajectories = trajectories
+        self._recorders: dict[str, TrajectoryRecorder] = {}
+        """The trajectory recorders of runs that are running or being stored, by run id."""
         self._archive = RunArchive(repository, keep_s)
         self._grace_s = grace_s
         self._runs: dict[str, Run] = {}
@@ -165,6 +167,7 @@ class RunManager:
         of the run was kept."""
         if self._trajectories is None:
             return None
+        await self.write_trajectories(owner, run_id)
         found = await self._trajectories.find(owner, run_id)
         if not self._has_lost(found):
             return found
@@ -175,7 +178,19 @@ class RunManager:
     async def delete_trajectory(self, owner: str, run_id: str) -> bool:
         """Delete the trajectory of the owner's run, and those of its other choices. Later turns of
         a run in progress are not stored. Return False if there is no trajectory."""
-        return self._trajectories is not None and await self._trajectories.delete(owner, run_id)
+        if self._trajectories is None:
+            return False
+        await self.write_trajectories(owner, run_id)
+        return await self._trajectories.delete(owner, run_id)
+
+    async def write_trajectories(self, owner: str, run_id: str | None = None) -> None:
+        """Store what the owner's runs have recorded so far: all runs, or the one with `run_id`."""
+        found = [
+            recorder
+            for recorder in self._recorders.values()
+            if recorder.owner == owner and run_id in (None, *recorder.run_ids)
+        ]
+        await asyncio.gather(*(recorder.write() for recorder in found))
 
     async def cancel_in_container(self, owner: str, container_id: str) -> None:
         """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
@@ -208,6 +223,7 @@ class RunManager:
             grace.cancel()
         while self._saving:
             await asyncio.wait(self._saving.values())
+        await asyncio.gather(*(recorder.write() for recorder in self._recorders.values()))
         await self._archive.aclose()
         if self.audit_logs:
             await self.audit_logs.aclose()
@@ -281,9 +297,9 @@ class RunManager:
         recorder = self._trajectory_recorder(task, run.identity.owner)
         observers = [audit_log, self.metrics.start_run(task), recorder, task.observer]
         unfinished = deque(observer for observer in observers if observer)
+        if recorder:
+            self._recorders[run.id] = recorder
         try:
-            if recorder:  # first: a run without its audit log fails, and has a trajectory
-                await recorder.begin()
             if audit_log:
                 await audit_log.begin()
             result = await self._answer(task, unfinished, emit)
@@ -297,6 +313,9 @@ class RunManager:
             if failure is error:
                 raise
             raise failure from error
+        finally:
+            if recorder:
+                recorder.on_written(lambda: self._recorders.pop(run.id, None))
         log.info(
             "run %s ended: %s, %d turns, %d steps, %d ms",
             result.run_id,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from proxy.agent.events import ChoiceEvent, Event, TurnStarted
 from proxy.agent.result import Result
@@ -16,20 +16,24 @@ log = logging.getLogger(__name__)
 
 COMPRESSION = 1
 """zlib's fastest level: source code in JSON shrinks to a third."""
+SMALL_BYTES = 256 << 10
+"""A text up to this size is compressed on the event loop, in at most 3 ms."""
 STORE_TIMEOUT_S = 10.0
 """Maximum wait for one transaction of the store, in seconds."""
+WRITE_INTERVAL_S = 1.0
+"""Minimum time between two writes of a run in progress, in seconds."""
 CANNOT_STORE = "run %s: its trajectory cannot be stored"
-Moment = tuple[float, Event]
-"""An event, and the seconds from the start of the run to the event."""
 
 
 class TrajectoryRecorder:
     """A RunObserver that stores the trajectory of each choice of a run.
 
-    The events of a turn are written after the turn, in threads, while the run continues. If the
-    store is slower than the run, the run waits at the end of the next turn, so that at most two
-    turns of each choice are in memory. If the store fails, the error is logged, the run continues
-    without a trajectory, and the trajectory is marked as failed at the end of the run.
+    The lines of the events are in memory until they are written: at the end of the run, when a
+    client reads the trajectory, and at the start of a turn if the last write is WRITE_INTERVAL_S
+    ago, because one transaction takes as long as several model calls are recorded. The run waits
+    for such a write, so that a slow store does not let lines accumulate. It does not wait for the
+    last one: requests for the trajectory do. If the store fails, the error is logged, the run
+    continues without a trajectory, and the trajectory is marked as failed at the end of the run.
     """
 
     event_types = CAPTURED_EVENTS
@@ -39,32 +43,30 @@ class TrajectoryRecorder:
         repository: TrajectoryRepository,
         owner: str,
         task: AgentTask,
+        *,
         timeout_s: float = STORE_TIMEOUT_S,
+        interval_s: float = WRITE_INTERVAL_S,
     ) -> None:
+        self.owner = owner
+        self.run_ids = [each.run_id for each in (task, *task.others)]
+        """The ids of the run's choices."""
         self._repository = repository
+        self._task = task
         self._timeout_s = timeout_s
-        self._owner = owner
-        self._tasks = [task, *task.others]
-        self._run_ids = [each.run_id for each in self._tasks]
-        self._writers: list[TrajectoryWriter] = []
-        """The writer of each choice, from `begin` on."""
+        self._interval_s = interval_s
+        self._writers = [
+            TrajectoryWriter(each, choice) for choice, each in enumerate((task, *task.others))
+        ]
+        """The writer of each choice."""
+        self._lines: list[list[bytes]] = [[] for _ in self._writers]
+        """The lines that are not stored yet, by choice."""
         self._began = time.monotonic()
-        self._pending: list[list[Moment]] = [[] for _ in self._tasks]
-        """The events that are not written yet, by choice."""
+        self._written_s = 0.0
+        """Seconds from the start of the run to the last write."""
         self._writing: asyncio.Task[None] | None = None
+        """The latest write. Each write waits for the one before it."""
         self._has_failed = False
-
-    async def begin(self) -> None:
-        """Store that the trajectories exist."""
-        try:
-            self._writers = [
-                TrajectoryWriter(task, choice) for choice, task in enumerate(self._tasks)
-            ]
-            async with asyncio.timeout(self._timeout_s):
-                await self._repository.begin(self._owner, self._run_ids, self._tasks[0].labels)
-        except Exception:
-            log.exception(CANNOT_STORE, self._run_ids[0])
-            self._has_failed = True
+        self._has_ended = False
 
     async def on_event(self, event: Event) -> None:
         index = 0
@@ -72,76 +74,94 @@ class TrajectoryRecorder:
             index, event = event.index, event.event
         if type(event) not in CAPTURED_EVENTS or self._has_failed:
             return
-        self._pending[index].append((self._elapsed_s(), event))
-        if isinstance(event, TurnStarted) and event.turn > 1:
-            await self._wait_for_write()
-            pending, self._pending = self._pending, [[] for _ in self._pending]
-            self._writing = asyncio.create_task(self._write(pending))
+        at_s = self._elapsed_s()
+        try:
+            # On the event loop: the encoder holds the GIL, and a model call encodes the same texts.
+            self._lines[index] += self._writers[index].write(at_s, event)
+        except Exception:
+            log.exception(CANNOT_STORE, self.run_ids[0])
+            self._fail()
+        if isinstance(event, TurnStarted) and at_s - self._written_s >= self._interval_s:
+            await self.write()
 
     async def on_result(self, result: Result) -> None:
-        await self._finish([result, *result.others])
+        self._start_write([result, *result.others])
 
     async def on_error(self, error: BaseException) -> None:
-        await self._finish([error] * len(self._tasks))
+        self._start_write([error] * len(self._writers))
 
-    async def _finish(self, ends: Sequence[Result | BaseException]) -> None:
-        """Write the rest, before a client learns of the end of the run."""
-        finishing = asyncio.ensure_future(self._write_rest(ends))
-        try:
-            await asyncio.shield(finishing)
-        except asyncio.CancelledError:
-            await finishing  # else the trajectory would count as running until the server stops
-            raise
+    async def write(self) -> None:
+        """Store the lines so far, and wait for earlier writes."""
+        await asyncio.shield(self._start_write())
 
-    async def _write_rest(self, ends: Sequence[Result | BaseException]) -> None:
-        await self._wait_for_write()
-        await self._write(self._pending, ends)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                if self._has_failed:
-                    await self._repository.fail(self._owner, self._run_ids)
-                else:
-                    await self._repository.evict(self._owner)
-        except Exception:
-            log.exception("run %s: trajectories cannot be deleted", self._run_ids[0])
+    def on_written(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the latest write has ended."""
+        if self._writing:
+            self._writing.add_done_callback(lambda _: callback())
+        else:
+            callback()
 
-    async def _wait_for_write(self) -> None:
-        # Several choices may wait at once, and the first one that continues starts the next write.
-        while self._writing and not self._writing.done():
-            await asyncio.wait({self._writing})
+    def _start_write(self, ends: Sequence[Result | BaseException] = ()) -> asyncio.Task[None]:
+        """Start to store the lines so far, and the ends of the choices if they have ended."""
+        self._writing = asyncio.create_task(self._write(self._writing, ends))
+        return self._writing
 
     async def _write(
-        self, pending: list[list[Moment]], ends: Sequence[Result | BaseException] = ()
+        self, previous: asyncio.Task[None] | None, ends: Sequence[Result | BaseException]
     ) -> None:
-        if self._has_failed:
+        if previous:
+            await asyncio.wait({previous})
+        if self._has_ended:
             return
-        is_last = bool(ends)
-        try:
-            parts = await asyncio.to_thread(self._encode, pending, ends)
-            for run_id, part in zip(self._run_ids, parts, strict=True):
-                if part:
-                    async with asyncio.timeout(self._timeout_s):
-                        await self._repository.append(self._owner, run_id, part, is_last=is_last)
-        except Exception:
-            log.exception(CANNOT_STORE, self._run_ids[0])
-            self._has_failed = True
+        self._has_ended = bool(ends)
+        if not self._has_failed:
+            await self._append(ends)
+        if self._has_failed and ends:
+            await self._mark_as_failed()
 
-    def _encode(
-        self, pending: Sequence[Sequence[Moment]], ends: Sequence[Result | BaseException]
-    ) -> list[bytes]:
-        """Return the part of each choice; an empty part for a choice without events."""
-        elapsed_s = self._elapsed_s()
-        parts = []
-        for index, writer in enumerate(self._writers):
-            lines = [line for at_s, event in pending[index] for line in writer.write(at_s, event)]
-            if ends:
-                lines += writer.finish(elapsed_s, ends[index])
-            text = "\n".join(lines)
-            parts.append(zlib.compress(text.encode(), COMPRESSION) if text else b"")
-        return parts
+    async def _append(self, ends: Sequence[Result | BaseException]) -> None:
+        self._written_s = self._elapsed_s()
+        try:
+            for lines, writer, end in zip(self._lines, self._writers, ends, strict=False):
+                lines += writer.finish(self._written_s, end)
+            pending, self._lines = self._lines, [[] for _ in self._lines]
+            parts = {
+                run_id: await _compressed(b"\n".join(lines))
+                for run_id, lines in zip(self.run_ids, pending, strict=True)
+            }
+            async with asyncio.timeout(self._timeout_s):
+                await self._repository.append(
+                    self.owner,
+                    parts,
+                    labels=self._task.labels,
+                    created_at=self._task.created,
+                    is_last=bool(ends),
+                )
+        except Exception:
+            log.exception(CANNOT_STORE, self.run_ids[0])
+            self._fail()
+
+    def _fail(self) -> None:
+        """Record nothing more."""
+        self._has_failed = True
+        self._lines = [[] for _ in self._lines]
+
+    async def _mark_as_failed(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._repository.fail(self.owner, self.run_ids)
+        except Exception:
+            log.exception("run %s: its trajectory cannot be marked as failed", self.run_ids[0])
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
+
+
+async def _compressed(text: bytes) -> bytes:
+    """Return the part for a text; an empty part for an empty text."""
+    if len(text) > SMALL_BYTES:
+        return await asyncio.to_thread(zlib.compress, text, COMPRESSION)
+    return zlib.compress(text, COMPRESSION) if text else b""
 
 
 def stored_texts(stored: StoredTrajectory) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from policies.capabilities import capabilities_of
+from policies.json_bounds import encode_json
 from policies.redaction import SecretFinder
 from policies.sessions import TrajectoryLabels
 from proxy.agent.events import (
@@ -43,12 +44,12 @@ CAPTURED_EVENTS = frozenset(
         EgressDecided,
     }
 )
-MAX_CHARS = 64_000_000
-"""Maximum number of characters of a trajectory's lines, which are JSON. Beyond it, messages,
-settings, tokens, arguments, observations, rules and connections are left out."""
+MAX_BYTES = 64_000_000
+"""Maximum size of a trajectory's lines, which are JSON. Beyond it, messages, settings, tokens,
+arguments, observations, rules and connections are left out."""
 PIECE_NUMBERS = 10_000
 """Maximum number of numbers in one piece of JSON."""
-LEFT_OUT = f"[left out: the trajectory has more than {MAX_CHARS} characters]"
+LEFT_OUT = f"[left out: the trajectory has more than {MAX_BYTES} bytes]"
 Line = dict[str, Any]
 Object = dict[str, Any]
 
@@ -59,7 +60,7 @@ Object = dict[str, Any]
 class TrajectoryWriter:
     """Turns the events of one choice of a run into the lines of its trajectory."""
 
-    def __init__(self, task: AgentTask, choice: int, max_chars: int = MAX_CHARS) -> None:
+    def __init__(self, task: AgentTask, choice: int, max_bytes: int = MAX_BYTES) -> None:
         suspended = task.session.suspended_run
         self._secrets = SecretFinder(task.profile.redaction)
         self._first: Line | None = {
@@ -71,8 +72,8 @@ class TrajectoryWriter:
             "continues": suspended.run_id if suspended else None,
             "user_message": self._secrets.redact(_user_message(task)),
         }
-        self._max_chars = max_chars
-        self._chars = 0
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._is_truncated = False
         self._turn = 0
         self._calls = 0
@@ -86,34 +87,18 @@ class TrajectoryWriter:
         self._token_ids: list[int] = []
         """All tokens of the latest token segment."""
 
-    def write(self, at_s: float, event: Event) -> Iterator[str]:
+    def write(self, at_s: float, event: Event) -> Iterator[bytes]:
         """Yield the lines for an event. `at_s` is the time since the start of the run, in
         seconds."""
-        for line in self._lines(at_s, event):
-            yield self._dump(line)
-
-    def finish(self, at_s: float, end: Result | BaseException) -> Iterator[str]:
-        """Yield the last lines of a run that ends with a result, or with an error. CancelledError:
-        the run was cancelled."""
-        last = {"kind": "end", "duration_s": at_s, "is_truncated": self._is_truncated}
-        for line in (*self._begin(), {**last, **_end(end, self._secrets)}):
-            yield self._dump(line)
-
-    def _begin(self) -> list[Line]:
-        """Return the line about the run, the first time."""
-        first, self._first = self._first, None
-        return [first] if first else []
-
-    def _lines(self, at_s: float, event: Event) -> Iterator[Line]:
         yield from self._begin()
         match event:
             case TurnStarted(turn):
                 self._turn = turn
-                yield {"kind": "turn", "turn": turn, "started_s": at_s}
+                yield self._dump({"kind": "turn", "turn": turn, "started_s": at_s})
             case ModelCallFinished():
                 yield from self._call_lines(at_s, event)
             case ToolCallStarted(step, call_id, name, arguments):
-                yield {
+                line = {
                     "kind": "tool_call",
                     "turn": self._turn,
                     "model_call": self._calls - 1,
@@ -124,8 +109,9 @@ class TrajectoryWriter:
                     "capabilities": sorted(map(str, capabilities_of(name, arguments))),
                     "started_s": at_s,
                 }
+                yield self._dump(line)
             case ToolCallFinished():
-                yield {
+                line = {
                     "kind": "observation",
                     "step": event.step,
                     "observation": event.observation if self._has_room() else LEFT_OUT,
@@ -133,28 +119,45 @@ class TrajectoryWriter:
                     "output_lines": event.output_lines,
                     "duration_s": event.duration_s,
                 }
+                yield self._dump(line)
             case RuleMatched() if self._has_room():
-                yield {"kind": "rule", "turn": self._turn, "at_s": at_s, **asdict(event)}
+                at = {"kind": "rule", "turn": self._turn, "at_s": at_s}
+                yield self._dump(at | asdict(event))
             case EgressDecided(decision) if self._has_room():
-                yield {"kind": "connection", "turn": self._turn, "at_s": at_s, **asdict(decision)}
+                at = {"kind": "connection", "turn": self._turn, "at_s": at_s}
+                yield self._dump(at | asdict(decision))
 
-    def _call_lines(self, at_s: float, call: ModelCallFinished) -> Iterator[Line]:
+    def finish(self, at_s: float, end: Result | BaseException) -> Iterator[bytes]:
+        """Yield the last lines of a run that ends with a result, or with an error. CancelledError:
+        the run was cancelled."""
+        yield from self._begin()
+        last = {"kind": "end", "duration_s": at_s, "is_truncated": self._is_truncated}
+        yield self._dump(last | _end(end, self._secrets))
+
+    def _begin(self) -> Iterator[bytes]:
+        """Yield the line about the run, the first time."""
+        first, self._first = self._first, None
+        if first:
+            yield self._dump(first)
+
+    def _call_lines(self, at_s: float, call: ModelCallFinished) -> Iterator[bytes]:
         added, reply = [], None
         for message in call.messages:
-            index, is_new = _index_of(message, self._messages)
+            index, text = _index_of(message, self._messages)
             added.append(index)
-            if is_new:
-                yield self._message_line(message)
+            if text:
+                yield self._message_line(message, text)
         if call.reply is not None:
-            reply, is_new = _index_of(call.reply, self._messages)
-            if is_new:
-                yield self._message_line(call.reply)
-        settings, is_new = _index_of(call.settings, self._settings)
-        if is_new:
-            settings_or_note = call.settings if self._has_room() else {"note": LEFT_OUT}
-            yield {"kind": "settings", "settings": settings_or_note}
+            reply, text = _index_of(call.reply, self._messages)
+            if text:
+                yield self._message_line(call.reply, text)
+        settings, text = _index_of(call.settings, self._settings)
+        if text:
+            if not self._has_room():
+                text = encode_json({"note": LEFT_OUT})
+            yield self._counted(b'{"kind":"settings","settings":%b}' % text)
         self._calls += 1
-        yield {
+        line = {
             "kind": "model_call",
             "turn": self._turn,
             "kept": call.shared_prefix,  # the name in stored trajectories, which cannot change
@@ -168,6 +171,7 @@ class TrajectoryWriter:
             "duration_s": call.duration_s,
             **(self._token_fields(call.tokens) if call.tokens else {}),
         }
+        yield self._dump(line)
 
     def _token_fields(self, tokens: CallTokens) -> Line:
         """Return the tokens of a call. A call whose prompt begins with all tokens of the call
@@ -190,21 +194,23 @@ class TrajectoryWriter:
             "logprobs": tokens.logprobs,
         }
 
-    def _message_line(self, message: Mapping[str, Any]) -> Line:
-        if self._has_room():
-            return {"kind": "message", "message": message}
-        return {"kind": "message", "message": {"role": message.get("role"), "content": LEFT_OUT}}
+    def _message_line(self, message: Mapping[str, Any], text: bytes) -> bytes:
+        if not self._has_room():
+            text = encode_json({"role": message.get("role"), "content": LEFT_OUT})
+        return self._counted(b'{"kind":"message","message":%b}' % text)
 
     def _has_room(self) -> bool:
         """Return True if the trajectory may have further contents. Else it counts as truncated."""
-        has_room = self._chars <= self._max_chars
+        has_room = self._bytes <= self._max_bytes
         self._is_truncated |= not has_room
         return has_room
 
-    def _dump(self, line: Line) -> str:
-        text = json.dumps(line)
-        self._chars += len(text)
-        return text
+    def _dump(self, line: Line) -> bytes:
+        return self._counted(encode_json(line))
+
+    def _counted(self, line: bytes) -> bytes:
+        self._bytes += len(line)
+        return line
 
 
 def _user_message(task: AgentTask) -> str:
@@ -213,12 +219,11 @@ def _user_message(task: AgentTask) -> str:
     return text_of(users[-1]) if users else ""
 
 
-def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bool]:
-    """Return the index of a value in `known`, and True if the value was added to it."""
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    count = len(known)
-    index = known.setdefault(digest, count)
-    return index, index == count
+def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bytes | None]:
+    """Return the index of a value in `known`, and the JSON text of a value that was added to it."""
+    text, count = encode_json(value), len(known)
+    index = known.setdefault(hashlib.sha256(text).digest(), count)
+    return index, text if index == count else None
 
 
 def _end(end: Result | BaseException, secrets: SecretFinder) -> Line:

@@ -1,5 +1,5 @@
-"""The trajectories of runs: what the models and the tools of captured runs did, in compressed parts
-that are appended while a run goes on."""
+"""The trajectories of runs: what the models and the tools of captured runs did, in compressed
+parts. Most trajectories have one part, and those of long runs several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from policies.sessions import TrajectoryLabels, TrajectorySettings
 from proxy.errors import BadRequestError
@@ -40,6 +41,9 @@ MAX_TOMBSTONES = 100_000
 SWEEP_TRAJECTORIES = 50
 """Maximum number of trajectories that are evicted or expire in one transaction. Each may have
 megabytes."""
+GROWTH = 0.01
+"""Growth of an owner's trajectories, as a share of their limits, between two evictions: the sums of
+20,000 trajectories take 7 ms."""
 MAX_REWARDS = 100
 """Maximum number of rewards of one trajectory."""
 _REWARD_BYTES = 100
@@ -47,6 +51,17 @@ _REWARD_BYTES = 100
 _COLUMNS = TRAJECTORIES.c
 _IS_LIVE = _COLUMNS.deletion_reason.is_(None)
 _IS_RUNNING = _COLUMNS.ended_at.is_(None)
+_NEW = upsert(TRAJECTORIES)
+_UPSERT = _NEW.on_conflict_do_update(
+    index_elements=[_COLUMNS.id],
+    set_={
+        "bytes": _COLUMNS.bytes + _NEW.excluded.bytes,
+        **{name: _NEW.excluded[name] for name in ("process", "expires_at", "ended_at")},
+    },
+    where=_IS_LIVE & (_COLUMNS.owner == _NEW.excluded.owner),
+)
+"""Creates a trajectory, or counts a part of an existing one unless it was deleted."""
+_INSERT_PART = insert(TRAJECTORY_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,29 +131,37 @@ class TrajectoryRepository:
         self._settings = settings
         self._max_trajectories = max_trajectories
         self._max_tombstones = max_tombstones
+        self._growth: dict[str, float] = {}
+        """The growth of each owner's trajectories since the last eviction, as a share of their
+        limits."""
 
-    async def begin(
-        self, owner: str, run_ids: Sequence[str], labels: TrajectoryLabels = TrajectoryLabels()
+    async def append(
+        self,
+        owner: str,
+        parts: Mapping[str, bytes],
+        *,
+        is_last: bool,
+        labels: TrajectoryLabels = TrajectoryLabels(),
+        created_at: int | None = None,
     ) -> None:
-        """Store empty trajectories of the choices of a run that starts."""
-        rows = [row | asdict(labels) for row in self._new_rows(owner, run_ids)]
-        await self._database.write(lambda c: c.execute(insert(TRAJECTORIES), rows))
-
-    async def append(self, owner: str, run_id: str, part: bytes, *, is_last: bool) -> None:
-        """Append a part, unless the trajectory was deleted. `is_last` is True if the run has
-        ended."""
-        now = int(self._now())
-        change = update(TRAJECTORIES).where(_named(owner, run_id), _IS_LIVE)
-        change = change.values(bytes=_COLUMNS.bytes + len(part), expires_at=self._expiry(now))
-        if is_last:
-            change = change.values(process=None, ended_at=now)
+        """Append a part to the trajectory of each choice of a run, unless it was deleted. The keys
+        of `parts` are the ids of the choices, the first one's first; an empty part is not stored.
+        The first call creates the trajectories. `is_last` is True if the run has ended."""
+        rows = self._new_rows(owner, list(parts), created_at)
+        end = {"process": None, "ended_at": int(self._now())} if is_last else {"ended_at": None}
+        added = [
+            row | asdict(labels) | end | {"bytes": len(part)}
+            for row, part in zip(rows, parts.values(), strict=True)
+        ]
 
         def transaction(connection: Connection) -> None:
-            if connection.execute(change).rowcount:
-                row = {"trajectory_id": run_id, "data": part}
-                connection.execute(insert(TRAJECTORY_PARTS), row)
+            for row in added:
+                if connection.execute(_UPSERT, row).rowcount and parts[row["id"]]:
+                    part = {"trajectory_id": row["id"], "data": parts[row["id"]]}
+                    connection.execute(_INSERT_PART, part)
 
         await self._database.write(transaction)
+        await self._evict_if_due(owner, sum(map(len, parts.values())), len(parts))
 
     async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
         """Leave tombstones in place of trajectories whose end is not stored."""
@@ -155,6 +178,14 @@ class TrajectoryRepository:
         whose run ended first. The newest one and those of running runs stay."""
         while await self._database.write(partial(self._evict_batch, owner=owner)):
             pass  # transactions of requests run between two batches
+
+    async def _evict_if_due(self, owner: str, size: int, count: int = 0) -> None:
+        """Evict trajectories once the owner's have grown by GROWTH since the last time."""
+        quota, grown = self._settings.quota_mib << 20, self._growth.get(owner, 1.0)
+        self._growth[owner] = grown + size / quota + count / self._max_trajectories
+        if self._growth[owner] >= GROWTH:
+            self._growth[owner] = 0.0
+            await self.evict(owner)
 
     async def find(self, owner: str, run_id: str) -> StoredTrajectory | None:
         """Return the owner's trajectory of a run, or its tombstone. Return None if the run never
@@ -220,8 +251,7 @@ class TrajectoryRepository:
             return reward
 
         added = await self._database.write(transaction)
-        if added:
-            await self.evict(owner)
+        await self._evict_if_due(owner, _REWARD_BYTES + size)
         return added
 
     async def page(
@@ -319,7 +349,9 @@ class TrajectoryRepository:
             for owner in connection.execute(crowded).scalars().all()
         ]
 
-    def _new_rows(self, owner: str, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    def _new_rows(
+        self, owner: str, run_ids: Sequence[str], created_at: int | None = None
+    ) -> list[dict[str, Any]]:
         now = int(self._now())
         return [
             {
@@ -328,7 +360,7 @@ class TrajectoryRepository:
                 "owner": owner,
                 "process": self._process.id,
                 "bytes": 0,
-                "created_at": now,
+                "created_at": now if created_at is None else created_at,
                 "expires_at": self._expiry(now),
             }
             for run_id in run_ids

@@ -455,7 +455,7 @@ async def test_failed_or_cancelled_run_keeps_what_was_done(
     assert (found["error"] is None) == (code is None)
 
 
-async def test_trajectory_of_a_running_run_ends_with_its_last_complete_turn(
+async def test_trajectory_of_a_running_run_has_what_was_done_so_far(
     tmp_path: Path,
 ) -> None:
     release = asyncio.Event()
@@ -470,8 +470,7 @@ async def test_trajectory_of_a_running_run_ends_with_its_last_complete_turn(
             async with http.stream("POST", PATH, json=body) as answered:
                 run_id = answered.headers["x-sandbox-run"]
                 await backend.arrived(2)
-                while not (found := (await get_trajectory(other, run_id)).json())["tool_calls"]:
-                    await anyio.lowlevel.checkpoint()
+                found = (await get_trajectory(other, run_id)).json()
                 # The data directory of a server that is killed at this moment:
                 await asyncio.to_thread(shutil.copytree, tmp_path / "first", tmp_path / "second")
                 release.set()
@@ -530,7 +529,7 @@ async def test_run_whose_trajectory_cannot_be_stored_still_answers(
     run_id = answered.headers["x-sandbox-run"]
     assert errors == [
         f"run {run_id}: its trajectory cannot be stored",
-        f"run {run_id}: trajectories cannot be deleted",
+        f"run {run_id}: its trajectory cannot be marked as failed",
     ]
 
 
@@ -541,21 +540,31 @@ FULL = "BEFORE {} BEGIN SELECT RAISE(FAIL, 'the disk is full'); END"
 async def test_trajectory_that_could_not_be_stored_does_not_count_as_running(
     is_marked: bool, tmp_path: Path
 ) -> None:
+    release = asyncio.Event()
     async with (
-        scripted_backend([STEP, ANSWER]) as backend,
+        scripted_backend([STEP, Held(ANSWER, release)]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
         http_client(url) as http,
+        http_client(url) as other,
     ):
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
-            part = FULL.format("INSERT ON trajectory_parts")
-            database.execute(f"CREATE TRIGGER no_parts {part}")
-            if not is_marked:
-                mark = FULL.format("UPDATE OF deletion_reason ON trajectories")
-                database.execute(f"CREATE TRIGGER no_marks {mark}")
-            database.commit()
-        answered = await post_chat(http, **CAPTURE)
-        found = await get_trajectory(http, answered.headers["x-sandbox-run"])
-    assert answer_text(answered) == "It is 42."
+        body = {**BODY, **CAPTURE, "stream": True}
+        with anyio.fail_after(TIMEOUT_S):
+            async with http.stream("POST", PATH, json=body) as answered:
+                run_id = answered.headers["x-sandbox-run"]
+                await backend.arrived(2)
+                running = await get_trajectory(other, run_id)
+                with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+                    part = FULL.format("INSERT ON trajectory_parts")
+                    database.execute(f"CREATE TRIGGER no_parts {part}")
+                    if not is_marked:
+                        mark = FULL.format("UPDATE OF deletion_reason ON trajectories")
+                        database.execute(f"CREATE TRIGGER no_marks {mark}")
+                    database.commit()
+                release.set()
+                text = (await answered.aread()).decode()
+        found = await get_trajectory(http, run_id)
+    assert "It is 42." in text
+    assert running.json()["status"] == "running"
     if is_marked:
         assert error_code(found) == (404, "trajectory_not_stored")
     else:
@@ -585,6 +594,7 @@ async def test_trajectory_is_read_while_a_write_of_the_store_waits(tmp_path: Pat
         http_client(url) as other,
     ):
         run_id = (await post_chat(http, **CAPTURE)).headers["x-sandbox-run"]
+        await get_trajectory(http, run_id)  # waits until it is stored
         deleted: list[httpx.Response] = []
 
         async def delete() -> None:

@@ -51,12 +51,12 @@ def model_call(
 
 
 def read(
-    events: Sequence[Event], end: Any = SUBMITTED, max_chars: int = 1_000_000
+    events: Sequence[Event], end: Any = SUBMITTED, max_bytes: int = 1_000_000
 ) -> dict[str, Any]:
     """Return the trajectory of a run with these events."""
-    writer = TrajectoryWriter(TASK, 0, max_chars)
+    writer = TrajectoryWriter(TASK, 0, max_bytes)
     lines = [line for event in events for line in writer.write(1.0, event)]
-    return read_trajectory("r1", 5, ["\n".join([*lines, *writer.finish(2.0, end)])])
+    return read_trajectory("r1", 5, [b"\n".join([*lines, *writer.finish(2.0, end)]).decode()])
 
 
 def prompts(trajectory: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -122,7 +122,7 @@ def test_contents_beyond_the_size_limit_are_left_out() -> None:
     started = ToolCallStarted(1, "call_1", "execute_bash", {"command": "x" * 500})
     finished = ToolCallFinished(1, "call_1", "execute_bash", "y" * 500, 0, 1, 0.5)
     events = [model_call(0, QUESTION, reply=FIRST), started, finished, model_call(1, LONG)]
-    whole, cut = read(events), read(events, max_chars=700)
+    whole, cut = read(events), read(events, max_bytes=700)
     assert (whole["is_truncated"], cut["is_truncated"]) == (False, True)
     assert cut["messages"][:2] == [QUESTION, FIRST]
     assert cut["messages"][2] == {"role": "user", "content": LEFT_OUT}
@@ -134,7 +134,7 @@ def test_settings_rules_and_connections_beyond_the_size_limit_are_left_out() -> 
     tools = [{"type": "function", "function": {"name": "execute_bash"}}]
     rule = RuleMatched("no-network", "deny", "command", "curl", "")
     events = [model_call(0, QUESTION, reply=FIRST, tools=tools), rule]
-    whole, cut = read(events), read(events, max_chars=100)
+    whole, cut = read(events), read(events, max_bytes=100)
     assert (len(whole["rules"]), whole["settings"]) == (1, [{"tools": tools}])
     assert (cut["rules"], cut["settings"]) == ([], [{"note": LEFT_OUT}])
 
@@ -160,7 +160,7 @@ def test_end_of_a_failed_run_is_its_error() -> None:
 
 def test_trajectory_without_an_end_is_running_or_lost() -> None:
     writer = TrajectoryWriter(TASK, 0)
-    lines = list(writer.write(1.0, TurnStarted(1)))
+    lines = [line.decode() for line in writer.write(1.0, TurnStarted(1))]
     running = read_trajectory("r1", 5, lines)
     lost = read_trajectory("r1", 5, lines, is_lost=True)
     assert (running["status"], lost["status"]) == ("running", "failed")
@@ -246,7 +246,7 @@ def test_tokens_of_a_trajectory_that_is_too_long_are_left_out_whole() -> None:
     first = CallTokens([1, 2], [3], [-0.5])
     second = CallTokens([1, 2, 3, 4], [5], [-0.25])
     calls = [replace(model_call(0, LONG, reply=FIRST), tokens=each) for each in (first, second)]
-    found = read(calls, max_chars=1200)
+    found = read(calls, max_bytes=1200)
     assert [each["tokens_missing"] for each in found["model_calls"]] == [None, LEFT_OUT]
     assert [segment["response_ids"] for segment in found["token_segments"]] == [[3]]
     assert found["is_truncated"]

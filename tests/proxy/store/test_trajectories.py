@@ -48,12 +48,10 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 
 async def keep(store: Store, run_id: str, *parts: bytes, owner: str = MINE) -> None:
-    """Store the trajectory of a run that has ended, and evict older ones."""
-    await store.trajectories.begin(owner, [run_id])
+    """Store the trajectory of a run that has ended."""
     for part in parts[:-1]:
-        await store.trajectories.append(owner, run_id, part, is_last=False)
-    await store.trajectories.append(owner, run_id, parts[-1], is_last=True)
-    await store.trajectories.evict(owner)
+        await store.trajectories.append(owner, {run_id: part}, is_last=False)
+    await store.trajectories.append(owner, {run_id: parts[-1]}, is_last=True)
 
 
 async def find(store: Store, run_id: str, owner: str = MINE) -> StoredTrajectory | None:
@@ -104,9 +102,9 @@ async def test_expired_trajectory_leaves_a_tombstone_that_expires_too(
 
 
 async def test_expiry_counts_from_the_end_of_the_run(store: Store, clock: ManualClock) -> None:
-    await store.trajectories.begin(MINE, ["one"])
+    await store.trajectories.append(MINE, {"one": b""}, is_last=False)
     clock.advance(HOUR_S - 1)
-    await store.trajectories.append(MINE, "one", b"a", is_last=True)
+    await store.trajectories.append(MINE, {"one": b"a"}, is_last=True)
     clock.advance(HOUR_S - 1)
     assert await reasons(store, "one") == [None]
     clock.advance(1)
@@ -114,11 +112,11 @@ async def test_expiry_counts_from_the_end_of_the_run(store: Store, clock: Manual
 
 
 async def test_deleted_trajectory_takes_no_further_parts(store: Store, tmp_path: Path) -> None:
-    await store.trajectories.begin(MINE, ["one"])
+    await store.trajectories.append(MINE, {"one": b""}, is_last=False)
     assert await store.trajectories.delete(YOURS, "one") is False
     assert await store.trajectories.delete(MINE, "one") is True
     assert await store.trajectories.delete(MINE, "one") is False
-    await store.trajectories.append(MINE, "one", b"a", is_last=True)
+    await store.trajectories.append(MINE, {"one": b"a"}, is_last=True)
     found = await find(store, "one")
     assert found is not None
     assert (found.deletion_reason, list(found.parts)) == ("deleted", [])
@@ -128,8 +126,7 @@ async def test_deleted_trajectory_takes_no_further_parts(store: Store, tmp_path:
 
 async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
     first, second = Store(tmp_path), Store(tmp_path)
-    await first.trajectories.begin(MINE, ["one"])
-    await first.trajectories.append(MINE, "one", b"a", is_last=False)
+    await first.trajectories.append(MINE, {"one": b"a"}, is_last=False)
     running = await find(second, "one")
     first.close()
     lost = await find(second, "one")
@@ -142,31 +139,27 @@ async def test_trajectory_of_a_dead_process_is_lost(tmp_path: Path) -> None:
 async def test_trajectory_of_a_running_run_is_neither_evicted_nor_expired(
     store: Store, clock: ManualClock
 ) -> None:
-    await store.trajectories.begin(MINE, ["running"])
-    await store.trajectories.append(MINE, "running", PART * 2, is_last=False)
+    await store.trajectories.append(MINE, {"running": PART * 2}, is_last=False)
     await keep(store, "one", PART * 2)
     await keep(store, "two", PART)
     assert await reasons(store, "running", "one", "two") == [None, "quota", None]
-    await store.trajectories.begin(MINE, ["running too"])
-    await store.trajectories.append(MINE, "running too", PART * 2, is_last=False)
-    await store.trajectories.evict(MINE)
+    await store.trajectories.append(MINE, {"running too": PART * 2}, is_last=False)
     assert await reasons(store, "running", "running too", "two") == [None, None, None]
     clock.advance(HOUR_S)
     await store.sweep()
     assert await reasons(store, "running", "two") == [None, "expired"]
-    await store.trajectories.append(MINE, "running", PART, is_last=True)
+    await store.trajectories.append(MINE, {"running": PART}, is_last=True)
     assert await reasons(store, "running") == [None]
 
 
 async def test_trajectory_that_ended_first_is_evicted_first(
     store: Store, clock: ManualClock
 ) -> None:
-    await store.trajectories.begin(MINE, ["long"])
+    await store.trajectories.append(MINE, {"long": b""}, is_last=False)
     clock.advance(1)
     await keep(store, "short", PART * 2)
     clock.advance(1)
-    await store.trajectories.append(MINE, "long", PART * 2, is_last=True)
-    await store.trajectories.evict(MINE)
+    await store.trajectories.append(MINE, {"long": PART * 2}, is_last=True)
     assert await reasons(store, "long", "short") == [None, "quota"]
 
 
@@ -202,11 +195,11 @@ async def test_transaction_deletes_a_bounded_number_of_trajectories(
 ) -> None:
     database, process = CountingDatabase(tmp_path / "store.sqlite3"), Owner(tmp_path)
     settings = TrajectorySettings(retention_hours=1)
+    unlimited = TrajectoryRepository(database, clock.time, process, settings)
     repository = TrajectoryRepository(database, clock.time, process, settings, max_trajectories=10)
     count = 2 * SWEEP_TRAJECTORIES + 20
     for run_id in map(str, range(count)):
-        await repository.begin(MINE, [run_id])
-        await repository.append(MINE, run_id, b"part", is_last=True)
+        await unlimited.append(MINE, {run_id: b"part"}, is_last=True)
     database.counts.clear()
     if is_evicted:
         await repository.evict(MINE)
@@ -226,7 +219,7 @@ async def test_transaction_deletes_a_bounded_number_of_trajectories(
 async def test_lost_trajectory_expires(tmp_path: Path, clock: ManualClock) -> None:
     settings = TrajectorySettings(retention_hours=1)
     first, second = (Store(tmp_path, trajectories=settings, now=clock.time) for _ in range(2))
-    await first.trajectories.begin(MINE, ["one"])
+    await first.trajectories.append(MINE, {"one": b""}, is_last=False)
     first.close()
     clock.advance(HOUR_S - 1)
     await second.sweep()
@@ -251,13 +244,11 @@ async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
         max_trajectories=2,
         max_tombstones=1,
     )
-    await repository.begin(MINE, ["running"])
+    await repository.append(MINE, {"running": b""}, is_last=False)
     for owner, count in ((YOURS, 2), (MINE, 5), (LATER, 2)):
         for number in range(count):
             run_id = f"{owner} {number}"
-            await repository.begin(owner, [run_id])
-            await repository.append(owner, run_id, b"part", is_last=True)
-            await repository.evict(owner)
+            await repository.append(owner, {run_id: b"part"}, is_last=True)
     for owner in (YOURS, LATER):
         await repository.delete(owner, f"{owner} 0")
     sweep = partial(repository.expire, now=int(clock.time()), forget_before=0)
@@ -279,8 +270,8 @@ async def test_owner_with_too_many_trajectories_loses_only_its_own_oldest_ones(
 
 async def test_deletion_of_the_first_choice_deletes_the_other_choices_too(store: Store) -> None:
     choices = ["first", "second", "third"]
-    await store.trajectories.begin(MINE, choices)
-    await store.trajectories.begin(MINE, ["unrelated"])
+    await store.trajectories.append(MINE, dict.fromkeys(choices, b""), is_last=False)
+    await store.trajectories.append(MINE, {"unrelated": b""}, is_last=False)
     assert await store.trajectories.delete(MINE, "second") is True
     assert await reasons(store, *choices) == [None, "deleted", None]
     assert await store.trajectories.delete(MINE, "first") is True
@@ -289,9 +280,9 @@ async def test_deletion_of_the_first_choice_deletes_the_other_choices_too(store:
 
 async def test_trajectories_that_could_not_be_stored_leave_tombstones(store: Store) -> None:
     choices = ["complete", "deleted", "begun"]
-    await store.trajectories.begin(MINE, choices)
-    await store.trajectories.append(MINE, "complete", b"part", is_last=True)
-    await store.trajectories.append(MINE, "begun", b"part", is_last=False)
+    await store.trajectories.append(MINE, dict.fromkeys(choices, b""), is_last=False)
+    await store.trajectories.append(MINE, {"complete": b"part"}, is_last=True)
+    await store.trajectories.append(MINE, {"begun": b"part"}, is_last=False)
     await store.trajectories.delete(MINE, "deleted")
     await store.trajectories.fail(MINE, choices)
     await store.trajectories.fail(MINE, ["never begun"])
