@@ -6,6 +6,8 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
+import anyio
+
 from proxy.agent.events import ChoiceEvent, Event, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import AgentTask
@@ -20,6 +22,8 @@ SMALL_BYTES = 256 << 10
 """A text up to this size is compressed on the event loop, in at most 3 ms."""
 STORE_TIMEOUT_S = 10.0
 """Maximum wait for one transaction of the store, in seconds."""
+LAST_WRITE_DELAY_S = 0.1
+"""Maximum delay of the last write, so that it does not delay the answer."""
 WRITE_INTERVAL_S = 1.0
 """Minimum time between two writes of a run in progress, in seconds."""
 CANNOT_STORE = "run %s: its trajectory cannot be stored"
@@ -65,6 +69,8 @@ class TrajectoryRecorder:
         """Seconds from the start of the run to the last write."""
         self._writing: asyncio.Task[None] | None = None
         """The latest write. Each write waits for the one before it."""
+        self._is_wanted = asyncio.Event()
+        """Set once a client has asked for the trajectory."""
         self._has_failed = False
         self._has_ended = False
 
@@ -92,6 +98,7 @@ class TrajectoryRecorder:
 
     async def write(self) -> None:
         """Store the lines so far, and wait for earlier writes."""
+        self._is_wanted.set()
         await asyncio.shield(self._start_write())
 
     def on_written(self, callback: Callable[[], object]) -> None:
@@ -111,6 +118,9 @@ class TrajectoryRecorder:
     ) -> None:
         if previous:
             await asyncio.wait({previous})
+        if ends:
+            with anyio.move_on_after(LAST_WRITE_DELAY_S):
+                await self._is_wanted.wait()
         if self._has_ended:
             return
         self._has_ended = bool(ends)
