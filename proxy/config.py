@@ -78,9 +78,9 @@ class ServerConfig(_Section):
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on; 0: a free port."""
     operator_key_env: str | None = None
-    """Name of the environment variable with the operator's key, which gives access to /metrics and
-    to the names of all profiles, and to nothing else. null: the only client key, if there is
-    exactly one, has this access; with several keys no key has it."""
+    """Name of the environment variable with the operator's key, which gives access to /metrics, to
+    the names of all profiles and to the pause of runs, and to nothing else. null: the only client
+    key, if there is exactly one, has this access; with several keys no key has it."""
     allow_open: bool = False
     """True if the server may listen without keys on addresses other than this machine's own."""
     max_connections: int = Field(default=4096, ge=1)

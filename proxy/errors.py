@@ -19,6 +19,7 @@ ProxyError(status, type, code)
 ├ RunElsewhereError        409        only the process of the run can cancel or stream it
 ├ RunLostError             503        the run's server stopped before the run had a result
 ├ BusyError                503        other requests take all of a shared resource; Retry-After
+├ PausedError              503        the operator has paused the start of runs; Retry-After
 ├ ServerStopsError         503        the server stops before it has an answer; Retry-After
 ├ TooManyConnectionsError  503        the connection limit is reached; Retry-After
 ├ AuditError               503        the audit log is required and cannot be written
@@ -314,6 +315,19 @@ class RunLostError(ProxyError):
             status=503,
             type="server_error",
             code="run_lost",
+        )
+
+
+class PausedError(ProxyError):
+    """The operator has paused the start of runs."""
+
+    def __init__(self, ends_in_s: float) -> None:
+        super().__init__(
+            "The operator has paused the start of runs. Ask again.",
+            status=503,
+            type="server_error",
+            code="runs_paused",
+            headers={ResponseHeader.RETRY_AFTER: str(math.ceil(min(RESTART_S, ends_in_s)))},
         )
 
 

@@ -8,6 +8,7 @@ would spoil every rollout, such as a wrong key, ends them all with a RolloutErro
 import asyncio
 import base64
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ TIMEOUT_S = 5400.0
 """Maximum time of one rollout, as in the paper's training."""
 REQUEST_TIMEOUT_S = 60.0
 MAX_RETRY_DELAY_S = 10.0
+PAUSE_TIMEOUT_S = 600.0
+"""Time after which a pause ends by itself, so that a dead trainer does not stop the proxy."""
+PAUSED = "runs_paused"
+"""The code of the proxy's refusals during a pause."""
 MISTAKES = frozenset({401, 403, 404, 405})
 """Statuses of requests that no repetition makes right."""
 Score = Callable[[TaskRow, Attempt], Reward]
@@ -102,6 +107,26 @@ class RolloutClient:
         self._retry_delay_s = retry_delay_s
         self._timeout_s = timeout_s
 
+    async def pause(self, timeout_s: float = PAUSE_TIMEOUT_S) -> int:
+        """Let the proxy start no new runs until `resume`, for at most `timeout_s` seconds. Return
+        the number of runs at work, which go on. Needs the operator's key, if the proxy has several
+        keys. Raises RolloutError, HTTPError."""
+        return await self._set_pause("/pause", {"timeout_s": timeout_s})
+
+    async def resume(self) -> None:
+        """Let the proxy start runs again. Needs the same key as `pause`. Raises RolloutError,
+        HTTPError."""
+        await self._set_pause("/resume", {})
+
+    async def _set_pause(self, path: str, params: Mapping[str, float]) -> int:
+        async with httpx.AsyncClient(
+            base_url=self._base_url, headers=self._headers, timeout=REQUEST_TIMEOUT_S
+        ) as http:
+            answered = await http.post(path, params=params)
+        _raise_for_status(answered)
+        runs_at_work: int = answered.json()["runs_at_work"]
+        return runs_at_work
+
     async def run(self, rows: Sequence[TaskRow]) -> list[Rollout]:
         """Return a rollout of each row, in their order. Rollouts of the same row are a group.
         Raises RolloutError, and cancels the other rollouts."""
@@ -141,7 +166,7 @@ class RolloutClient:
     async def _attempt(self, http: httpx.AsyncClient, row: TaskRow, group_id: str) -> Rollout:
         """Run a task once and append the reward to its trajectory. Raises HTTPError,
         RolloutError."""
-        answered = await http.post("/chat/completions", json=self._request(row, group_id))
+        answered = await self._ask(http, self._request(row, group_id))
         _raise_for_status(answered)
         completion, run_id = answered.json(), answered.headers["x-sandbox-run"]
         found = await http.get(f"/runs/{run_id}/trajectory")
@@ -171,6 +196,16 @@ class RolloutClient:
             turns=len(trajectory["model_calls"]),
             tool_calls=len(trajectory["tool_calls"]),
         )
+
+    async def _ask(self, http: httpx.AsyncClient, request: Mapping[str, Any]) -> httpx.Response:
+        """Send a request, and again after each `Retry-After` during a pause of the proxy."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            answered = await http.post("/chat/completions", json=request)
+            is_paused = answered.status_code == 503 and PAUSED in answered.text
+            if not is_paused or time.monotonic() > deadline:
+                return answered
+            await asyncio.sleep(int(answered.headers["retry-after"]))
 
     def _request(self, row: TaskRow, group_id: str) -> dict[str, Any]:
         content: list[dict[str, Any]] = [

@@ -104,7 +104,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
     caller must leave the subscription. The StatusHold delays the status line of a stream; it is
     None for JSON and for a background run.
 
-    Raises IdempotencyError, and the errors of `prepare_request`.
+    Raises IdempotencyError, PausedError, and the errors of `prepare_request`.
     """
     identity = identify(request)
     services, options = request.model_request.services, request.options
@@ -123,6 +123,7 @@ async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | N
     async with runs.lock(identity):  # so that two retries with one key share one run
         if subscriber := await runs.join(identity):
             return subscriber, hold
+        runs.require_no_pause()
         try:
             task = await prepare_request(request, uuid.uuid4().hex, deadline_s, hold)
         except ProxyError as error:

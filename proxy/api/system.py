@@ -1,4 +1,5 @@
-"""The routes about the server itself: front page, health, models, capabilities and metrics."""
+"""The routes about the server itself: front page, health, models, capabilities, metrics, and the
+pause of runs."""
 
 import asyncio
 import html
@@ -7,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,7 +36,14 @@ from proxy.api.parameters import (
     errors,
 )
 from proxy.errors import BackendError, NotFoundError, ProxyError
-from proxy.schemas.resources import Capabilities, Health, ModelList, ModelObject
+from proxy.schemas.resources import (
+    Capabilities,
+    Health,
+    ModelList,
+    ModelObject,
+    PauseObject,
+    PauseQuery,
+)
 
 router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
 
@@ -281,3 +289,32 @@ async def _read_metrics(upstream: Upstream, wanted: str) -> tuple[bytes, str]:
     if relayed.status == 200 and content_type == wanted and text.endswith(EOF):
         return bytes(text.removesuffix(EOF)), wanted
     return b"", wanted
+
+
+@router.get("/v1/pause", responses=errors(403), dependencies=[REQUIRES_OPERATOR])
+async def retrieve_pause(services: ServicesDep) -> PauseObject:
+    """Return whether the start of runs is paused, and the number of runs at work."""
+    return _pause_object(services)
+
+
+@router.post("/v1/pause", responses=errors(400, 403), dependencies=[REQUIRES_OPERATOR])
+async def pause(services: ServicesDep, query: Annotated[PauseQuery, Query()]) -> PauseObject:
+    """Start no new runs, for example while a trainer changes the weights of the model. Runs at work
+    go on. A request that would start a run gets 503 with `Retry-After`. A second pause replaces the
+    first one."""
+    services.runs.pause(query.timeout_s)
+    return _pause_object(services)
+
+
+@router.post("/v1/resume", responses=errors(403), dependencies=[REQUIRES_OPERATOR])
+async def resume(services: ServicesDep) -> PauseObject:
+    """Start runs again."""
+    services.runs.resume()
+    return _pause_object(services)
+
+
+def _pause_object(services: Services) -> PauseObject:
+    ends_in_s = services.runs.pause_ends_in_s
+    return PauseObject(
+        paused=ends_in_s > 0, ends_in_s=ends_in_s, runs_at_work=services.runs.runs_at_work
+    )

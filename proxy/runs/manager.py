@@ -3,6 +3,7 @@ outcomes of runs, and cancels runs."""
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -24,6 +25,7 @@ from proxy.audit.audit import AuditLogs, RunAuditLog
 from proxy.errors import (
     RESTART_S,
     IdempotencyError,
+    PausedError,
     ProxyError,
     RunLostError,
     SandboxUnavailableError,
@@ -83,6 +85,8 @@ class RunManager:
         self._saving: dict[str, asyncio.Task[None]] = {}
         self._grace_timers: dict[str, asyncio.TimerHandle] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._paused_until = 0.0
+        """End of the pause, by time.monotonic."""
         self._failed: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_FAILURES)
         """Owner and fingerprint of requests whose run failed. A retry of such a request starts a
         new run and does not join the run of an equal request."""
@@ -93,6 +97,30 @@ class RunManager:
         if identity.key is None:
             return nullcontext()
         return self._locks.setdefault((identity.owner, identity.key), asyncio.Lock())
+
+    def pause(self, timeout_s: float) -> None:
+        """Start no runs for `timeout_s` seconds, or until `resume`. A second pause replaces the
+        first one."""
+        self._paused_until = time.monotonic() + timeout_s
+
+    def resume(self) -> None:
+        """End the pause."""
+        self._paused_until = 0.0
+
+    @property
+    def pause_ends_in_s(self) -> float:
+        """Seconds until the pause ends by itself; 0 without a pause."""
+        return max(0.0, self._paused_until - time.monotonic())
+
+    @property
+    def runs_at_work(self) -> int:
+        """The number of runs that have not ended."""
+        return len(self._running_runs())
+
+    def require_no_pause(self) -> None:
+        """Raise PausedError during a pause."""
+        if ends_in_s := self.pause_ends_in_s:
+            raise PausedError(ends_in_s)
 
     async def join(self, identity: RequestIdentity) -> Subscriber | None:
         """Subscribe to the run that the request retries, or return None. The caller must
@@ -105,12 +133,19 @@ class RunManager:
         same idempotency key, discard the task and subscribe to the other run. The caller must
         unsubscribe.
 
-        Raises IdempotencyError."""
+        Raises IdempotencyError, PausedError."""
         metadata = RunMetadata(
             task.run_id, task.model, task.artifact_store.container_id, task.created
         )
         if identity.can_be_named and (found := await self._begin(metadata, identity, task)):
             return self._resubscribe(found)
+        try:
+            self.require_no_pause()  # the pause may have begun while the task was prepared
+        except PausedError:
+            if identity.can_be_named:
+                self._archive.delete_in_background(metadata.id)
+            await task.discard()
+            raise
         run = Run(
             metadata, identity, partial(self._work, task), self._on_unsubscribed, task.observer
         )

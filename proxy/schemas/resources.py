@@ -743,6 +743,27 @@ class ReferenceTrajectory(_ResponseModel):
 # The server
 
 
+class PauseQuery(BaseModel):
+    """The query of POST /v1/pause."""
+
+    timeout_s: float = Field(
+        600,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds after which the pause ends by itself.",
+    )
+
+
+class PauseObject(_ResponseModel):
+    """Whether runs may start, and how many are at work."""
+
+    object: Literal["pause"] = "pause"
+    paused: bool
+    ends_in_s: float = Field(description="Seconds until the pause ends by itself; else 0.")
+    runs_at_work: int = Field(description="Number of runs of this process that have not ended.")
+
+
 class Health(_ResponseModel):
     """The answer of `/health`: the process is running. Nothing else is checked."""
 

@@ -92,6 +92,22 @@ async def test_rollout_that_fails_each_time_has_no_reward(tmp_path: Path) -> Non
     assert (rollout.trajectory_id, rollout.segments) == (None, ())
 
 
+async def test_rollout_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
+    async with (
+        proxied([RIGHT] * 2, tmp_path, attempts=1) as (_, url, client),
+        http_client(url) as http,
+    ):
+        runs_at_work = await client.pause(timeout_s=1)
+        rollouts = await client.run([task("port-1")])
+        await client.pause()
+        paused = (await http.get("/v1/pause")).json()
+        await client.resume()
+        rollouts += await client.run([task("port-2")])
+    assert runs_at_work == 0
+    assert [each.outcome for each in rollouts] == ["answered"] * 2
+    assert (paused["paused"], 1 < paused["ends_in_s"] <= 600) == (True, True)
+
+
 async def test_profile_that_does_not_allow_tokens_is_an_error(tmp_path: Path) -> None:
     async with (
         scripted_backend([], has_tokens=True) as backend,
