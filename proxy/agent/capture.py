@@ -79,14 +79,14 @@ class CapturedModel(MeteredModel):
             messages=messages[shared_prefix:],
             settings={name: value for name, value in body.items() if name != "messages"},
             duration_s=time.monotonic() - began,
+            reply=reply.message if reply else None,
+            finish_reason=reply.finish_reason if reply else "",
+            usage=reply.usage if reply else {},
+            error=error,
             tokens=self._tokens,
         )
-        if reply:
-            event = replace(
-                event, reply=reply.message, finish_reason=reply.finish_reason, usage=reply.usage
-            )
         try:
-            await self._emit(replace(event, error=error))
+            await self._emit(event)
         except Exception:
             log.exception("a model call cannot be captured")
             self._previous = []  # the next call repeats the messages
