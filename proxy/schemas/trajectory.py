@@ -400,17 +400,26 @@ def to_openai(trajectory: Object) -> Object:
     """Return the messages and the tools of the last model call that has a reply, in OpenAI's format
     of fine-tuning data: the prompt, the reply, the observations of its tool calls and the answer.
     After a compaction, the prompt does not have the replaced messages."""
-    messages, tools = [], None
-    if call := _last_call(trajectory):
-        table, segment = trajectory["messages"], trajectory["segments"][call["segment"]]
-        messages = [table[index] for index in segment[: call["prompt_messages"]]]
-        messages += [table[call["reply"]], *_observations(trajectory, table[call["reply"]])]
-        tools = _tools_of(trajectory, call["segment"])
+    messages, tools = last_call_messages(trajectory) or ([], None)
+    if messages:
+        messages += _observations(trajectory, messages[-1])
     answer = (trajectory["result"] or {}).get("answer")
     if answer and not (messages and _is_answer(messages[-1], answer)):
         messages.append({"role": "assistant", "content": answer})
     found: Object = {"id": trajectory["id"], "model": trajectory["model"], "messages": messages}
     return {**found, "tools": tools} if tools else found
+
+
+def last_call_messages(trajectory: Object) -> tuple[list[Object], Sequence[Any] | None] | None:
+    """Return the prompt of the last model call that has a reply, followed by the reply, and the
+    tools. None: no call has a reply."""
+    calls = [call for call in trajectory["model_calls"] if call["reply"] is not None]
+    if not calls:
+        return None
+    call = calls[-1]
+    table, segment = trajectory["messages"], trajectory["segments"][call["segment"]]
+    prompt = [table[index] for index in segment[: call["prompt_messages"]]]
+    return [*prompt, table[call["reply"]]], _tools_of(trajectory, call["segment"])
 
 
 def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
@@ -439,11 +448,6 @@ def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
         yield "}"
     else:
         yield json.dumps(value)
-
-
-def _last_call(trajectory: Object) -> Object | None:
-    calls = [call for call in trajectory["model_calls"] if call["reply"] is not None]
-    return calls[-1] if calls else None
 
 
 def _observations(trajectory: Object, reply: Mapping[str, Any]) -> list[Object]:

@@ -9,7 +9,7 @@ reward.
 from collections.abc import Callable, Iterator, Mapping
 
 from policies.sessions import TrajectoryExportFormat
-from proxy.schemas.trajectory import INFRA_ERROR, Object, to_openai
+from proxy.schemas.trajectory import INFRA_ERROR, Object, last_call_messages
 
 
 def reward_of(trajectory: Object) -> float | None:
@@ -85,16 +85,19 @@ def _openenv_turns(trajectory: Object) -> Iterator[Object]:
 
 
 def sft_messages(trajectory: Object) -> Iterator[Object]:
-    """Yield the messages and tools of a run that has a result, for supervised training."""
+    """Yield the messages and tools of the last model call of a run that has a result, for
+    supervised training. The reply is the last message: what follows it, such as the answer of
+    `submit`, is not a message that the model wrote."""
     if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return
-    found = to_openai(trajectory)
-    yield {
-        **_labels(trajectory),
-        "messages": found["messages"],
-        "tools": found.get("tools", []),
-        "reward": reward_of(trajectory),
-    }
+    if found := last_call_messages(trajectory):
+        messages, tools = found
+        yield {
+            **_labels(trajectory),
+            "messages": messages,
+            "tools": tools or [],
+            "reward": reward_of(trajectory),
+        }
 
 
 def native(trajectory: Object) -> Iterator[Object]:

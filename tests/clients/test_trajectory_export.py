@@ -93,6 +93,20 @@ async def test_run_is_one_line_in_each_format(tmp_path: Path) -> None:
         assert turn["response"]["role"] == "assistant"
 
 
+async def test_sft_line_of_a_submitted_run_ends_with_the_reply(tmp_path: Path) -> None:
+    submit = tool_reply(call("submit", answer="It is 42."))
+    async with (
+        scripted_backend([STEP, submit]) as backend,
+        running_proxy(backend, "memory", tmp_path) as url,
+        http_client(url) as http,
+    ):
+        await post_chat(http, sandbox={"capture": "messages"})
+        (line,) = await exported(http, "sft")
+    assert line["outcome"] == "submitted"
+    assert line["messages"][:-1] == backend.requests[1].body["messages"]
+    assert line["messages"][-1]["tool_calls"][0]["function"]["name"] == "submit"
+
+
 async def test_each_segment_is_a_row_with_the_same_reward(tmp_path: Path) -> None:
     async with (
         scripted_backend(

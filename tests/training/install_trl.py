@@ -6,12 +6,14 @@ in the root of the repository, whose packages it imports.
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.clients.stacks.environments import absent
 from tests.engines.installation import NotInstalledError, build_folder, cache_folder, report, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,11 +60,25 @@ def install() -> None:
         run([python, "-m", "pip", "install", "--quiet", *requirements()])
 
 
-def run_demo(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
-    """Run the demonstration with the installed environment. Raise NotInstalledError."""
-    python = find_installation().python
-    command = [str(python), "-m", "training.demo", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=900, check=False)
+def run_python(*arguments: str) -> bytes:
+    """Return the output of the installed interpreter. Skip the test if there is none, or fail it if
+    REQUIRE_TRL is set.
+    """
+    try:
+        python = find_installation().python
+    except NotInstalledError as error:
+        absent(str(error), "REQUIRE_TRL")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [str(python), *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout
 
 
 if __name__ == "__main__":
