@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	train-demo vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
+	train-demo train-small vllm test-vllm vllm-table fuzz check docs reference transcripts format bench evaluate evaluate-engine evaluate-real-data test-harnesses openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -133,6 +133,12 @@ evaluate-real-data: install
 train-demo: install
 	$(BIN)/python -m tests.training.install_trl
 	"$$($(BIN)/python -m tests.training.install_trl --find)" -m training.demo --out build/train-demo
+
+# SmolLM2-135M-Instruct, for half an hour: the same, with a short supervised start. No curve is promised.
+train-small: install
+	$(BIN)/python -m tests.training.install_small_model
+	set -- $$($(BIN)/python -m tests.training.install_small_model --find); \
+	  OMP_NUM_THREADS=1 "$$1" -m training.small_model "$$2" --out build/train-small
 
 # lm-eval, inspect_ai and the reference's benchmark command, compared with sandbox-eval; the first
 # time they are installed, 1.4 GB.

@@ -22,8 +22,6 @@ import torch
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 64
-BATCH_WAIT_S = 0.02
-"""Time to wait for further requests of a batch, in seconds."""
 MAX_BODY_BYTES = 64 << 20
 REPLY_TIMEOUT_S = 600.0
 """Maximum time of one reply, the wait for its batch included."""
@@ -51,12 +49,15 @@ class PolicyServer:
         name: str = "policy",
         port: int = 0,
         max_tokens: int = 64,
+        batch_wait_s: float = 0.02,
     ) -> None:
-        """`max_tokens` is the limit of replies to requests without one."""
+        """`max_tokens` is the limit of replies to requests without one. `batch_wait_s` is the time
+        to wait for each further request of a batch."""
         self.name = name
         self.max_tokens = max_tokens
         self.tokenizer = tokenizer
         self._model = model
+        self._batch_wait_s = batch_wait_s
         self._queue: queue.Queue[_Request | None] = queue.Queue()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.policy = self
@@ -137,7 +138,7 @@ class PolicyServer:
         batch, others = [first], list[_Request | None]()
         while len(batch) < MAX_BATCH:
             try:
-                request = self._queue.get(timeout=BATCH_WAIT_S)
+                request = self._queue.get(timeout=self._batch_wait_s)
             except queue.Empty:
                 break
             if request is not None and _temperature(request) == _temperature(first):

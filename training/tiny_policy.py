@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from training.rewards import Attempt, Reward
-from training.rows import Meta, TaskRow
+from training.rows import Meta, QaType, TaskRow, files_json
 
 ANIMALS = (
     *("fox", "owl", "hen", "cat", "dog", "cow", "pig", "bee"),
@@ -30,16 +31,26 @@ VOCABULARY = 512
 TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string %}{{ message.content }}
-{%- else %}{% for part in message.content or [] %}{{ part.text or '' }}{% endfor %}
-{%- endif %}
+{%- if message.role == 'assistant' %}
+{%- generation %}
+{{- message.content or '' }}
 {%- for call in message.tool_calls or [] %}
 {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
 {{- call.function.arguments + '}</tool_call>' }}
 {%- endfor %}
+{{- '<|im_end|>' }}
+{%- endgeneration %}
+{{- '\\n' }}
+{%- else %}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{% for part in message.content or [] %}{{ part.text or '' }}{% endfor %}
+{%- endif %}
 {{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Tools are not shown: the supervised start teaches them. The generation blocks are the tokens of
+the assistant, for `assistant_only_loss` of TRL's SFTTrainer."""
 Message = Mapping[str, Any]
 
 
@@ -59,8 +70,12 @@ def _make_task(rng: random.Random) -> TaskRow:
         name: "".join(facts[size * index : size * (index + 1)]) for index, name in enumerate(FILES)
     }
     asked = rng.choice(list(colours))
-    question = f"What is the color of the {asked}?"
-    digest = hashlib.sha256("".join([question, *facts]).encode()).hexdigest()
+    return reading_task(f"What is the color of the {asked}?", files, colours[asked], "span")
+
+
+def reading_task(question: str, files: Mapping[str, str], answer: str, qa_type: QaType) -> TaskRow:
+    """Return a task with generated files."""
+    digest = hashlib.sha256("".join([question, *files.values()]).encode()).hexdigest()
     meta = Meta(
         source="generated",
         licence="Apache-2.0",
@@ -71,15 +86,15 @@ def _make_task(rng: random.Random) -> TaskRow:
         n_files=len(files),
         n_distractors=0,
         sizes=tuple(map(len, files.values())),
-        gold_files=tuple(name for name, text in files.items() if f" {asked} " in text),
+        gold_files=tuple(name for name, text in files.items() if answer in text),
     )
     return TaskRow(
-        id=f"facts-{digest[:16]}",
-        domain="facts",
+        id=f"reading-{digest[:16]}",
+        domain="reading",
         problem_statement=question,
-        ground_truth=colours[asked],
-        input_files=json.dumps(files),
-        qa_type="span",
+        ground_truth=answer,
+        input_files=files_json(files),
+        qa_type=qa_type,
         meta=meta,
     )
 
@@ -94,7 +109,7 @@ def score(row: TaskRow, attempt: Attempt) -> Reward:
 def scripted_reply(messages: Sequence[Message], rng: random.Random, reads: float) -> Message:
     """Return the next message of a scripted policy. It searches the files in a share `reads` of the
     runs, and guesses in the others."""
-    last = _text(messages[-1])
+    last = text_of(messages[-1])
     if messages[-1]["role"] != "user":
         found = re.search(r" is (\w+)\.", last)
         return {"role": "assistant", "content": found[1] if found else rng.choice(COLOURS)}
@@ -102,10 +117,22 @@ def scripted_reply(messages: Sequence[Message], rng: random.Random, reads: float
         return {"role": "assistant", "content": rng.choice(COLOURS)}
     asked = re.search(r"the color of the (\w+)\?", last)
     assert asked, "a task asks for a colour"
-    arguments = json.dumps({"command": f"grep {asked[1]} documents/*"})
-    function = {"name": "execute_bash", "arguments": arguments}
-    call = {"id": f"call_{rng.getrandbits(64):016x}", "type": "function", "function": function}
+    return call_of("execute_bash", command=f"grep {asked[1]} documents/*")
+
+
+def call_of(tool: str, **arguments: str) -> Message:
+    """Return a message of the assistant with a call."""
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
 
 
 # The model
@@ -117,7 +144,7 @@ def make_tokenizer(traces: Iterable[Sequence[Message]]) -> PreTrainedTokenizerFa
         text
         for trace in traces
         for message in trace
-        for text in (_text(message), *_written_calls(message))
+        for text in (text_of(message), *_written_calls(message))
     ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -155,67 +182,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalL
         bos_token_id=None,
     )
     return Qwen2ForCausalLM(config).float()
-
-
-def encode(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]
-) -> tuple[list[int], list[int]]:
-    """Return the tokens of a trace, and a mask with 1 for each token of the assistant."""
-    ids = _render(tokenizer, messages)
-    mask = [0] * len(ids)
-    newline = len(tokenizer("\n", add_special_tokens=False)["input_ids"])
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            start = len(_render(tokenizer, messages[:index], add_generation_prompt=True))
-            end = len(_render(tokenizer, messages[: index + 1])) - newline
-            mask[start:end] = [1] * (end - start)
-    return ids, mask
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], **options: bool
-) -> list[int]:
-    ids = tokenizer.apply_chat_template(list(messages), return_dict=False, **options)
-    return list(ids)
-
-
-def fine_tune(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    traces: Sequence[Sequence[Message]],
-    *,
-    steps: int,
-    rng: random.Random,
-    learning_rate: float,
-    batch: int = 16,
-) -> float:
-    """Train the model on the assistant's tokens of traces. Return the last loss."""
-    pad = tokenizer.pad_token_id
-    encoded = [encode(tokenizer, trace) for trace in traces]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
-    model.train()
-    loss = torch.tensor(0.0)
-    for step in range(steps):
-        chosen = rng.choices(encoded, k=batch)
-        width = max(len(ids) for ids, _ in chosen)
-        ids = torch.tensor([each + [pad] * (width - len(each)) for each, _ in chosen])
-        mask = torch.tensor([each + [0] * (width - len(each)) for _, each in chosen])
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1, (step + 1) / 10) * (1 - 0.9 * step / steps)
-        labels = ids.masked_fill(mask == 0, -100)
-        loss = model(input_ids=ids, attention_mask=(ids != pad).long(), labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return float(loss.item())
-
-
-def _text(message: Message) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
 
 
 def _written_calls(message: Message) -> list[str]:

@@ -35,7 +35,7 @@ def test_losses_are_finite_and_weights_change(results: Mapping[str, Any]) -> Non
 
 def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[str, Any]) -> None:
     for training in results["trainings"]:
-        assert training["trained_tokens"] >= training["rollouts"]
+        assert training["compared_tokens"] >= training["rollouts"]
         assert training["max_logprob_difference"] <= 1e-4
 
 

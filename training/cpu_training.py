@@ -1,0 +1,325 @@
+"""Training on a CPU through a real proxy and real sandboxes: the parts that `training.demo` and
+`training.small_model` share.
+
+`scripted_traces` captures the runs of a scripted policy, `supervise` trains on their export with
+TRL's SFTTrainer, and `reinforce` trains with TRL's GRPOTrainer on the rewards of rollouts.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from datasets import Dataset, load_dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from training.curves import curves
+from training.policy_server import PolicyServer, completion_of
+from training.rollouts import Rollout, RolloutClient, Score, Segment
+from training.rows import TaskRow
+from training.trl import PAPER_SETTINGS, prompts_of, reward_of_rollout, rollout_func
+
+ROOT = Path(__file__).resolve().parent.parent
+GENERATIONS = PAPER_SETTINGS["num_generations"]
+START_S, STOP_S = 60.0, 60.0
+TRAINER_SETTINGS: dict[str, Any] = {
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+}
+"""Fields of TRL's configurations: fp32 on a CPU, and no files."""
+Reply = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""Returns the next message of a scripted policy."""
+
+
+def prepare_process() -> None:
+    """Set what a command that trains needs in its process."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the proxy must not remain
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    # With two threads on two cores, the proxy and torch wait for each other.
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def proxy(backend_url: str, sandbox: str) -> Iterator[str]:
+    """Run a proxy in front of the policy, and yield its base URL."""
+    with tempfile.TemporaryDirectory() as directory:
+        limits = {"max_turns": 3, "final_question": False}
+        profile = {"prompt": "none", "agent": {"capture_tokens": True}, "limits": limits}
+        config = {
+            "server": {"data_dir": directory},
+            "backend": {"base_url": backend_url},
+            "sandbox": {"backend": sandbox, "pool": {"min_ready": 8}},
+            "profiles": {"default": profile},
+        }
+        file, log = Path(directory, "config.yaml"), Path(directory, "log")
+        file.write_text(json.dumps(config), encoding="utf-8")
+        command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", "0"]
+        with log.open("wb") as output:
+            server = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+        try:
+            yield f"{_address(server, log)}/v1"
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _address(server: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Wait for the server and return its address. Raises RuntimeError."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and server.poll() is None:
+        _, found, rest = log.read_text(encoding="utf-8").partition("serving at ")
+        if found and "/v1" in rest:
+            return rest.partition("/v1")[0]
+        time.sleep(0.1)
+    raise RuntimeError(f"the proxy did not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
+
+
+# The supervised start
+
+
+class _ScriptedServer(PolicyServer):
+    """Serves a scripted policy."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(None, None)
+        self._reply = reply
+
+    def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return completion_of(dict(self._reply(body["messages"])), "stop", self.name)
+
+
+def scripted_traces(tasks: Sequence[TaskRow], reply: Reply, score: Score, sandbox: str) -> str:
+    """Run a scripted policy through the proxy, and return the export of its runs in the format
+    `sft`."""
+    with _ScriptedServer(reply) as server, proxy(server.base_url, sandbox) as url:
+        client = RolloutClient(url, server.name, score=score, sandbox={"capture": "messages"})
+        asyncio.run(client.run(tasks))
+        found = httpx.get(f"{url}/trajectories/export", params={"format": "sft"}, timeout=60)
+    found.raise_for_status()
+    return found.text
+
+
+def supervise(
+    model: Any,
+    tokenizer: Any,
+    export: str,
+    *,
+    steps: int,
+    learning_rate: float,
+    seed: int,
+    batch: int = 16,
+) -> list[float]:
+    """Train the model on the assistant's tokens of an export in the format `sft`. Return the loss
+    of each step. The chat template of the tokenizer marks these tokens."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "traces.jsonl")
+        file.write_text(export, encoding="utf-8")
+        # Dataset.from_list would give each tool the parameters of all tools.
+        data = load_dataset("json", data_files=str(file), split="train", cache_dir=directory)
+        config = SFTConfig(
+            **TRAINER_SETTINGS,
+            output_dir=directory,
+            max_steps=steps,
+            per_device_train_batch_size=batch,
+            learning_rate=learning_rate,
+            lr_scheduler_type="linear",
+            warmup_steps=min(10, steps // 4),
+            assistant_only_loss=True,
+            seed=seed,
+        )
+        trainer = SFTTrainer(model, config, train_dataset=data, processing_class=tokenizer)
+        trainer.train()
+    return _losses(trainer)
+
+
+# GRPO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The settings of one training with GRPO."""
+
+    tasks: Sequence[TaskRow]
+    """The tasks of all steps; each is run GENERATIONS times."""
+    prompts: int
+    """Tasks of one step."""
+    score: Score
+    reward: Callable[..., list[float | None]] = reward_of_rollout
+    """The reward function for GRPOTrainer."""
+    learning_rate: float
+    max_tokens: int
+    """Maximum tokens of one reply."""
+    batch_wait_s: float = 0.02
+    """Time that the policy server waits for each further request of a batch."""
+    seed: int
+    sandbox: str
+    compared: int | None = None
+    """Rollouts of a step whose log probabilities are compared with the trainer's own. None: all."""
+    end_s: float | None = None
+    """Time of `time.monotonic()` after which no step begins. None: all tasks are used."""
+
+
+@dataclass(slots=True)
+class Measures:
+    """The measures of one training."""
+
+    name: str
+    reward: list[float] = field(default_factory=list)
+    """The mean true reward of each step."""
+    reads: list[float] = field(default_factory=list)
+    """The share of rollouts with a tool call, of each step."""
+    loss: list[float] = field(default_factory=list)
+    splits: int = 0
+    """Rollouts whose tokens are more than one segment."""
+    rollouts: int = 0
+    unscorable: int = 0
+    compared_tokens: int = 0
+    max_logprob_difference: float = 0.0
+    """The largest difference between a captured log probability and the trainer's own."""
+    weights_changed: bool = False
+    seconds: float = 0.0
+
+
+class _Deadline(TrainerCallback):
+    """Ends a training at the first step after a time."""
+
+    def __init__(self, end_s: float) -> None:
+        self._end_s = end_s
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop |= time.monotonic() >= self._end_s
+
+
+def reinforce(model: Any, tokenizer: Any, measures: Measures, plan: Plan) -> None:
+    """Train the model with GRPO, and fill in the measures."""
+    began, before = time.monotonic(), _fingerprint(model)
+    torch.manual_seed(plan.seed)
+    batch = GENERATIONS * plan.prompts
+    with (
+        PolicyServer(model, tokenizer, batch_wait_s=plan.batch_wait_s) as server,
+        proxy(server.base_url, plan.sandbox) as url,
+        tempfile.TemporaryDirectory() as directory,
+    ):
+        parameters = {"max_tokens": plan.max_tokens, "temperature": 1.0}
+        client = RolloutClient(
+            url, server.name, score=plan.score, parameters=parameters, concurrency=batch
+        )
+
+        def observe(rollouts: Sequence[Rollout]) -> None:
+            _measure(measures, rollouts)
+            for rollout in rollouts[: plan.compared]:
+                _compare(measures, rollout, model)
+
+        trainer = GRPOTrainer(
+            model,
+            plan.reward,
+            args=GRPOConfig(
+                **{**PAPER_SETTINGS, **TRAINER_SETTINGS, "learning_rate": plan.learning_rate},
+                output_dir=directory,
+                max_steps=len(plan.tasks) // plan.prompts,
+                per_device_train_batch_size=batch,
+                max_completion_length=256,
+                lr_scheduler_type="constant",
+                seed=plan.seed,
+            ),
+            train_dataset=Dataset.from_list(prompts_of(plan.tasks)),
+            processing_class=tokenizer,
+            rollout_func=rollout_func(client, plan.tasks, observe),
+            callbacks=[] if plan.end_s is None else [_Deadline(plan.end_s)],
+        )
+        trainer.train()
+    measures.loss = _losses(trainer)
+    measures.weights_changed = _fingerprint(model) != before
+    measures.seconds = round(time.monotonic() - began, 1)
+
+
+def _measure(measures: Measures, rollouts: Sequence[Rollout]) -> None:
+    rewards = [each.reward for each in rollouts if each.reward is not None]
+    measures.reward.append(round(sum(rewards) / max(1, len(rewards)), 4))
+    measures.reads.append(round(sum(each.tool_calls > 0 for each in rollouts) / len(rollouts), 4))
+    measures.rollouts += len(rollouts)
+    measures.unscorable += len(rollouts) - len(rewards)
+    measures.splits += sum(len(each.segments) > 1 for each in rollouts)
+    print(
+        f"{measures.name}: step {len(measures.reward)}, reward {measures.reward[-1]:.2f},"
+        f" {measures.reads[-1]:.0%} read",
+        flush=True,
+    )
+
+
+def _compare(measures: Measures, rollout: Rollout, model: Any) -> None:
+    for segment in rollout.segments:
+        difference = logprob_difference(model, segment)
+        measures.compared_tokens += segment.sampled
+        measures.max_logprob_difference = max(measures.max_logprob_difference, difference)
+
+
+@torch.inference_mode()
+def logprob_difference(model: Any, segment: Segment) -> float:
+    """Return the largest difference between a captured log probability of a sampled token and the
+    one that the model computes now."""
+    ids = torch.tensor([[*segment.prompt_ids, *segment.response_ids]])
+    logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
+    own = logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(segment.prompt_ids) - 1 :]
+    pairs = zip(own.tolist(), segment.logprobs, segment.response_mask, strict=True)
+    return max((abs(one - other) for one, other, is_sampled in pairs if is_sampled), default=0.0)
+
+
+def _fingerprint(model: Any) -> float:
+    return float(sum(each.double().abs().sum().item() for each in model.parameters()))
+
+
+def _losses(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+# The results
+
+
+def circumstances(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
+    """Return the facts under which results were measured."""
+    return {
+        "seed": seed,
+        "sandbox": sandbox,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "parameters": sum(each.numel() for each in model.parameters()),
+    }
+
+
+def write_results(found: Mapping[str, Any], out: Path) -> None:
+    """Write results and the curves of their trainings to a folder, and print a summary."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    lines = {each["name"]: each["reward"] for each in found["trainings"]}
+    picture = curves(lines, "Mean reward of a step", "step")
+    (out / "reward.svg").write_text(picture, encoding="utf-8")
+    for each in found["trainings"]:
+        print(
+            f"{each['name']}: {each['reward'][0]:.2f} -> {each['reward'][-1]:.2f} in"
+            f" {len(each['reward'])} steps, {each['seconds']:.0f} s; {each['splits']} of"
+            f" {each['rollouts']} rollouts split; log probabilities differ by at most"
+            f" {each['max_logprob_difference']:.1e} on {each['compared_tokens']} tokens"
+        )
+    print(f"{found['seconds']:.0f} s in all; see {out}")
