@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import accumulate
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import orjson
@@ -166,15 +166,22 @@ def decode_json(text: bytes) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value as JSON in UTF-8. Raises TypeError.
-
-    NaN and infinity become null. In a value with an integer of more than 64 bits or a lone
-    surrogate, they become NaN and Infinity, which are not JSON.
-    """
+    """Encode a value as JSON in UTF-8. NaN and infinity become null. Raises TypeError."""
     try:
         return orjson.dumps(value)
     except TypeError:  # an integer of more than 64 bits, or a lone surrogate
+        if has_non_finite(value):
+            value = _with_nulls(value)
         return json.dumps(value).encode()
+
+
+def _with_nulls(value: Any) -> Any:
+    """Return a copy of a value with None in place of NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nulls(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def has_non_finite(value: Any) -> bool:

@@ -51,6 +51,13 @@ def test_values_beyond_orjson_are_encoded_by_the_json_module(value: object) -> N
     assert encode_json(value) == json.dumps(value).encode()
 
 
+@pytest.mark.parametrize("beside", [1.5, 1 << 70, "\ud800"])
+def test_non_finite_numbers_are_encoded_as_null(beside: object) -> None:
+    tree = {"a": [nan, {"b": -inf}], "c": inf, "beside": beside}
+    expected = {"a": [None, {"b": None}], "c": None, "beside": beside}
+    assert json.loads(encode_json(tree)) == expected
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(inf, True), ([1, {"a": [-inf]}], True), ({"a": nan}, True), ({"a": [1.5, "inf"]}, False)],
