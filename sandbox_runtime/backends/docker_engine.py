@@ -106,6 +106,9 @@ class DockerEngine:
             try:
                 if needs_image:
                     client.inspect_image(needs_image)
+            except docker.errors.ImageNotFound as error:
+                reason = f"the engine at {self.url} does not have the image {needs_image!r}"
+                raise EngineMissingError(reason) from error
             except _SDK_ERRORS as error:
                 why = _one_line(str(getattr(error, "explanation", None) or error))
                 raise EngineMissingError(f"the engine at {self.url}: {why}") from error

@@ -20,7 +20,7 @@ from sandbox_runtime.backends.docker import (
     DockerBackend,
 )
 from sandbox_runtime.backends.docker_engine import DockerEngine, EngineJson
-from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.errors import EngineMissingError, SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.backends.engine import (
     client,
@@ -61,6 +61,17 @@ async def test_error_for_a_missing_image_has_its_name(tmp_path: Path) -> None:
     assert not checks["docker image"].ok
     assert "build-image" in checks["docker image"].detail
     await backend.aclose()
+
+
+async def test_missing_image_is_reported_once_with_the_engine(tmp_path: Path) -> None:
+    await docker_backend(tmp_path).aclose()  # skips where there is no engine
+    with pytest.raises(EngineMissingError) as raised:
+        await asyncio.to_thread(
+            DockerBackend, "no-such-image:here", state_dir=tmp_path, needs_image=True
+        )
+    engine, _, reason = str(raised.value).partition(" does ")
+    assert engine.startswith("the engine at ")
+    assert reason == "not have the image 'no-such-image:here'"
 
 
 async def test_image_needs_no_python(tmp_path: Path) -> None:
