@@ -19,7 +19,7 @@ STOP_REASONS = {
 """The stop reason of a run whose key has exhausted a daily budget, by kind of expense. An exhausted
 budget of `runs` does not stop runs; the key's next request is refused."""
 BUDGET_LABELS = {
-    "runs": "requests",
+    "runs": "runs",
     "tokens": "tokens",
     "cost_usd": "cost",
     "commands": "tool calls",

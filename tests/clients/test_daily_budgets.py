@@ -77,7 +77,7 @@ async def test_sdk_raises_rate_limit_error_without_a_retry(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("per_day", "name"),
     [
-        (DailyBudget(runs=1), "requests"),
+        (DailyBudget(runs=1), "runs"),
         (DailyBudget(tokens=2000), "tokens"),
         (DailyBudget(cost_usd=2.0), "cost"),
         (DailyBudget(commands=1), "tool calls"),
