@@ -123,7 +123,7 @@ class BwrapCommand:
     def _bwrap(self) -> Iterator[str]:
         user = guest_user(self.isolation)
         yield from ("bwrap", *_ISOLATION, "--uid", str(user.uid), "--gid", str(user.uid))
-        path = PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAMS}"
+        path = user.search_path(PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAMS}")
         for item in {"PATH": path, "LANG": "C.UTF-8", **user.env}.items():
             yield from ("--setenv", *item)
         yield from self._own_files() if self.has_own_root else _host_files(self._is_strict)

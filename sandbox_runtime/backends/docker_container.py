@@ -94,9 +94,15 @@ class ContainerSpec:
     def to_request(self) -> dict[str, Any]:
         """Return the body of the request that creates the container."""
         user, uid = guest_user(self.isolation), self._uid
-        env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **user.env}
+        path = self.image.path
         if is_runsc(self.runtime):
-            env["PATH"] = f"{RUNSC_PROGRAMS}:{self.image.path}"
+            path = f"{RUNSC_PROGRAMS}:{path}"
+        env = {
+            "PATH": user.search_path(path),
+            "LANG": "C.UTF-8",
+            "DEBIAN_FRONTEND": "noninteractive",
+            **user.env,
+        }
         return {
             "Image": self.image.id,
             "Entrypoint": [AGENT_PATH],

@@ -47,6 +47,11 @@ class GuestUser:
         """The environment that names the user and the home directory, even without /etc/passwd."""
         return {"HOME": self.home, "USER": self.name}
 
+    def search_path(self, directories: str) -> str:
+        """Return the PATH of the user's programs: the directory of the scripts that `pip install
+        --user` installs, then `directories`."""
+        return f"{self.home}/.local/bin:{directories}"
+
 
 ROOT = GuestUser(0, "root", "/root")
 SANDBOX = GuestUser(1000, "sandbox", "/home/sandbox")

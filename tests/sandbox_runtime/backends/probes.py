@@ -1,4 +1,4 @@
-"""Programs that try forbidden operations from inside, and one for permitted operations."""
+"""Programs that try forbidden operations from inside, and programs for permitted operations."""
 
 import errno
 import json
@@ -91,3 +91,12 @@ for line in open("/proc/self/mounts"):
         except OSError:
             pass
 """
+
+INSTALL_USER_SCRIPT = """
+import pathlib, sysconfig
+script = pathlib.Path(sysconfig.get_path("scripts", "posix_user"), "greet")
+script.parent.mkdir(parents=True)
+script.write_text("#!/bin/sh\\necho hello\\n")
+script.chmod(0o755)
+"""
+"""Writes a program where `pip install --user` puts the scripts of a package."""

@@ -62,6 +62,13 @@ async def test_strict_level_makes_only_the_workspace_writable() -> None:
         )
 
 
+@pytest.mark.parametrize("isolation", [SMALL, STRICT])
+async def test_script_of_a_pip_user_installation_runs_by_its_name(isolation: Isolation) -> None:
+    async with new_sandbox(isolation) as sandbox:
+        await python(sandbox, probes.INSTALL_USER_SCRIPT)
+        assert await output(sandbox, "greet") == "hello\n"
+
+
 # What is shown of the host
 
 

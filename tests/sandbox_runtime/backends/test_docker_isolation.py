@@ -50,6 +50,15 @@ async def python(sandbox: Sandbox, program: str) -> str:
     return result.stdout
 
 
+@pytest.mark.parametrize("isolation", [Isolation(), STRICT])
+async def test_script_of_a_pip_user_installation_runs_by_its_name(
+    isolation: Isolation, backend: DockerBackend
+) -> None:
+    async with new_sandbox(backend, isolation) as sandbox:
+        await python(sandbox, probes.INSTALL_USER_SCRIPT)
+        assert await output(sandbox, "greet") == "hello\n"
+
+
 async def test_container_settings_enforce_every_boundary(backend: DockerBackend) -> None:
     isolation = Isolation(memory_mib=256, cpus=0.5, pids=64, disk_mib=32, open_files=128)
     async with new_sandbox(backend, isolation) as sandbox:
