@@ -140,7 +140,7 @@ class BackendConfig(_Section):
     """Kinds of input that the model accepts in addition to text. For a file of another kind, the
     model gets only the path."""
     fetches_urls: bool = False
-    """True if the backend may fetch the URLs of images and other files itself, from private
+    """True if the backend may fetch the http(s) URLs of images and other files itself, from private
     addresses too. Otherwise the proxy fetches them, from public addresses only, and sends the
     bytes; in requests for `:plain` models it refuses private addresses."""
     tool_support: ToolSupport = "probe"

@@ -47,6 +47,7 @@ from proxy.schemas.content_parts import (
     RemoteFile,
     UploadedFile,
     extract_files,
+    local_file_error,
     malformed_data,
     media_type_to_show,
     replace_url,
@@ -134,7 +135,7 @@ class Inputs:
         self._lengths = lengths
         self._window = window
         self.backend_fetches = backend_fetches
-        """True if the backend may download any URL, from inside its own network."""
+        """True if the backend may download any http or https URL, from inside its own network."""
 
     async def load(
         self, messages_with_files: Sequence[Message], body: Mapping[str, Any], context: InputContext
@@ -270,7 +271,11 @@ class Inputs:
     # Files on the web
 
     async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
-        """Call `refuse_private_urls`, unless the backend may download any URL."""
+        """Raise BadRequestError for a `file:` URL or a path and, unless the backend may download
+        any URL, for the URLs that `refuse_private_urls` refuses."""
+        for url in urls:
+            if not url.lower().startswith(("http:", "https:")):
+                raise local_file_error(url)
         if self.backend_fetches:
             return
         await refuse_private_urls(self._fetcher or Fetcher(), urls, owner)

@@ -94,10 +94,10 @@ _SVG = "image/svg+xml"
 """No model accepts SVG as an image, because it is text."""
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """The beginning of a URL: http(s) with a host, or another scheme."""
-_FETCHED = ("http://", "https://", "file:")
+_FETCHED = ("http://", "https://")
 """Prefixes of URLs that become a RemoteFile. A run downloads the file, or tells the model in a note
-why it did not. A `file:` URL is never downloaded: it is here because some backends open local
-files."""
+why it did not."""
+_LOCAL = "file:"
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
@@ -248,7 +248,7 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
             param=param,
             code="invalid_value",
         )
-    if not url.lower().startswith(("data:", *_FETCHED)):
+    if not url.lower().startswith(("data:", _LOCAL, *_FETCHED)):
         return None  # a scheme that the backend may know, such as gs:
     source = _source(url, param)
     expected = _URL_PARTS[kind]
@@ -293,6 +293,8 @@ def _source(value: str, param: str) -> Source:
     """Return the file at a URL, or the file in a data URL or in bare base64. Raises
     BadRequestError."""
     scheme = value[: len("https://")].lower()
+    if scheme.startswith(_LOCAL):
+        raise local_file_error(value, param)
     if scheme.startswith(_FETCHED):
         return RemoteFile(value)
     if not scheme.startswith("data:"):
@@ -301,6 +303,17 @@ def _source(value: str, param: str) -> Source:
         return data_url(value)
     except ValueError as error:
         raise malformed_data(param, error) from error
+
+
+def local_file_error(url: str, param: str | None = None) -> BadRequestError:
+    """Return the error for a `file:` URL or a path, which some backends open on their own
+    machine."""
+    return BadRequestError(
+        f"Invalid URL {url[:MAX_SHOWN_URL_CHARS]!r}: files of the server are not read. Upload the"
+        " file, or send it as a data URL.",
+        param=param,
+        code="url_not_allowed",
+    )
 
 
 def malformed_data(param: str, error: ValueError) -> BadRequestError:

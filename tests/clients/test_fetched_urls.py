@@ -58,15 +58,28 @@ async def test_public_url_is_fetched_and_private_url_is_reported(tmp_path: Path)
     assert first_observation(backend).count("pixels") == 2
 
 
-async def test_file_url_is_not_fetched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend_fetches", [False, True])
+@pytest.mark.parametrize("model", ["fake-model", "fake-model:plain"])
+async def test_file_url_is_refused(model: str, backend_fetches: bool, tmp_path: Path) -> None:
+    parts = [
+        image_part("file:///etc/logo.png"),
+        image_part("FILE:/etc/logo.png"),
+        {"type": "file", "file": {"file_url": "file:///etc/passwd"}},
+        {"type": "input_file", "file_url": "file:///etc/passwd"},
+        {"image_url": "file:///etc/logo.png"},  # a part without a type
+    ]
+    inputs = Inputs(fetcher=Fetcher(), backend_fetches=backend_fetches)
     async with (
-        scripted_backend([SUBMIT]) as backend,
-        running_proxy(backend, "memory", tmp_path, inputs=Inputs(fetcher=Fetcher())) as url,
+        scripted_backend([]) as backend,
+        running_proxy(backend, "memory", tmp_path, inputs=inputs) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
-        await complete(url, user(image_part("file:///etc/logo.png")))
-    (note,) = texts_of(user_content(backend))
-    assert note.startswith("[file:///etc/logo.png was not fetched: only http and https URLs")
-    assert len(user_content(backend)) == 1
+        for part in parts:
+            body = {"model": model, "messages": user(part)}
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "url_not_allowed"
+    assert backend.requests == []
 
 
 async def test_urls_are_passed_to_a_backend_that_fetches(tmp_path: Path) -> None:
