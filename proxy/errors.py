@@ -249,6 +249,32 @@ def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
     )
 
 
+_FILE_REFUSAL_STATUSES = (400, 415, 422, 501)
+
+
+def may_refuse_files(error: BackendError) -> bool:
+    """Return True if a backend's error may refuse the file parts of a request. The wording differs
+    between backends, so errors with another known reason are excluded instead."""
+    if error.status not in _FILE_REFUSAL_STATUSES or isinstance(error, ContextOverflowError):
+        return False
+    return error.param is None or error.param.startswith("messages")
+
+
+def unreadable_files_error(
+    verdict: ToolVerdict, *, param: str | None = None, refusal: str = ""
+) -> BadRequestError:
+    """Return the error for a request with files and without a sandbox, because the model does not
+    support tools. `refusal` is the message of the backend that refused the file parts."""
+    quotation = f" The backend answered: {refusal}" if refusal else ""
+    return BadRequestError(
+        "The request has files, and it gets no sandbox in which the model could read them."
+        f" {verdict.message} Name a model that supports tools, or send the text of the files in"
+        f" the message.{quotation}",
+        param=param,
+        code="tools_not_supported",
+    )
+
+
 class AnswerTooLargeError(BackendError):
     """The backend's answer exceeds a bound of the proxy. A retry would read it all again."""
 

@@ -49,10 +49,7 @@ def error_codes() -> str:
         "Each `code`, with an example of a message. `…` stands for the details.",
         "",
         *table("code", "message"),
-        *(
-            row(f"`{code}`", message.strip("… ") and message)
-            for code, message in sorted(messages_by_code().items())
-        ),
+        *(row(f"`{code}`", message) for code, message in sorted(messages_by_code().items())),
     ]
     return "\n".join([*lines, ""])
 
@@ -63,7 +60,8 @@ def messages_by_code() -> dict[str, str]:
     for path in sorted(Path(proxy.__path__[0]).rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and (code := _code_of(call)):
-                found[code] = found.get(code) or next(map(_message, call.args), "")
+                message = next(map(_message, call.args), "")
+                found[code] = found.get(code) or (message if message.strip("… ") else "")
     return found
 
 

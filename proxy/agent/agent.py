@@ -41,7 +41,7 @@ from proxy.agent.model import (
 from proxy.agent.result import Result, RunStats, Stopwatch, run_times, token_counts, usage_count
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
 from proxy.agent.turn_stream import FirstCallProgress, emit_reasoning
-from proxy.errors import BackendError
+from proxy.errors import BackendError, may_refuse_files, unreadable_files_error
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
 
@@ -144,7 +144,8 @@ def _emit_choice(index: int, emit: Emit) -> Emit:
 
 
 async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
-    """Return the result of one model call without tools. Raises BackendError, OutOfTimeError."""
+    """Return the result of one model call without tools. Raises BackendError, OutOfTimeError, and
+    BadRequestError for files that the backend refuses."""
     budget, model_time = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
@@ -235,6 +236,8 @@ async def _complete(
             completion = await model.complete(body, on_delta)
     except BackendError as error:
         error.renumber(lambda _: None)  # the message indexes are not those of the client's request
+        if task.files_verdict.reason and may_refuse_files(error):
+            raise unreadable_files_error(task.files_verdict, refusal=error.message) from error
         raise
     if not task.request.stream:
         await emit_reasoning(completion, emit)

@@ -14,6 +14,7 @@ from policies.profile import Profile
 from policies.routing import RouteReason
 from policies.sessions import ResumePoint, Session, SessionState, TrajectoryLabels
 from policies.steps import NarrationSetting, UsageScope
+from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
@@ -274,6 +275,9 @@ class AgentTask:
     """Why the request is answered with or without tools."""
     is_single_call: bool = False
     """True if the model answers in one call, without tools."""
+    files_verdict: ToolVerdict = SUPPORTED
+    """The verdict by which the request gets no sandbox, if it has files that the backend may
+    refuse for lack of one."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None

@@ -31,6 +31,7 @@ from policies.sessions import (
     session_states,
     trajectory_labels,
 )
+from policies.tool_support import SUPPORTED
 from proxy.agent.suspension import SuspendedRun, answered_run_ids
 from proxy.agent.task import (
     AgentInput,
@@ -47,7 +48,7 @@ from proxy.agent.task import (
 )
 from proxy.api.dependencies import ModelRequest, Services, base_url, body_reservation
 from proxy.api.routing import RoutingDecision
-from proxy.api.upstream_relay import charge, find_tariff, urls_in
+from proxy.api.upstream_relay import charge, check_files, find_tariff, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
@@ -177,6 +178,7 @@ async def prepare_request(
     model_request, decision, options = request.model_request, request.decision, request.options
     services, profile = model_request.services, decision.profile
     is_single_call = decision.is_passthrough
+    has_refusable_files = await check_files(model_request, decision, request.body)
     body, session = await _body_and_session(request, run_id)
     chat, params = parse_chat(
         body,
@@ -237,6 +239,7 @@ async def prepare_request(
         profile=profile,
         route=decision.route.reason,
         is_single_call=is_single_call,
+        files_verdict=decision.verdict if has_refusable_files else SUPPORTED,
         limits=TaskLimits(deadline_s, tariff, reservation),
         delivery=Delivery(
             services.narration, "all_calls" if is_single_call else options.usage, hold

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -39,8 +40,22 @@ from proxy.api.dependencies import (
     while_connected,
 )
 from proxy.api.routing import RoutingDecision
-from proxy.errors import BackendError, BadRequestError, BudgetError, ProxyError
+from proxy.errors import (
+    BackendError,
+    BadRequestError,
+    BudgetError,
+    ProxyError,
+    may_refuse_files,
+    unreadable_files_error,
+)
+from proxy.models.backend_errors import backend_error_from_response
+from proxy.models.relay import BufferedBody, read_at_most
 from proxy.models.streaming import UsageReader
+from proxy.schemas.content_parts import (
+    UploadedFile,
+    documents_and_uploads,
+    uploads_in_sandbox_field,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +82,14 @@ ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
 async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Response:
     """Relay a chat completion to the backend. The headers of `decision` are added to the response.
 
-    Raises BadRequestError for a private URL, BudgetError, BackendError if the backend cannot be
-    reached, ClientDisconnect.
+    Raises BadRequestError for a private URL, and for files that a model without tools cannot read;
+    BudgetError, BackendError if the backend cannot be reached, ClientDisconnect.
     """
     await refuse_private_urls(request, request.body)
+    has_files = await check_files(request, decision, request.body)
     fields = fields_for_backend(request.body, decision.route.model)
     disconnect = partial(wait_for_disconnect, request.http)
-    work = _relayed_chat(request, fields, decision, disconnect)
+    work = _relayed_chat(request, fields, decision, has_files, disconnect)
     return await cancel_on_disconnect(disconnect, work, watch_after_s=WATCH_AFTER_S)
 
 
@@ -81,18 +97,56 @@ async def _relayed_chat(
     request: ModelRequest,
     fields: Mapping[str, Any],
     decision: RoutingDecision,
+    has_files: bool,
     disconnect: Disconnect,
 ) -> Response:
     send = partial(request.model.relay, fields, request.headers)
     relayed = await metered_relay(
         request, decision.profile.budgets.daily.for_model_calls, fields, send
     )
+    if has_files and relayed.status >= 400:
+        relayed = await _explain_refusal(relayed, decision)
     # Added to the mapping: a header that is added to a Response later costs a search of its list.
     headers = {**relayed.headers, **decision.headers}
     relayed = UpstreamResponse(relayed.status, headers, relayed.body)
     if is_stream(relayed):
         return RelayResponse(relayed, disconnect)
     return await buffer_response(relayed, disconnect)
+
+
+async def check_files(
+    request: ModelRequest, decision: RoutingDecision, body: Mapping[str, Any]
+) -> bool:
+    """Return True if a request without a sandbox, because its model does not support tools, has
+    files that the backend may refuse. Raises BadRequestError for an upload, which only a sandbox
+    could read: the proxy stores it."""
+    verdict = decision.verdict
+    if not decision.is_passthrough or verdict.reason is None:
+        return False
+    for upload in uploads_in_sandbox_field(body):
+        raise unreadable_files_error(verdict, param=upload.param)
+    files = documents_and_uploads(body["messages"])
+    params = {
+        file.source.file_id: file.param for file in files if isinstance(file.source, UploadedFile)
+    }
+    missing = await request.services.inputs.missing_uploads(request.owner, params)
+    for file_id, param in params.items():
+        if file_id not in missing:
+            raise unreadable_files_error(verdict, param=param)
+    return bool(files)
+
+
+async def _explain_refusal(
+    relayed: UpstreamResponse, decision: RoutingDecision
+) -> UpstreamResponse:
+    """Return the backend's error response to a request with files. Raises BadRequestError in its
+    place if the backend may have refused the files."""
+    content = await read_at_most(relayed.body, MAX_BUFFERED_BYTES) or b""
+    now = datetime.now(UTC)
+    error = backend_error_from_response(relayed.status, relayed.headers, content, now=now)
+    if may_refuse_files(error):
+        raise unreadable_files_error(decision.verdict, refusal=error.message) from error
+    return replace(relayed, body=BufferedBody([content]))
 
 
 async def forward_json(

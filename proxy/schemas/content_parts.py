@@ -4,6 +4,7 @@ import binascii
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
@@ -100,6 +101,7 @@ why it did not."""
 _LOCAL = "file:"
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
+_FILE_TYPES = ("file", "input_file", "input_image")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
@@ -169,6 +171,23 @@ def extract_files(messages: Sequence[Message]) -> tuple[list[Message], list[File
             files += filter(None, found)
         converted.append(message)
     return converted, files
+
+
+def documents_and_uploads(messages: Sequence[Message]) -> list[FilePart]:
+    """Return the parts of the types `file` and `input_file`, and the images that are uploads.
+    Malformed parts are left out."""
+    found: list[FilePart] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list) or message.get("role") == "assistant":
+            continue
+        for number, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") not in _FILE_TYPES:
+                continue
+            with suppress(BadRequestError):
+                file = _file_part(part, (index, number))
+                found += [file] if file else []
+    return found
 
 
 def uploads_in_sandbox_field(body: Mapping[str, Any]) -> list[FilePart]:

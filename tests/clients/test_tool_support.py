@@ -14,7 +14,7 @@ from policies.isolation import Isolation
 from policies.profile import Profile
 from policies.tool_support import CHECK_EVERY_S, EVIDENCE_HOLDS_S
 from proxy.agent.model import Model
-from proxy.models.scripted import call, tool_reply
+from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts
 from proxy.profiles import Profiles
 from proxy.store.store import Store
@@ -334,3 +334,126 @@ async def test_responses_and_messages_of_a_model_without_tools_are_answered_plai
     assert message.json()["content"] == [{"type": "text", "text": "Hello."}]
     assert [response.headers[ROUTE] for response in (response, message)] == ["tools_ignored"] * 2
     assert [body.get("tools") for body in engine.client_requests[-2:]] == [None, None]
+
+
+# Files of a request to a model without tools
+
+NEVER = ToolSettings("never")
+NO_FILES = "Unsupported chat content part type: 'file'"
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+INLINE = {"type": "file", "file": {"filename": "a.csv", "file_data": "data:text/csv;base64,aGk="}}
+
+
+def with_part(part: dict[str, Any]) -> dict[str, Any]:
+    content = [{"type": "text", "text": "What is it?"}, part]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def without_file_parts(body: dict[str, Any]) -> Item:
+    """Reply as a server that refuses file parts, as vLLM does."""
+    parts = [part for each in body["messages"] for part in each["content"]]
+    has_file = any(part["type"] in ("file", "input_file") for part in parts)
+    return Refusal(400, NO_FILES) if has_file else text_reply("Seen.")
+
+
+async def upload(http: httpx.AsyncClient) -> str:
+    form = {"purpose": "user_data"}
+    response = await http.post("/v1/files", data=form, files={"file": ("a.csv", b"a,b\n")})
+    return str(response.json()["id"])
+
+
+@pytest.mark.parametrize("settings", [PROBE, NEVER])
+async def test_upload_for_a_model_without_tools_is_refused(
+    settings: ToolSettings, tmp_path: Path
+) -> None:
+    engine = FakeEngine(template="ignores tools")
+    async with served(engine, tmp_path, settings) as server:
+        words = (await server.ask_with_verdict()).headers[DETAIL]
+        asked, file_id = len(engine.client_requests), await upload(server.http)
+        part = {"type": "file", "file": {"file_id": file_id}}
+        picture = {"type": "input_image", "file_id": file_id}
+        refused = [
+            await post_chat(server.http, **with_part(part)),
+            await post_chat(server.http, **with_part(picture), stream=True),
+            await post_chat(server.http, sandbox={"file_ids": [file_id]}),
+        ]
+        assert len(engine.client_requests) == asked
+    errors = [response.json()["error"] for response in refused]
+    assert [response.status_code for response in refused] == [400] * 3
+    assert [error.pop("param") for error in errors] == [
+        "messages[0].content[1].file.file_id",
+        "messages[0].content[1].file_id",
+        "sandbox.file_ids[0]",
+    ]
+    message = (
+        "The request has files, and it gets no sandbox in which the model could read them."
+        f" {words} Name a model that supports tools, or send the text of the files in the"
+        " message."
+    )
+    code = {"type": "invalid_request_error", "code": "tools_not_supported"}
+    assert errors == [{"message": message, **code}] * 3
+
+
+async def test_upload_is_refused_by_responses_and_messages(tmp_path: Path) -> None:
+    async with served(FakeEngine(), tmp_path, NEVER) as server:
+        file_id = await upload(server.http)
+        part = {"type": "input_file", "file_id": file_id}
+        items = [{"role": "user", "content": [part]}]
+        body: dict[str, Any] = {"model": "fake-model", "input": items}
+        response = await server.http.post("/v1/responses", json=body)
+        source = {"type": "file", "file_id": file_id}
+        content = [{"type": "document", "source": source}]
+        body = {"model": "fake-model", "max_tokens": 9}
+        body["messages"] = [{"role": "user", "content": content}]
+        message = await server.http.post("/v1/messages", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (
+        400,
+        "input[0].content[0].file_id",
+        "tools_not_supported",
+    )
+    assert message.status_code == 400
+    assert "backend.tool_support is never" in message.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusal_of_file_parts_is_explained(stream: bool, tmp_path: Path) -> None:
+    async with served(FakeEngine(), tmp_path, NEVER, reply=without_file_parts) as server:
+        chat = await post_chat(server.http, **with_part(INLINE), stream=stream)
+        part = {"type": "input_file", **INLINE["file"]}
+        items = [{"role": "user", "content": [part]}]
+        body = {"model": "fake-model", "input": items, "stream": stream}
+        response = await server.http.post("/v1/responses", json=body)
+    for refused in (chat, response):
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "tools_not_supported")
+        assert "backend.tool_support is never for the model 'fake-model'" in error["message"]
+        assert error["message"].endswith(f"The backend answered: {NO_FILES}")
+
+
+async def test_part_that_the_backend_accepts_is_relayed(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with served(engine, tmp_path, NEVER) as server:
+        for part in (PICTURE, INLINE, {"type": "file", "file": {"file_id": "file-elsewhere"}}):
+            response = await post_chat(server.http, **with_part(part))
+            assert (response.status_code, answer_text(response)) == (200, "Hello.")
+            assert engine.requests[-1]["messages"][0]["content"][1] == part
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "refusal"),
+    [
+        ("fake-model:plain", INLINE, Refusal(400, NO_FILES)),
+        ("fake-model", PICTURE, Refusal(400, "fake-model is not a multimodal model")),
+        ("fake-model", INLINE, Refusal(400, "maximum context length is 4096 tokens")),
+        ("fake-model", INLINE, Refusal(429, "slow down")),
+    ],
+    ids=["plain", "picture", "context", "rate"],
+)
+async def test_other_refusals_reach_the_client_unchanged(
+    model: str, part: dict[str, Any], refusal: Refusal, tmp_path: Path
+) -> None:
+    async with served(FakeEngine(), tmp_path, NEVER, reply=lambda body: refusal) as server:
+        response = await post_chat(server.http, model=model, **with_part(part))
+    assert response.status_code == refusal.status
+    assert response.json()["error"]["message"] == refusal.message
