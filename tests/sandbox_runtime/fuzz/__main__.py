@@ -32,26 +32,36 @@ def main(seconds: int) -> int:
 
 
 def _fuzz(seconds: int, target: str) -> bool:
-    """Run a target; return True if it has found a fault."""
-    written = {"new": WORK / target, "found": WORK / "found"}
+    """Run a target; return True if it has found a fault. A fuzzer that ends early without an input
+    has found none, so it is started once more."""
+    found = WORK / "found"
+    for attempt in (1, 2):
+        ran = _run(seconds, target, found)
+        done = _DONE.search(ran.stderr)
+        if ran.returncode == 0 and done:
+            print(f"{target}: {done[1]} inputs in {seconds} s, {done[2]} branches")  # noqa: T201 - a tool
+            return False
+        inputs = sorted(path.name for path in found.glob(f"{target}-*"))
+        ended = f"ended with exit code {ran.returncode}, its inputs in {found} are {inputs}"
+        print(f"{ran.stderr[-4000:]}\n{target}, attempt {attempt}: {ended}")  # noqa: T201 - a tool
+        if inputs:
+            break
+    return True
+
+
+def _run(seconds: int, target: str, found: Path) -> subprocess.CompletedProcess[str]:
+    written = {"new": WORK / target, "found": found}
     for directory in written.values():
         directory.mkdir(exist_ok=True)
     sandbox = sandboxed(WORK / "bin", shown={"kept": CORPUS / target}, written=written)
     flags = (*LIMITS, f"-max_total_time={seconds}", f"-artifact_prefix=/fuzz/found/{target}-")
-    ran = subprocess.run(
+    return subprocess.run(
         (*sandbox, f"/fuzz/bin/{target}", *flags, "/fuzz/new", "/fuzz/kept"),
         capture_output=True,
         check=False,
         text=True,
         errors="replace",
     )
-    done = _DONE.search(ran.stderr)
-    if ran.returncode == 0 and done:
-        print(f"{target}: {done[1]} inputs in {seconds} s, {done[2]} branches")  # noqa: T201 - a tool
-        return False
-    ended = f"ended with exit code {ran.returncode}, its input is in {WORK / 'found'}"
-    print(f"{ran.stderr[-4000:]}\n{target}: {ended}")  # noqa: T201 - a tool
-    return True
 
 
 if __name__ == "__main__":
