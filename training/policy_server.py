@@ -228,6 +228,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     policy: PolicyServer
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        log.debug("a connection failed", exc_info=True)  # a client that ends resets its own
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

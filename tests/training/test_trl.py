@@ -3,11 +3,21 @@
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.training.install_trl import run_python
+
+SAVE_TINY_MODEL = """
+import sys
+from training.tiny_policy import make_model, make_tokenizer
+
+tokenizer = make_tokenizer([[{"role": "user", "content": "What is the first number in fox.txt?"}]])
+make_model(tokenizer, seed=1).save_pretrained(sys.argv[1])
+tokenizer.save_pretrained(sys.argv[1])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +52,14 @@ def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[st
 def test_most_rollouts_are_one_row(results: Mapping[str, Any]) -> None:
     for training in results["trainings"]:
         assert training["splits"] <= training["rollouts"] / 2
+
+
+def test_program_for_a_small_model_trains_a_tiny_one(tmp_path: Path) -> None:
+    model, out = str(tmp_path / "model"), tmp_path / "out"
+    run_python("-c", SAVE_TINY_MODEL, model)
+    run_python("-m", "training.small_model", model, "--seconds", "0", "--out", str(out))
+    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    (training,) = found["trainings"]
+    assert all(map(math.isfinite, [*found["supervised_loss"], *training["loss"]]))
+    assert (len(training["reward"]), training["rollouts"], training["unscorable"]) == (1, 16, 0)
+    assert training["max_logprob_difference"] <= 1e-4
