@@ -111,7 +111,8 @@ async def front_page(request: Request, services: ServicesDep) -> Response:
         "sandboxes": f"{pool.idle} ready, {pool.leased} in use" if pool else "started on demand",
         "base URL for OpenAI SDKs": f"{url}/v1",
         "API": f"{url}/docs",
-        "try": f"{call} -d '{body}'",
+        "list the models": f"curl {url}/v1/models{key}",
+        "try, with a listed model for MODEL": f"{call} -d '{body}'",
     }
     title = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     if "text/html" not in request.headers.get("accept", ""):

@@ -34,17 +34,21 @@ async def test_front_page_names_the_backend_the_sandboxes_and_the_api(tmp_path: 
     assert f"base URL for OpenAI SDKs: {url}/v1\n" in text.text
 
 
-async def test_front_page_command_is_a_valid_chat_request(tmp_path: Path) -> None:
+async def test_front_page_commands_list_the_models_and_ask_one(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("A Friday.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
-        lines = (await client.get("/")).text.splitlines()
-        command = next(line for line in lines if line.startswith("try: ")).removeprefix("try: ")
+        lines = dict(line.split(": ", 1) for line in (await client.get("/")).text.splitlines()[1:])
+        curl, address = shlex.split(lines["list the models"])
+        assert curl == "curl"
+        listed = (await client.get(address)).json()["data"]
+        command = lines["try, with a listed model for MODEL"].replace("MODEL", listed[0]["id"])
         curl, address, _, header, _, body = shlex.split(command)
         assert (curl, header) == ("curl", "Content-Type: application/json")
         answer = await client.post(address, json=json.loads(body))
+    assert json.loads(body)["model"] == "fake-model"
     assert answer.json()["choices"][0]["message"]["content"] == "A Friday."
 
 
