@@ -44,6 +44,9 @@ megabytes."""
 GROWTH = 0.01
 """Growth of an owner's trajectories, as a share of their limits, between two evictions: the sums of
 20,000 trajectories take 7 ms."""
+MAX_OWNERS = 10_000
+"""Maximum number of owners whose growth is in memory. With `backend.forward_client_key`, every key
+of the backend is an owner."""
 MAX_REWARDS = 100
 """Maximum number of rewards of one trajectory."""
 _REWARD_BYTES = 100
@@ -184,6 +187,8 @@ class TrajectoryRepository:
         quota, grown = self._settings.quota_mib << 20, self._growth.get(owner, 1.0)
         self._growth[owner] = grown + size / quota + count / self._max_trajectories
         if self._growth[owner] >= GROWTH:
+            if len(self._growth) > MAX_OWNERS:
+                self._growth.clear()  # all owners are due at their next trajectory
             self._growth[owner] = 0.0
             await self.evict(owner)
 
