@@ -205,7 +205,8 @@ class RolloutClient:
             is_paused = answered.status_code == 503 and PAUSED in answered.text
             if not is_paused or time.monotonic() > deadline:
                 return answered
-            await asyncio.sleep(int(answered.headers["retry-after"]))
+            delay_s = float(answered.headers["retry-after"])
+            await asyncio.sleep(min(delay_s, MAX_RETRY_DELAY_S))
 
     def _request(self, row: TaskRow, group_id: str) -> dict[str, Any]:
         content: list[dict[str, Any]] = [
