@@ -44,7 +44,7 @@ PROMPTS = 2
 MAX_TOKENS = 48
 BATCH_WAIT_S = 0.5
 """A batch takes seconds, so it pays to wait for all rollouts of a step."""
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 COMMANDS = {
     "What is the first number in": "head -n 1",
     "What is the last number in": "tail -n 1",
@@ -110,7 +110,7 @@ def run(model_path: Path, seed: int, sandbox: str, seconds: float) -> dict[str, 
     supervised_s = time.monotonic() - began
     measures = Measures("reward of the answer")
     plan = Plan(
-        tasks=make_tasks(MOST_STEPS * PROMPTS, rng),
+        tasks=make_tasks(MAX_STEPS * PROMPTS, rng),
         prompts=PROMPTS,
         score=score,
         learning_rate=LEARNING_RATE,

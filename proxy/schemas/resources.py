@@ -756,7 +756,7 @@ class PauseQuery(BaseModel):
 
 
 class PauseObject(_ResponseModel):
-    """Whether runs may start, and how many are at work."""
+    """The pause of the start of runs, and the number of runs at work."""
 
     object: Literal["pause"] = "pause"
     paused: bool
