@@ -16,7 +16,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import anyio
-import docker.errors
 import pytest
 import yaml
 
@@ -26,7 +25,7 @@ from sandbox_runtime.errors import SandboxStartError
 from tests.e2e.proxy_process import environment
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import running_proxy
-from tests.sandbox_runtime.image.test_full import FULL
+from tests.sandbox_runtime.image.containers import full_image
 
 PAPER = Path(__file__).parents[1] / "examples" / "paper"
 RUN = PAPER / "run.py"
@@ -36,7 +35,6 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 PLAIN = ("biomedicine", "instructions", "long_context", "mathematics", "travel")
 """The tasks whose scripts need only Python's standard library and run without the full image."""
-IMAGE = os.environ.get("SANDBOX_FULL_IMAGE", FULL)
 TIMEOUT_S = 120
 LINK = re.compile(r"\[([^\]]+)\]\(http[^)]+\)")
 
@@ -87,7 +85,7 @@ async def test_task_succeeds_at_a_running_proxy(name: str, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def full_image() -> str:
+def image() -> str:
     try:
         client, _ = connect()
     except SandboxStartError as error:
@@ -95,21 +93,15 @@ def full_image() -> str:
             raise
         pytest.skip(str(error))
     with contextlib.closing(client):
-        try:
-            client.inspect_image(IMAGE)
-        except docker.errors.ImageNotFound:
-            pytest.skip(f"{IMAGE} is not there: build it with `make image`, which takes minutes")
-    return IMAGE
+        return full_image(client)
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("name", TASKS)
-async def test_script_succeeds_in_the_full_image(
-    name: str, full_image: str, tmp_path: Path
-) -> None:
+async def test_script_succeeds_in_the_full_image(name: str, image: str, tmp_path: Path) -> None:
     settings = {
         "LLM_SANDBOX_SANDBOX__BACKEND": "docker",
-        "LLM_SANDBOX_SANDBOX__DOCKER__IMAGE": full_image,
+        "LLM_SANDBOX_SANDBOX__DOCKER__IMAGE": image,
     }
     answer = await run(name, tmp_path, "--scripted", **settings)
     check(name, answer, tmp_path)

@@ -4,26 +4,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 import pytest
 
 from sandbox_runtime.images import image_checks
 from sandbox_runtime.sandbox import Sandbox
-from tests.sandbox_runtime.image.containers import container
+from tests.sandbox_runtime.image.containers import container, full_image
 from tests.sandbox_runtime.transfer import PLENTY_S, output
-
-FULL = "llm-sandbox-proxy/sandbox:latest"
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
 async def sandbox(client: Any, tmp_path: Path) -> AsyncIterator[Sandbox]:
-    try:
-        client.inspect_image(FULL)
-    except docker.errors.ImageNotFound:
-        pytest.skip(f"{FULL} is not there: build it with `make image`, which takes minutes")
-    async with container(FULL, tmp_path) as opened:
+    async with container(full_image(client), tmp_path) as opened:
         yield opened
 
 

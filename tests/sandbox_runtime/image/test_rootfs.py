@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import docker.errors
 import pytest
 import yaml
 
@@ -18,7 +17,7 @@ from proxy.config import parse
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import started
-from tests.sandbox_runtime.image.test_full import FULL
+from tests.sandbox_runtime.image.containers import full_image
 from tests.sandbox_runtime.transfer import output
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
@@ -67,10 +66,7 @@ async def computed(sandbox: Sandbox) -> str:
 
 @pytest.mark.docker
 async def test_rootfs_is_exported_from_the_full_image(client: Any, tmp_path: Path) -> None:
-    try:
-        client.inspect_image(FULL)
-    except docker.errors.ImageNotFound:
-        pytest.skip(f"{FULL} is not there: build it with `make image`, which takes minutes")
+    full_image(client)
     async with made(commands("docker export"), tmp_path) as sandbox:
         assert await computed(sandbox) == "1.0 1.414214\nx**3/3\n"
 
