@@ -1,6 +1,7 @@
 """Routing: which requests get a sandbox and which go straight to the backend."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -48,6 +49,7 @@ BACKEND_STATE_FIELDS = (
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
 """Fields of vLLM and SGLang that refer to the backend's state of one prompt."""
+_BELOW = re.compile(r"(?:/[A-Za-z0-9_~:-][A-Za-z0-9._~:-]{0,255}){0,32}/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +122,15 @@ def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
     if any(body.get(name) is not None for name in BACKEND_STATE_FIELDS):
         return "backend_state"
     return None
+
+
+def is_upstream(url: str, allowed: Sequence[str]) -> bool:
+    """Return True if a URL is one of the allowed base URLs, or below one of them.
+
+    What is below has no query, no escapes, and no part that begins with a dot, so that no server
+    understands it as another path.
+    """
+    return any(
+        url.startswith(base) and _BELOW.fullmatch(url, len(base))
+        for base in (each.rstrip("/") for each in allowed)
+    )

@@ -21,6 +21,7 @@ from proxy.api.dependencies import Services
 from proxy.audit.audit import AuditLogs
 from proxy.body_memory import COPIES, BodyMemory
 from proxy.config import (
+    BackendConfig,
     Config,
     ConfigError,
     backend_key_variable,
@@ -28,6 +29,7 @@ from proxy.config import (
     passthrough,
     require_forwarding_fits,
     secret,
+    upstreams,
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
@@ -103,17 +105,25 @@ def build_model(config: Config) -> Model:
             backend.base_url,
             api_key=key,
             timeout_s=backend.read_timeout_s,
-            proxy=_proxy_for(backend.base_url),
+            proxy=_proxy_for(backend),
             keep_alive_s=backend.keep_alive_s,
         )
     return RetryingModel(model, attempts=backend.max_retries + 1)
 
 
-def _proxy_for(base_url: str) -> str | None:
+def _proxy_for(backend: BackendConfig) -> str | None:
+    """Return the URL of the forward proxy for the backend, or None. Raises ConfigError."""
     try:
-        return proxy_for(base_url)
+        proxy, *others = map(proxy_for, (backend.base_url or "", *backend.upstreams))
     except ValueError as error:
         raise ConfigError(f"backend.base_url: {error}") from error
+    for url, other in zip(backend.upstreams, others, strict=True):
+        if other != proxy:
+            raise ConfigError(
+                f"backend.upstreams: {url} and backend.base_url are not reached through the same"
+                " forward proxy; set NO_PROXY so that they are"
+            )
+    return proxy
 
 
 def _create_data_dir(config: Config) -> Path:
@@ -274,6 +284,7 @@ def build_services(
         keyring=keyring,
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
         passthrough=passthrough(config),
+        upstreams=upstreams(config),
         public_url=config.server.public_url,
         steps=config.server.steps,
         narration=config.server.narration,
@@ -378,10 +389,11 @@ def _inputs(
 
 
 def own_addresses(config: Config, listener: socket.socket | None) -> list["Endpoint"]:
-    """Return the addresses of the proxy, its model backend and the operator's forward proxies.
-    Sandboxes must not reach them."""
+    """Return the addresses of the proxy, its model backend with its upstreams, and the operator's
+    forward proxies. Sandboxes must not reach them."""
     found: list[Endpoint] = [listener.getsockname()[:2]] if listener else []
-    for address in (config.backend.base_url or "", *proxy_urls()):
+    backend = config.backend
+    for address in (backend.base_url or "", *backend.upstreams, *proxy_urls()):
         with suppress(OSError, ValueError):  # a sandbox cannot resolve the name either
             url = urlsplit(address)
             if url.hostname:

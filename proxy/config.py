@@ -125,6 +125,10 @@ class BackendConfig(_Section):
     forward_client_key: bool = False
     """True to send each client's own key to the backend. Requires provider openai, and no `keys`
     and no `backend.api_key_env`."""
+    upstreams: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s?#@]+(/[^\s?#]*)?$")], ...] = ()
+    """openai: the URLs that a request's `sandbox.upstream` may name, and all URLs below them. They
+    belong to gateways that record or route model calls on their way to the same models. They get
+    the backend's key."""
     read_timeout_s: float = Field(default=600.0, gt=0)
     """Maximum time without a byte from the backend, in seconds."""
     keep_alive_s: float = Field(default=4.0, ge=1, le=3600)
@@ -535,6 +539,16 @@ def require_forwarding_fits(config: Config) -> None:
         raise ConfigError(f"{setting}: remove backend.api_key_env, clients' keys are sent instead")
     if config.keys:
         raise ConfigError(f"{setting}: remove keys, clients send the backend's keys instead")
+
+
+def upstreams(config: Config) -> tuple[str, ...]:
+    """Return `backend.upstreams`. Raises ConfigError if the provider cannot use them."""
+    backend = config.backend
+    if backend.upstreams and backend.provider != "openai":
+        raise ConfigError(
+            f"backend.upstreams: needs backend.provider openai (got {backend.provider})"
+        )
+    return backend.upstreams
 
 
 def passthrough(config: Config) -> PassthroughSetting:

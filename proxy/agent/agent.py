@@ -128,9 +128,10 @@ class Agent:
             return result
 
     def model_of(self, task: AgentTask) -> Model:
-        """Return the model that calls the backend with the task's credentials, if the task has
-        any."""
-        return self._model_for(task.credentials)
+        """Return the model that calls the backend with the task's credentials and at the task's
+        upstream, if the task has them."""
+        model = self._model_for(task.credentials)
+        return model.with_upstream(task.upstream) if task.upstream else model
 
     def _model_for(self, credentials: Credentials | None) -> Model:
         return self.model.with_credentials(credentials) if credentials else self.model

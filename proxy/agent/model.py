@@ -128,6 +128,10 @@ class Model(ChatModel, Protocol):
     def with_timeout(self, timeout_s: float) -> "Model":
         """Return this model with another read timeout, on the same connections."""
 
+    def with_upstream(self, url: str) -> "Model":
+        """Return this model with its chat completions sent to another base URL, which ends in /v1
+        as in OpenAI's SDKs. Other calls go to the backend as before."""
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """Return the number of tokens of a text for a model, or None if unknown."""
 
@@ -161,6 +165,9 @@ class ModelWrapper:
 
     def with_timeout(self, timeout_s: float) -> Self:
         return self._wrapping(self._model.with_timeout(timeout_s))
+
+    def with_upstream(self, url: str) -> Self:
+        return self._wrapping(self._model.with_upstream(url))
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         return await self._model.count_tokens(model, text)

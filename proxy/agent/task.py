@@ -283,6 +283,8 @@ class AgentTask:
     credentials: Credentials | None = None
     """The client's own credentials for the backend; None: the backend's key of the
     configuration."""
+    upstream: str | None = None
+    """The base URL to which the model calls are sent; None: the backend's."""
     body_memory: BodyReservation | None = None
     """The memory that is reserved for the request's body. The reservation is released once the
     response is sent and the run has ended."""

@@ -106,6 +106,8 @@ class Services:
     """Verifies the backend keys of clients; None if the server has keys of its own."""
     passthrough: PassthroughSetting = "stateless"
     """The paths without a route that are relayed to the backend."""
+    upstreams: tuple[str, ...] = ()
+    """The URLs below which a request may name one for its model calls (`sandbox.upstream`)."""
     public_url: str | None = None
     """Base URL of links to files; None takes it from each request."""
     steps: StepsSetting = "auto"

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from policies.headers import ResponseHeader
 from policies.steps import STEPS_MODES, USAGE_SCOPES
 from proxy.agent.task import Capture
-from proxy.api.parameters import errors
+from proxy.api.parameters import EVENT_SCHEMA, errors
 from proxy.errors import NotFoundError
 from proxy.schemas.resources import (
     ContainerCreate,
@@ -315,6 +315,7 @@ _SANDBOX = _nullable(
         "deadline_s": {"type": "number", "exclusiveMinimum": 0},
         "on_disconnect": _enum("cancel", "detach"),
         "capture": _enum(*get_args(Capture)),
+        "upstream": {"type": "string", "format": "uri"},
         "session": _TEXT,
         "container_id": _TEXT,
         "file_ids": _list(_TEXT),
@@ -371,7 +372,7 @@ def _model_route(summary: str, tag: str, body: str, answer: str, *, streams: boo
     component = "MessagesErrorResponse" if tag == "Messages" else "ErrorResponse"
     content: Tree = {"application/json": {"schema": _ref(answer)}}
     if streams:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": EVENT_SCHEMA}
     failed = errors(*_MODEL_ROUTE_ERRORS, component=component)
     return {
         "tags": [tag],

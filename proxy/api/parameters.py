@@ -137,7 +137,14 @@ def content(media_type: str = "*/*") -> Responses:
     return {200: {"description": "The content.", "content": {media_type: {"schema": schema}}}}
 
 
-EVENTS: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+EVENT_SCHEMA = {
+    "type": "object",
+    "description": "One server-sent event of the stream.",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
+"""The schema of a stream: before OpenAPI 3.2, it describes each event."""
+EVENTS: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT_SCHEMA}}}}
 """The OpenAPI response of a route that may stream server-sent events."""
 FORM = "multipart/form-data"
 

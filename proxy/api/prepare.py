@@ -245,6 +245,7 @@ async def prepare_request(
             services.narration, "all_calls" if is_single_call else options.usage, hold
         ),
         credentials=model_request.credentials,
+        upstream=decision.upstream,
         body_memory=body_reservation(model_request.http),
         capture=options.capture,
         labels=trajectory_labels(model_request.headers, model_request.body),

@@ -1,14 +1,14 @@
 """Decides whether a request gets a sandbox, and which profile applies. The inputs are the client's
 key, the body with its `sandbox` object, the `x-sandbox-` headers and the model's tool support."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from policies.headers import RequestHeader, ResponseHeader
 from policies.profile import Profile
 from policies.redaction import SecretFinder
-from policies.routing import Route, backend_model_name, choose_route
+from policies.routing import Route, backend_model_name, choose_route, is_upstream
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import ModelRequest
 from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
@@ -33,6 +33,8 @@ class RoutingDecision:
     profile: Profile
     verdict: ToolVerdict = SUPPORTED
     """The verdict on the model's tool support. Its message explains why the route is plain."""
+    upstream: str | None = None
+    """The base URL to which the model calls of a run are sent; None: the backend's."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -75,7 +77,9 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
         )
     if requested.captures_tokens:
         _check_token_capture(decided, profile)
-    return RoutingDecision(decided, profile, verdict)
+    if requested.upstream is not None:
+        _check_upstream(requested.upstream, decided, services.upstreams)
+    return RoutingDecision(decided, profile, verdict, requested.upstream)
 
 
 def _check_token_capture(route: Route, profile: Profile) -> None:
@@ -100,6 +104,21 @@ def _check_token_capture(route: Route, profile: Profile) -> None:
         )
 
 
+def _check_upstream(url: str, route: Route, allowed: Sequence[str]) -> None:
+    """Raise an error if the server does not allow a request's `sandbox.upstream`, or if the request
+    gets no sandbox."""
+    param = "sandbox.upstream"
+    if not is_upstream(url, allowed):
+        raise ForbiddenError(
+            "The server does not allow this URL for model calls (backend.upstreams).", param=param
+        )
+    if route.kind != "sandbox":
+        raise BadRequestError(
+            f"sandbox.upstream needs a sandbox, and this request gets none: {route.explanation}.",
+            param=param,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _RequestedPolicy:
     """The profile that a request names, and the settings that it restricts."""
@@ -107,6 +126,7 @@ class _RequestedPolicy:
     profile: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     captures_tokens: bool = False
+    upstream: str | None = None
 
 
 _NONE_REQUESTED = _RequestedPolicy()
@@ -141,4 +161,7 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     name = sandbox.get("profile") or headers.get(RequestHeader.PROFILE) or None
     if name is not None:
         text(name, "sandbox.profile")
-    return _RequestedPolicy(name, settings, sandbox.get("capture") == "tokens")
+    upstream = sandbox.get("upstream")
+    if upstream is not None:
+        text(upstream, "sandbox.upstream")
+    return _RequestedPolicy(name, settings, sandbox.get("capture") == "tokens", upstream)

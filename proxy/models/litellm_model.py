@@ -132,6 +132,10 @@ class LiteLLMModel:
         other._timeout_s = timeout_s  # noqa: SLF001 - an instance of the same class
         return other
 
+    def with_upstream(self, url: str) -> "LiteLLMModel":
+        """See Model. The configuration refuses upstreams for litellm."""
+        raise NotImplementedError
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. The tokens are counted with litellm's copy of OpenAI's tokenizers, for every
         provider."""

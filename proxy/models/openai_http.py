@@ -60,6 +60,7 @@ _PROBE_AFTER = 0.75
 """The share of the keep-alive time after which an unused connection is probed."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MODELS = "/models"
+_COMPLETIONS = "/chat/completions"
 _MAX_UNSPLIT_BYTES = 1 << 20
 """Longer request bodies are sent in pieces."""
 _PIECE_BYTES = 1 << 16
@@ -100,6 +101,7 @@ class OpenAIHTTPModel:
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._root_url = self._base_url.removesuffix(_VERSION)
+        self._completions_url = f"{self._base_url}{_COMPLETIONS}"
         self._api_key = api_key
         self._account_headers: Mapping[str, str] = {}
         self._timeout = _timeout(timeout_s)
@@ -154,6 +156,12 @@ class OpenAIHTTPModel:
         """See Model. The copy shares the connections and what is known about the server."""
         other = copy.copy(self)
         other._timeout = _timeout(timeout_s)  # noqa: SLF001 - an instance of the same class
+        return other
+
+    def with_upstream(self, url: str) -> "OpenAIHTTPModel":
+        """See Model. The copy shares the connections and what is known about the server."""
+        other = copy.copy(self)
+        other._completions_url = f"{url.rstrip('/')}{_COMPLETIONS}"  # noqa: SLF001 - as above
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
@@ -219,7 +227,7 @@ class OpenAIHTTPModel:
                 pass
 
     async def models(self) -> list[dict[str, Any]]:
-        response = await self._send("GET", _MODELS, headers={})
+        response = await self._send("GET", self._base_url + _MODELS, headers={})
         async with aclosing(response):
             await response.raise_for_error(self._api_key)
             listing = await response.json()
@@ -261,7 +269,7 @@ class OpenAIHTTPModel:
         added = {"content-type": "application/json", "content-length": str(len(data))}
         return await self._send(
             "POST",
-            "/chat/completions",
+            self._completions_url,
             headers={**(headers or {}), **added},
             data=_split(data),
         )
@@ -269,12 +277,12 @@ class OpenAIHTTPModel:
     async def _send(
         self,
         method: str,
-        path: str,
+        url: str,
         *,
         headers: dict[str, str],
         data: bytes | AsyncIterator[bytes] | None = None,
     ) -> "BackendResponse":
-        response = await self._request(method, self._base_url + path, headers, data)
+        response = await self._request(method, url, headers, data)
         if not 200 <= response.status < 300 and not 400 <= response.status < 600:
             response.close()
             location = response.headers.get("location")

@@ -160,6 +160,10 @@ class ScriptedModel:
         """See Model. A script never waits."""
         return self
 
+    def with_upstream(self, url: str) -> "ScriptedModel":
+        """See Model. A script sends no requests, and the configuration refuses upstreams for it."""
+        raise NotImplementedError
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. A script has no tokenizer."""
         return None

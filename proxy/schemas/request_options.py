@@ -74,6 +74,10 @@ class SandboxOptions(PolicyOptions, total=False):
     `messages`: the model calls with their messages, the tool calls and the result. `tokens`: also
     the token ids and log probabilities of the model calls, for training; only if the profile has
     `agent.capture_tokens`. Default: `none`."""
+    upstream: str
+    """The base URL to which the run's model calls are sent, up to /v1, such as that of a gateway
+    that records the calls of a rollout. The server's `backend.upstreams` must allow it. Default:
+    the server's `backend.base_url`."""
     session: str
     """The client's name for the session, whose files the run finds again. Default: the id of the
     chat in a header or in `metadata.session_id`, else none."""

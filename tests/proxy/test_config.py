@@ -21,6 +21,7 @@ from proxy.config import (
     require_forwarding_fits,
     secret,
     setting_paths,
+    upstreams,
 )
 
 EXAMPLE = Path(__file__).parents[2] / "config.yaml"
@@ -257,6 +258,22 @@ def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], message: s
     with pytest.raises(ConfigError, match=message):
         require_forwarding_fits(parse({**tree, "backend": backend}, "c.yaml"))
     require_forwarding_fits(parse(tree, "c.yaml"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "gateway:9000", "ftp://gateway", "http://", "http://u@gateway", "http://gateway?a=1"],
+)
+def test_upstream_must_be_a_url(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"backend\.upstreams"):
+        parse({"backend": {"upstreams": [url]}}, "c.yaml")
+
+
+def test_upstreams_need_an_openai_compatible_backend() -> None:
+    tree: dict[str, Any] = {"upstreams": ["http://gateway:9000"]}
+    assert upstreams(parse({"backend": tree}, "c.yaml")) == ("http://gateway:9000",)
+    with pytest.raises(ConfigError, match=r"needs backend\.provider openai"):
+        upstreams(parse({"backend": {**tree, "provider": "litellm"}}, "c.yaml"))
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:

@@ -91,6 +91,21 @@ def test_invalid_proxy_is_a_configuration_error(
         build_model(config)
 
 
+@pytest.mark.parametrize("upstream", ["http://127.0.0.1:9000", "https://gateway.example/v1"])
+def test_upstream_must_have_the_proxy_of_the_backend(
+    upstream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://p.example:3128")
+    monkeypatch.setenv("no_proxy", "backend.example")
+    tree = {"base_url": "https://backend.example/v1", "upstreams": [upstream]}
+    config = parse({"backend": tree}, "c.yaml")
+    if upstream.startswith("http://"):
+        build_model(config)
+        return
+    with pytest.raises(ConfigError, match="the same forward proxy"):
+        build_model(config)
+
+
 # Requests through a proxy
 
 
@@ -242,6 +257,7 @@ def test_sandboxes_cannot_reach_the_proxies(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HTTP_PROXY", "127.0.0.2:3128")
     monkeypatch.setenv("HTTPS_PROXY", "https://me:secret@127.0.0.3")
     monkeypatch.setenv("NO_PROXY", "10.0.0.1")
-    config = parse({"backend": {"base_url": "http://127.0.0.4:8000/v1"}}, "c.yaml")
-    expected = [("127.0.0.4", 8000), ("127.0.0.2", 3128), ("127.0.0.3", 443)]
+    tree = {"base_url": "http://127.0.0.4:8000/v1", "upstreams": ["http://127.0.0.5:9000/a"]}
+    config = parse({"backend": tree}, "c.yaml")
+    expected = [("127.0.0.4", 8000), ("127.0.0.5", 9000), ("127.0.0.2", 3128), ("127.0.0.3", 443)]
     assert sorted(own_addresses(config, None)) == sorted(expected)
