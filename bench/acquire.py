@@ -1,4 +1,4 @@
-"""Time to lease a warm sandbox, to start a cold one, and to remove it."""
+"""Time to lease a warm sandbox, to start a cold sandbox, and to remove a sandbox."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -28,7 +28,7 @@ from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2
 OURS_PER_ROUND = 15
-"""Measurements of this project per measurement of a peer; peers need up to 100 times as long."""
+"""Measurements of each backend in a round; each peer, up to 100 times slower, is measured once."""
 WARM = "acquire: a warm sandbox"
 FIRST = "acquire: a warm sandbox, to the end of its first `true`"
 COLD = "acquire: nothing there yet, to the end of the first `true`"

@@ -32,7 +32,9 @@ while True:
     for one in held:
         give_back(one)
 """
-"""Take all of a resource and release it, forever, with the functions `take` and `give_back`."""
+"""The end of a program that takes all of a resource, but at most 100,000 times, and releases it, in
+an endless loop. The functions `take` and `give_back` are defined before it.
+"""
 _TERMINALS = """
 import os
 def take():

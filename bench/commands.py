@@ -32,7 +32,7 @@ OURS_PER_ROUND = 5
 BURSTS = 5
 AT_ONCE = 16
 EACH = 20
-"""Commands in each sandbox in one burst."""
+"""Number of commands that one burst runs in each sandbox."""
 EACH_PLAIN = 3
 TRUE, ECHO = "commands: `true`", "commands: `echo`"
 THROUGHPUT = f"commands: `true` in {AT_ONCE} sandboxes at once"

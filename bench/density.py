@@ -1,4 +1,7 @@
-"""Many concurrent sandboxes on one host: start, a command in each, and removal by their owner."""
+"""Time to start many concurrent sandboxes with a command in each, and until their owner ends them.
+
+Also measures the memory of a sandbox, and counts what is left on the host.
+"""
 
 import signal
 

@@ -28,7 +28,7 @@ from proxy.models.litellm_model import LiteLLMModel
 
 MODEL = "reader"
 COUNTER = "openai/gpt-4o"
-"""The model whose tokenizer counts. The tokenizer's package is a dependency of this project."""
+"""A model with the o200k tokenizer, from a package that this project depends on."""
 MOST_OF_PLAIN = 1 / 8
 PLACES = ("north", "south", "east", "west")
 SENTENCES = 1100
@@ -70,7 +70,7 @@ _STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open t
 
 
 async def measure(plan: Plan) -> list[TablePart]:
-    """Measure every kind of sandbox, and the model without one."""
+    """Measure every kind of sandbox, and the model without a sandbox."""
     async with AsyncExitStack() as opened:
         async with working_backends(plan.image) as found:
             pass

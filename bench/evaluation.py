@@ -1,9 +1,9 @@
 """The cost of `sandbox-eval run` itself: its processor time and memory during an evaluation.
 
 The runner sends problems to a proxy with real sandboxes, 64 at a time, in the mode "sandbox". The
-model answers without delay and takes five turns for each problem. The share is the runner's
-processor time, with its start, divided by the duration of its process: percent of one core. A model
-that takes time to answer makes the share smaller.
+model answers without delay and takes five turns for each problem. The measured share of a core is
+the processor time of the runner's process divided by the duration of the process, start included.
+With a slower model, the share is smaller.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ COUNTS: Mapping[Kind, Sequence[int]] = {"docker": (250, 1000), "bubblewrap": (25
 CONCURRENCY = 64
 MAX_PERCENT = 5
 MEASURED_COUNT = 1000
-"""The number of problems whose share has a target."""
+"""The number of problems at which the share of a core has a target."""
 ROUNDS = 1
 
 

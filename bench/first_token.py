@@ -91,7 +91,7 @@ def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> l
 
 @dataclass(slots=True)
 class StreamTimer:
-    """The time of the last model request that was answered with prose, from `time.perf_counter`."""
+    """Holds the `time.perf_counter` time of the last model request that was answered with prose."""
 
     asked: float = 0.0
 
@@ -100,7 +100,7 @@ _numbers = itertools.count(1)
 
 
 def question() -> str:
-    """Return a new question each time, because the proxy answers equal requests by one run."""
+    """Return a new question each time, because equal requests share one run of the proxy."""
     return f"What is 6 * 7? I ask for time number {next(_numbers)}."
 
 
@@ -112,7 +112,7 @@ async def _first_token_s(
     model: str,
     row: str,
 ) -> Mapping[str, float]:
-    """Send a request and disconnect after the first visible text."""
+    """Send a request, disconnect at the first visible text, and return the seconds until then."""
     url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, question())
     started = time.perf_counter()
     async with session.post(url, json=body) as response:

@@ -21,7 +21,7 @@ RUN = f"python3 {FILE}"
 PROGRAM = "print(6 * 7)\n"
 Call = tuple[str, dict[str, Any]]
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
-"""Write the response to a request body."""
+"""A function that writes the response to a request body."""
 SUBMIT: Call = ("submit", {})
 
 

@@ -97,7 +97,7 @@ class SandboxServer:
         await self._lent[kind][-1].put(FILE, source())
 
     async def _get(self, kind: str, size: int) -> None:
-        """Read the file back."""
+        """Read the file that `_put` wrote."""
 
         async def sink(piece: bytes) -> None:
             del piece

@@ -25,9 +25,7 @@ ORDER_TIMEOUT_S = 900
 LONGEST_END_S = 120
 POLL_S = 0.002
 SHARE_OF_POLLING = 5
-"""Ratio of each pause to the duration of the poll before it, because polling takes processor time
-from the observed processes.
-"""
+"""Ratio of a pause to the poll before it. Pauses leave processor time to the observed processes."""
 
 
 class LenderError(Exception):
@@ -102,7 +100,7 @@ class Lender:
         return float(json.loads(answer)["seconds"])
 
     def sandboxes(self) -> list[set[HostProcess]]:
-        """Return the processes of each sandbox; Docker's include the shim."""
+        """Return the processes of each sandbox, in Docker with the container's shim."""
         mains = [self._main(container) for container in self.containers()]
         family = Family()
         tops = [family.parent(pid) for pid in mains] + family.children(self.pid)
@@ -139,7 +137,7 @@ class Lender:
         )
 
     def cgroups(self) -> int:
-        """Return the number of the sandboxes' cgroups, without those of Docker."""
+        """Return the number of cgroups that the lender made. Docker makes its own."""
         found = find_cgroups()
         folders = [each.folder for each in found.hierarchies] if found else []
         return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)

@@ -31,7 +31,7 @@ ROUNDS = 6
 RUNS = 8
 """Runs in one round."""
 BUSY_RUNS = 20
-"""Consecutive runs: the kernel counts processor time in steps of 10 ms."""
+"""Runs in one measurement of processor time, which the kernel counts in steps of 10 ms."""
 SETTLE_S = 0.5
 """Pause after a run, in seconds, so that the removal and replacement of its sandbox do not slow the
 next run.

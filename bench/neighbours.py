@@ -1,9 +1,9 @@
 """Effect of a sandbox that uses up a resource on another sandbox's commands and on `/health`.
 
-Also measures the effect of extreme request bodies on `/health`. The real server handles one request
-whose model runs a bomb, and one whose model runs short commands. The model is in this process, so
-that it can time the commands. On a host with no more cores than a sandbox may use, the figures
-include the client's own wait for a core.
+Also measures the effect of extreme request bodies on `/health`. The proxy handles two requests: in
+one the model runs a bomb, in the other, the neighbour, short commands. The model is served by this
+process, which times the commands. On a host with no more cores than a sandbox may use, the figures
+include this process's own wait for a core.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ NEIGHBOUR = "neighbour"
 SECONDS = 3.0
 """Time during which the neighbour runs commands beside a bomb, in seconds."""
 BEGIN_S = 0.5
-"""Time after which the command of a bomb has started, in seconds."""
+"""Pause between sending the command of a bomb and measuring, in seconds."""
 COMMANDS = 90
-"""Maximum number of commands; a run has 100 turns."""
+"""Maximum number of the neighbour's commands. It is below the limit of 100 turns in a run."""
 LONGEST_S = 60.0
 """Timeout of the neighbour's run, and of the wait until earlier sandboxes are gone, in seconds."""
 PAUSE_S = 0.01
@@ -115,7 +115,7 @@ async def measure(plan: Plan) -> list[TablePart]:
 
 @asynccontextmanager
 async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[BenchServer, SlowModel]]:
-    """Run the server on a backend, and its model. Raise RuntimeError if the backend is missing."""
+    """Run the proxy with the backend `name`, and a model. Raise RuntimeError if the proxy fails."""
     model, port = SlowModel(), free_port()
     backend, runtime = BACKENDS[name]
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)

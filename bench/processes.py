@@ -67,22 +67,22 @@ class Family:
 
 
 def rss_mib(pid: int) -> float:
-    """Return the resident memory of a process."""
+    """Return the resident memory of a process in MiB."""
     return _status_kib(pid, "VmRSS") / 1024
 
 
 def peak_rss_mib(pid: int) -> float:
-    """Return the peak of the resident memory of a process."""
+    """Return the peak of the resident memory of a process in MiB."""
     return _status_kib(pid, "VmHWM") / 1024
 
 
 def pss_mib(processes: Iterable[HostProcess]) -> float:
-    """Return the proportional memory (PSS) of the processes. Raises PermissionError."""
+    """Return the proportional memory (PSS) of the processes in MiB. Raises PermissionError."""
     return sum(_pss_kib(each.pid) for each in processes) / 1024
 
 
 def cgroup_mib(pid: int) -> float:
-    """Return the memory charged to the cgroup of a process, including page cache and kernel memory.
+    """Return the MiB charged to the cgroup of a process, including page cache and kernel memory.
 
     Raises LookupError if the process is in no cgroup for memory.
     """
@@ -96,7 +96,7 @@ def cgroup_mib(pid: int) -> float:
 
 
 def available_mib() -> float:
-    """Return the available memory of the host."""
+    """Return the available memory of the host in MiB."""
     text = (PROC / "meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) / 1024
 

@@ -24,8 +24,8 @@ class ReferenceServer:
     stdout: asyncio.StreamReader
 
     async def run(self) -> tuple[float, float]:
-        """Run the script. Return the seconds until its answer and until it returns. Raise
-        RuntimeError.
+        """Run the script. Return the seconds until the answer, and the seconds until the container
+        is also removed. Raise RuntimeError.
         """
         self.stdin.write(b"\n")
         async with asyncio.timeout(TIMEOUT_S):
@@ -41,7 +41,9 @@ class ReferenceServer:
 
 @asynccontextmanager
 async def reference(model: BenchServer, script: str, image: str) -> AsyncIterator[ReferenceServer]:
-    """Run the process during the block; the model plays `script`. Raise PeerMissingError."""
+    """Run a process of the reference during the block. `script` is the name of the model, which
+    plays the script of this name. Raise PeerMissingError.
+    """
     python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
     async with process(
         [str(python), str(DRIVER), model.base_url, script, image],

@@ -24,8 +24,8 @@ from bench.venvs import PeerMissingError
 
 ROUNDS = 4
 OURS_PER_ROUND = 3
-"""Measurements of this project per measurement of the reference, which takes 50 times as long and
-varies little.
+"""Measurements of each backend in a round. The reference takes 50 times as long and varies little:
+it is measured once.
 """
 TARGETS_S: Mapping[Kind, float] = {"docker": 1.2, "bubblewrap": 0.4}
 IDLE = {"cold": 0, "warm": 2}

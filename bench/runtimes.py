@@ -51,7 +51,7 @@ PACKAGES = (
 
 
 class Runtime:
-    """A peer's sandbox, available or not."""
+    """The program of a peer, which runs the peer's sandbox. It may be unavailable."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -113,7 +113,9 @@ Work = Callable[[Runtime], Awaitable[Mapping[str, float]]]
 
 @asynccontextmanager
 async def runtimes(plan: Plan, *, besides: Collection[str] = ()) -> AsyncIterator[list[Runtime]]:
-    """Yield all peers except `besides`, without sandboxes yet, or none if the plan has no peers."""
+    """Run the programs of all peers except `besides`, or of none if `plan.peers` is False. Their
+    sandboxes are created by `start`, or by the order "start".
+    """
     async with AsyncExitStack() as opened:
         found = []
         for package in PACKAGES:
@@ -136,7 +138,7 @@ async def start(found: Sequence[Runtime]) -> None:
 
 
 def peer_measurements(found: Sequence[Runtime], work: Work) -> dict[str, Measurement]:
-    """Return the work for each peer. A peer that fails is left out from then on."""
+    """Return measurements that run `work` on each peer. A peer is left out after its first failure."""
     return {runtime.name: partial(_attempt, runtime, work) for runtime in found}
 
 

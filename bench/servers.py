@@ -111,7 +111,7 @@ async def running(
 
 @asynccontextmanager
 async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[BenchServer]:
-    """Run a Python server with the same libraries: `python -m NAME PORT ARGUMENTS...`."""
+    """Run `python -m NAME PORT ARGUMENTS...`, a server, with the interpreter of this process."""
     port = free_port()
     command = [sys.executable, "-m", name, str(port), *arguments]
     async with running(command, port, path=path) as server:
@@ -133,9 +133,9 @@ async def proxy(
     runtime: str | None = None,
     isolation: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[BenchServer]:
-    """Run this project's server with its command, with `idle` idle sandboxes.
+    """Run `python -m proxy serve` with a pool of `idle` idle sandboxes.
 
-    `runtime` is the Docker engine's runtime; `isolation` is that section of config.yaml.
+    `runtime` is the Docker engine's runtime; `isolation` is the section `isolation` of config.yaml.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:

@@ -25,7 +25,7 @@ class Row:
     target: float | None = None
     """The target: an upper bound, or a lower bound for a rate."""
     peers: tuple[str, ...] = ()
-    """The names of the rows of the same part to compare with."""
+    """The names of the rows in the same part that this row is compared with."""
     note: str = ""
 
     @property
@@ -55,7 +55,7 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def figure(name: str, quantity: str) -> str:
-    """Return the key of a quantity of one backend or peer, for `compared`."""
+    """Return the key by which `compared` finds a quantity of one backend or peer."""
     return f"{name}: {quantity}"
 
 
@@ -68,7 +68,9 @@ def compared(
     unit: Unit = "ms",
     missing: Iterable[Row] = (),
 ) -> TablePart:
-    """Return one quantity as rows: those of this project with targets and peers, then the peers."""
+    """Return the rows of one quantity: the backends in `targets`, compared with their `peers`, then
+    the peers, then `missing`.
+    """
 
     def samples(name: str) -> Sequence[float]:
         return measured.get(figure(name, quantity), ())

@@ -55,9 +55,7 @@ class LlmSandbox:
 
 
 def _container(image: str) -> dict[str, Any]:
-    """Return container options with a command; the container otherwise runs the image's own, and
-    this project's image has none.
-    """
+    """Return container options with a command, because this project's image has no command."""
     return {"image": image, "runtime_configs": {"command": ["sleep", "infinity"]}}
 
 
