@@ -28,7 +28,7 @@ from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2
 OURS_PER_ROUND = 15
-"""Measurements of each backend in a round; each peer, up to 100 times slower, is measured once."""
+"""Measurements of each backend in a round. A peer takes up to 100 times as long and has one."""
 WARM = "acquire: a warm sandbox"
 FIRST = "acquire: a warm sandbox, to the end of its first `true`"
 COLD = "acquire: nothing there yet, to the end of the first `true`"

@@ -1,7 +1,4 @@
-"""Time to start many concurrent sandboxes with a command in each, and until their owner ends them.
-
-Also measures the memory of a sandbox, and counts what is left on the host.
-"""
+"""Time to start many concurrent sandboxes, each with one command, and to remove them all."""
 
 import signal
 

@@ -43,7 +43,7 @@ async def interleave(
 
 
 def repeated(times: int, measurements: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    """Return each measurement `times` times, under numbered names, for work faster than the peers."""
+    """Return each measurement `times` times, under numbered names."""
     return {
         f"{name} {number}": measurement
         for number in range(times)

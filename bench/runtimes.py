@@ -138,7 +138,7 @@ async def start(found: Sequence[Runtime]) -> None:
 
 
 def peer_measurements(found: Sequence[Runtime], work: Work) -> dict[str, Measurement]:
-    """Return measurements that run `work` on each peer. A peer is left out after its first failure."""
+    """Return measurements that run `work` on each peer. A peer is left out after a failure."""
     return {runtime.name: partial(_attempt, runtime, work) for runtime in found}
 
 

@@ -18,7 +18,7 @@ DATA = Path("evaluation-data")
 GENERATED = ("synthetic", "reasoning-gym")
 PAPER = ("aime25", "ugphysics", "chembench4k", "medxpertqa", "aa-lcr", "ifbench")
 DEFAULT_COUNT = 24
-"""Divisible by the number of kinds of each domain."""
+"""Default number of problems of a domain, divisible by the number of kinds of each domain."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,7 +200,7 @@ def _exit_code(evaluations: "Sequence[Evaluation]") -> int:
 
 
 def _load(output: Path, arguments: argparse.Namespace) -> "Evaluation":
-    """Return the evaluation in a directory with its grades. The judge's verdicts are kept there."""
+    """Return the evaluation in `output`, graded. The judge's verdicts are written to `output`."""
     from evaluation.grading import Grading
     from evaluation.journal import ResultsError
     from evaluation.judge import Judge

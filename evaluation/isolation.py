@@ -24,14 +24,14 @@ ErrorKind = Literal["ungradable", "judge failure", "grader failure"]
 class GraderError(Exception):
     """The grading of one answer exceeded its timeout or its memory, or failed.
 
-    The answer counts as wrong. Otherwise an answer that crashes its grader would be left out of the
-    accuracy. With the subclasses, the answer has no grade.
+    The answer counts as wrong, so that a crash of the grader does not remove it from the accuracy.
+    The subclasses differ: the answer has no grade.
     """
 
     kind: ErrorKind = "grader failure"
 
     def __init__(self, reason: str) -> None:
-        """The message is the kind of the error and the reason."""
+        """Make an error whose message is its kind and the reason."""
         super().__init__(f"{self.kind}: {reason}")
         self.reason = reason
 

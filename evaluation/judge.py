@@ -28,9 +28,9 @@ from evaluation.trajectories import MALFORMED
 
 JUDGEMENTS = "judgements.jsonl"
 CONCURRENCY = 16
-"""Requests to the judge at a time."""
+"""Maximum concurrent requests to the judge."""
 TEMPERATURE = 0.7
-"""The paper's temperature of the judge."""
+"""The temperature of the judge in the paper."""
 MAX_REPLY_TOKENS = 16_384
 """Maximum tokens of one reply. The judge may reason before its verdict."""
 MAX_REPLY_CHARS = 2_000
@@ -83,7 +83,7 @@ class Instructions:
     """The prompt for the judge and the meaning of its replies."""
 
     version: str
-    """A part of the keys of verdicts: another version asks the judge again."""
+    """A part of the key of each vote. After a change of the version, the judge is asked again."""
     prompt: Callable[[Question], str]
     verdict: Callable[[str, bool], Verdict | None]
     """Returns the verdict of a reply; the second argument is True if the reply was cut off at its
@@ -140,7 +140,7 @@ def judge_all(
     instructions_of: Callable[[Sample], Instructions],
     judgements: Judgements,
 ) -> list[Grade | GraderError]:
-    """Return the grades of all answers, in order: the shares of the votes for CORRECT.
+    """Return the grades of all answers, in order. A score is the share of votes for CORRECT.
 
     An answer has a JudgeError if one of its votes has no verdict. A later call with the same
     judgements asks only for the votes that are missing.
@@ -181,7 +181,7 @@ class _Voting:
         self._failures_in_a_row = 0
 
     async def collect(self, judged_answers: Sequence[_JudgedAnswer]) -> None:
-        """Ask for all votes that have no verdict yet. Equal answers to a question share them."""
+        """Ask for all votes without a verdict. Equal answers to the same question share votes."""
         votes = {
             key: (judged, vote)
             for judged in judged_answers

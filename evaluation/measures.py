@@ -32,7 +32,7 @@ class Evaluation:
     patterns: Mapping[Key, PatternCounts]
     """The patterns in the answers that have a trajectory."""
     accuracies: Mapping[str, Sequence["Accuracy"]]
-    """The accuracy of each model in each domain, and in all."""
+    """The accuracy of each model in each domain, and in all domains together."""
 
     def of_model(self, model: str) -> list[Graded]:
         """Return the results of a model."""
@@ -63,7 +63,7 @@ def evaluation_of(
 
 
 def groups(graded: Sequence[Graded], key: Callable[[Graded], str]) -> dict[str, list[Graded]]:
-    """Return the results by key, sorted."""
+    """Return the results by key. The keys are sorted."""
     found: dict[str, list[Graded]] = defaultdict(list)
     for each in graded:
         found[key(each)].append(each)
@@ -71,13 +71,13 @@ def groups(graded: Sequence[Graded], key: Callable[[Graded], str]) -> dict[str, 
 
 
 def domains(graded: Sequence[Graded]) -> Iterator[tuple[str, Sequence[Graded]]]:
-    """Yield the results of each domain, and then those of all."""
+    """Yield each domain with its results, and last ALL with the results of all domains."""
     yield from groups(graded, lambda each: each.sample.domain).items()
     yield ALL, graded
 
 
 def modes(graded: Sequence[Graded]) -> Iterator[tuple[Mode, list[Graded]]]:
-    """Yield the results of each mode that has any."""
+    """Yield each mode that has results, with its results."""
     for mode in MODES:
         if group := [each for each in graded if each.result.mode == mode]:
             yield mode, group
@@ -115,7 +115,7 @@ class Accuracy:
 
 
 def accuracies(graded: Sequence[Graded]) -> list[Accuracy]:
-    """Return the accuracy in each domain, and in all."""
+    """Return the accuracy in each domain, and in all domains together."""
     found = []
     for domain, of_domain in domains(graded):
         plain, sandbox = (scores(of_domain, mode) for mode in MODES)
@@ -185,12 +185,12 @@ class TokenUse:
     plain_prompt: float
     plain_completion: float
     sandbox_prompt: float
-    """The sum over all model calls."""
+    """The prompt tokens of all model calls of a run together."""
     sandbox_completion: float
     trajectory: float
-    """Each token of the run counts once."""
+    """The tokens of a run, each counted once."""
     first_prompt: float
-    """The part of the trajectory that is neither of the model nor of the environment."""
+    """The part of the trajectory that neither the model nor a tool wrote."""
     model: float
     """The part of the trajectory that the model wrote."""
     environment: float
@@ -198,11 +198,11 @@ class TokenUse:
     pairs: int
     left_out: int
     ratio: float | None
-    """The trajectories divided by the tokens of plain, over the pairs."""
+    """The tokens of the trajectories divided by those of the plain mode, over the pairs."""
 
 
 def token_uses(graded: Sequence[Graded]) -> list[TokenUse]:
-    """Return the tokens in each domain, and in all, of one model's answers."""
+    """Return the tokens of one model's answers, in each domain and in all domains together."""
     return [_token_use(domain, of_domain) for domain, of_domain in domains(graded)]
 
 
@@ -256,24 +256,24 @@ class ToolUse:
     turns: Sequence[int]
     """The number of turns of each run, sorted."""
     model_calls: float
-    """The mean."""
+    """The mean number of model calls of a run."""
     tool_calls: int
     failed_tool_calls: int
     capability_turns: Mapping[str, float]
     """The share of turns that used a capability, by the proxy's classification."""
     idle: float
-    """The share of turns without a submission and without a capability. It is a lower bound: the
-    proxy does not say which capabilities share a turn."""
+    """The share of turns without a submission and without a capability. It is a lower bound: a turn
+    with several capabilities is subtracted once for each."""
     pattern_calls: Mapping[str, float]
     """The number of tool calls that match TABLE15, divided by the number of turns, over the runs
     that have a trajectory."""
     pattern_idle: float | None
-    """The share of turns without a submission and without a pattern of TABLE15, over the same runs.
-    It is a lower bound if a turn has several calls, and None if no run has a trajectory."""
+    """The share of turns without a submission and without a pattern of TABLE15, over the runs that
+    have a trajectory; None without such runs. It is a lower bound if a turn has several calls."""
 
 
 def tool_uses(evaluation: Evaluation, graded: Sequence[Graded]) -> list[ToolUse]:
-    """Return the use of tools in each domain that has runs, and in all."""
+    """Return the use of tools in each domain that has runs, and in all domains together."""
     found = []
     for domain, of_domain in domains(answered(graded)):
         if runs := runs_of(of_domain):
@@ -313,7 +313,7 @@ def _tool_use(
 
 
 def runs_of(graded: Sequence[Graded]) -> list[SandboxUse]:
-    """Return the numbers of the runs with a sandbox."""
+    """Return the `SandboxUse` of each result that has one."""
     return [each.result.sandbox for each in graded if each.result.sandbox]
 
 
@@ -338,11 +338,11 @@ class Speed:
     pairs: Pairs
     """The pairs of the domain."""
     ratio: float | None
-    """The sandbox's answers per minute divided by those of plain, over the pairs."""
+    """The sandbox mode's answers per minute divided by the plain mode's, over the pairs."""
 
 
 def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
-    """Return the speed of each mode in each domain, and in all, of one model's answers."""
+    """Return the speed of one model in each mode, by domain and for all domains together."""
     found = []
     for domain, of_domain in domains(graded):
         paired = pairs(of_domain)

@@ -76,8 +76,8 @@ class PaperSuite:
     licence: str
     grader: GraderName
     convert: Callable[[Row], Problem | None]
-    """Return the problem of a row in the authors' format; None: the row is not part of the suite.
-    Raises SuiteError."""
+    """Returns the problem of a row in the authors' format, or None if the row is not part of the
+    suite. Raises SuiteError."""
     columns: str
     """The columns of the authors' format, for messages."""
     hub: str
@@ -94,7 +94,7 @@ class PaperSuite:
     plain_form: str = ""
     """The sentence in the plain mode, if it differs."""
     per_kind: int | None = None
-    """The number of problems of each kind that are drawn; None: drawn from all together."""
+    """The number of problems to draw of each kind; None: `count` problems of all kinds together."""
 
     @property
     def protocol(self) -> Protocol:
@@ -252,7 +252,7 @@ def _aime25(row: Row) -> Problem:
 
 
 def _ugphysics(row: Row) -> Problem | None:
-    """Convert an English problem. Its answer has no unit; the unit is a field of its own."""
+    """Convert an English problem, with its unit added to the answer. Return None for others."""
     if row.text("language").strip().upper() != "EN":
         return None
     answers, unit = row.text("answers"), row.fields.get("unit")

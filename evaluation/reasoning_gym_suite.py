@@ -93,5 +93,5 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], str] | None] = {
     "prime_factorization": None,
     "calendar_arithmetic": None,
 }
-"""The families of problems. The function of a family returns a problem's solution, a shell command;
-None: the problems have no solution. All answers have one line."""
+"""The families of problems, each with a function that makes a problem's solution, a shell command,
+from its metadata. None: the problems have no solution. All answers have one line."""

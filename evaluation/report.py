@@ -100,7 +100,7 @@ def sections(evaluation: Evaluation, model: str) -> list[Section]:
 
 
 def speed(evaluation: Evaluation) -> Section:
-    """Return the section that depends on time."""
+    """Return the section about speed, the only one whose numbers depend on time."""
     rows = []
     for model in evaluation.models:
         for each in speeds(evaluation, evaluation.of_model(model)):
@@ -149,12 +149,12 @@ def p_note(p_values: Sequence[PValue]) -> str:
 
 
 def number(value: float, digits: int = 0) -> str:
-    """Return a number with separators, or NONE for 0."""
+    """Return a number with separators of thousands, or NONE for 0."""
     return f"{value:,.{digits}f}" if value else NONE
 
 
 def judges(graded: Sequence[Graded]) -> str:
-    """Return the judges of some answers, or `none`."""
+    """Return the names of the judges of these answers, or `none`."""
     return ", ".join(sorted({each.judge for each in graded if each.judge})) or "none"
 
 
@@ -246,7 +246,7 @@ def _graders(graded: Sequence[Graded]) -> list[Section]:
 
 
 def _share(scores: Sequence[Fraction]) -> str:
-    """Return the mean in percent."""
+    """Return the mean score in percent, or NONE without scores."""
     return f"{100 * mean(scores):.1f}" if scores else NONE
 
 

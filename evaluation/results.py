@@ -58,7 +58,7 @@ class Failure(_Record):
 
 
 class SandboxUse(_Record):
-    """The numbers of a run with a sandbox."""
+    """The counts and the stop reason of a run with a sandbox."""
 
     stop_reason: str
     route: str
@@ -68,7 +68,7 @@ class SandboxUse(_Record):
     failed_tool_calls: int
     """The number of calls whose exit code is not 0. A call without an exit code does not count."""
     observation_tokens: int
-    """Tokens of tool output in the prompts, each counted once, partly an estimate of the proxy."""
+    """Tokens of tool output in the prompts, each counted once. The proxy estimates a part of them."""
     trajectory_tokens: int
     capability_turns: Mapping[str, int]
     """The number of turns that used each of the paper's capabilities."""
@@ -112,7 +112,7 @@ class Step(_Record):
     """The proxy's number of the call in its run; 0 in records of earlier versions."""
     tool: str
     arguments: Mapping[str, str]
-    """Values that are no text are in JSON."""
+    """The arguments by name. Values other than text are in JSON."""
     observation: str = ""
     """The text that the model got."""
     exit_code: int | None = None
@@ -139,7 +139,7 @@ class Turn(_Record):
     steps: tuple[int, ...] = ()
     """The numbers of the steps of the trajectory that belong to this turn."""
     other_calls: tuple[Step, ...] = ()
-    """The tool calls that are no steps, such as the submission of the answer."""
+    """The tool calls of the turn that are not steps, such as the submission of the answer."""
 
 
 class ProducedFile(_Record):
@@ -165,19 +165,19 @@ class Trajectory(_Record):
     steps: tuple[Step, ...] = ()
     """The tool calls that the answer has as events, without the submission of the answer."""
     steps_left_out: int = 0
-    """The number of steps that exceed the bounds."""
+    """The number of steps that were left out because the trajectory would be too long."""
     files: tuple[ProducedFile, ...] = ()
     warnings: tuple[str, ...] = ()
     turns: tuple[Turn, ...] | None = None
     """The turns of the run; None if they were not captured."""
     turns_left_out: int = 0
-    """The number of turns that exceed the bounds."""
+    """The number of turns that were left out because the trajectory would be too long."""
     turns_error: str = ""
     """The reason why the turns could not be read, or empty."""
 
     def calls_of(self, turn: Turn) -> list[Step]:
-        """Return the tool calls of a turn in their order. Steps that exceed the bounds are not
-        among them."""
+        """Return the tool calls of a turn in their order, without steps that were left out of the
+        trajectory."""
         steps = [step for step in self.steps if step.number in turn.steps]
         return sorted([*steps, *turn.other_calls], key=lambda step: step.number)
 

@@ -28,8 +28,8 @@ MAX_FIELD_CHARS = 2**26
 """Maximum length of one field of a CSV file."""
 MAX_ROWS = 200_000
 Patterns = Sequence[Sequence[str]]
-"""Alternatives of patterns for paths in a directory, as in `fnmatch`. The first alternative that
-matches a path is used."""
+"""Lists of `fnmatch` patterns for paths in a directory. The first list with a match selects the
+files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, with its place for messages."""
+    """One row, with the file and the number that error messages name."""
 
     file: str
     """The path of its file in the data set."""
@@ -143,8 +143,8 @@ def read_hub(name: str, patterns: Patterns) -> DataSet:
 
 
 def _selected(place: object, sizes: Mapping[str, int], patterns: Patterns) -> list[str]:
-    """Return the sorted paths that match the first alternative with a match. Raises SuiteError if
-    no path matches, or if the files are too large."""
+    """Return the sorted paths that match the first list of patterns with a match. Raises SuiteError
+    if no path matches, or if the files are too large."""
     for alternative in patterns:
         names = sorted(
             name
@@ -190,8 +190,8 @@ def _rows(name: str, data: bytes) -> Iterator[Row]:
 
 
 def _json_rows(name: str, data: bytes) -> Iterator[tuple[int, object]]:
-    """Yield the elements of a JSON array, one JSON value, or the JSON values of the lines. Files
-    with either suffix have any of these forms."""
+    """Yield the elements of a JSON array, one JSON value, or the JSON value of each line. Both
+    `.json` and `.jsonl` files may have any of these forms."""
     try:
         if data.lstrip().startswith(b"["):
             yield from enumerate(json.loads(data), 1)

@@ -33,8 +33,8 @@ from evaluation.turns import with_turns
 PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
 OVERFLOW = "context_length_exceeded"
-"""The code of OpenAI for a prompt that does not fit the context window. The plain mode passes on
-the errors of other servers in their own words."""
+"""OpenAI's error code for a prompt that does not fit the context window. In the plain mode the proxy
+relays the backend's error unchanged, and the code of other servers may differ."""
 OVERFLOW_STATUSES = (400, 413, 422)
 OVERFLOW_WORDS = re.compile(
     r"context[ _](length|window|size|limit)|maximum (model|input|prompt|sequence) length"
@@ -45,8 +45,8 @@ SANDBOX_LOST = (
     "Everything in the sandbox is lost: files, variables, running processes. The next command"
     " starts in a new one, which has nothing but the files the user gave."
 )
-"""The end of the observation of a model whose sandbox has ended unexpectedly. No command of the
-model can produce it: such an observation has no exit code."""
+"""The end of an observation after the sandbox has ended unexpectedly. Unlike the output of a command
+with the same text, such an observation has no exit code."""
 MAX_CODE_CHARS = 100
 """Maximum length of a finish reason or an error code, which come from a server."""
 MAX_DELAY_S = 60.0
@@ -65,7 +65,7 @@ class Plan:
     models: Sequence[str]
     modes: Sequence[Mode] = MODES
     repeats: int | None = None
-    """The requests for each problem; None: by the protocol of its suite."""
+    """Number of requests for each problem in each mode; None: by the protocol of its suite."""
     limit: int | None = None
     """The maximum number of samples of each domain. The kinds of a domain take turns, so that a
     small part has problems of all subjects. A larger limit adds samples and keeps the others."""
@@ -112,7 +112,7 @@ class Plan:
         return self.repeats or suite.manifest.protocol.repeats
 
     def request_of(self, suite: Suite) -> dict[str, Any]:
-        """Return the further fields of all requests of a suite."""
+        """Return the fields, such as temperature, that all requests of a suite have."""
         return _replaced(suite.manifest.protocol.request(), self.request)
 
     def sandbox_of(self, suite: Suite) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class Runner:
 
 
 def _replaced(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields with the options in place of them, without those that are None."""
+    """Return the fields, replaced and extended by the options. Fields that are None are left out."""
     both = {**fields, **(options or {})}
     return {name: value for name, value in both.items() if value is not None}
 

@@ -52,7 +52,7 @@ class Sample(_Record):
     id: _Id
     """Unique in the suites of a run."""
     domain: _Name
-    """The row of the results table."""
+    """The domain: the row of the results table that counts the problem."""
     kind: _Name
     """The family of problems inside the domain."""
     problem: Annotated[str, Field(min_length=1)]
@@ -269,7 +269,7 @@ def _read_samples(path: Path, data: bytes) -> Iterator[Sample]:
 
 
 def _grader_fault(sample: Sample) -> str | None:
-    """Return the fault of the fields that the grader of a sample reads."""
+    """Return the first fault in the fields that the sample's grader reads, or None."""
     if model := _ENTRIES.get(sample.grader):
         if sample.entry is None:
             return f"entry: the grader {sample.grader} needs an entry"

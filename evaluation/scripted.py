@@ -1,7 +1,7 @@
 """A scripted model with known behaviour, as an OpenAI-compatible server.
 
 The model knows the samples of the offline suites. BEHAVIOURS says for each kind of problem what the
-model does without and with tools, so that the results of an evaluation follow from the table.
+model does without and with tools. The results of an evaluation follow from BEHAVIOURS.
 """
 
 import json
@@ -18,7 +18,7 @@ NAME = "scripted-model"
 WINDOW_CHARS = 40_000
 """A longer prompt is refused, as by a model with a small context window."""
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 10
-"""The usage of each model call, whatever its length."""
+"""The token counts that each reply reports, whatever its length."""
 UNFORMATTED = "I counted twice.\nThe first time it was 7, the second time 8."
 GIVE_UP = "I do not know."
 MAX_BODY_BYTES = 64 * 2**20

@@ -9,11 +9,11 @@ from fractions import Fraction
 
 RESAMPLES = 10_000
 FLIPS = 9_999
-"""Random assignments of signs in a test that is too large to be exact. The smallest p-value is
-1 / (FLIPS + 1) = 0.0001."""
+"""Number of random assignments of signs in a test that is too large to be exact. The smallest
+p-value is then 1 / (FLIPS + 1) = 0.0001."""
 MAX_STATES = 2_000_000
-"""Maximum number of sums that the exact test adds a difference to: about 2 s of computing time.
-Each data set of the paper needs fewer, such as 530,000 for 650 problems with four votes each."""
+"""Maximum number of steps of the exact test, which take about 2 s. A step adds one difference to one
+possible sum. The paper's data sets need fewer: 530,000 for 650 problems with four votes each."""
 SEED = 0
 
 
@@ -88,8 +88,8 @@ def paired_p_value(differences: Sequence[Fraction]) -> PValue:
 
 
 def _sums_of_signs(numbers: Sequence[int]) -> Mapping[int, int] | None:
-    """Return the number of assignments of signs that give each sum, or None if there are too many
-    sums to count."""
+    """Return the number of assignments of signs that give each sum, or None if counting them takes
+    more than MAX_STATES steps."""
     counts = Counter({0: 1})
     states = 0
     for number in numbers:

@@ -1,7 +1,8 @@
-"""Makes trajectories of completions, and counts patterns in them.
+"""Makes trajectories from completions, and counts patterns in them.
 
 The patterns for tool calls are a reconstruction of the paper's Table 15. Only examples of its list
-are known, and the other patterns are of the same kind. The patterns for texts are of this project.
+are known; the other patterns are of the same kind. The patterns for texts, VERIFICATION and
+STRUCTURE, are not from the paper.
 """
 
 import json
@@ -15,7 +16,7 @@ from evaluation.results import ProducedFile, Result, Step, Trajectory
 
 MAX_STEPS = 500
 MAX_TEXT_CHARS = 40_000
-"""Maximum length of one text. The proxy's limit for observations is lower by default."""
+"""Maximum length of one text. The proxy's default limit for observations is lower."""
 MAX_STEPS_CHARS = 2_000_000
 """Maximum length of all steps of one trajectory."""
 MAX_ARGUMENTS = 20
@@ -24,7 +25,7 @@ MAX_WARNINGS = 20
 MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """The errors that reading a response raises if it does not have the expected form."""
 CODE_ARGUMENTS = ("command", "file_text", "new_str")
-"""The arguments of the sandbox's tools that have code."""
+"""The arguments of the sandbox's tools that contain code."""
 
 TABLE15: Mapping[str, Sequence[str]] = {
     "computation": (
@@ -40,7 +41,7 @@ TABLE15: Mapping[str, Sequence[str]] = {
         *("find /", "find .", "read_csv(", "os.listdir(", "os.walk("),
     ),
 }
-"""Plain substrings by capability. They also match inside longer words."""
+"""Substrings of tool calls, by capability. They also match inside longer words."""
 VERIFICATION = re.compile(
     r"\b(?:verif(?:y|ies|ied|ying|ication)|(?:double|re|sanity)[- ]?check(?:s|ed|ing)?"
     r"|check(?:s|ed|ing)?|confirm(?:s|ed|ing)?|make sure)\b",
