@@ -24,8 +24,8 @@ ErrorKind = Literal["ungradable", "judge failure", "grader failure"]
 class GraderError(Exception):
     """The grading of one answer exceeded its timeout or its memory, or failed.
 
-    The answer counts as wrong, so that a crash of the grader does not remove it from the accuracy.
-    The subclasses differ: the answer has no grade.
+    The answer counts as wrong, so that an answer that crashes its grader is not left out of the
+    accuracy. After an error of a subclass, the answer has no grade.
     """
 
     kind: ErrorKind = "grader failure"

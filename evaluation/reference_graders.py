@@ -46,8 +46,8 @@ def reference_version() -> str | None:
 def grade_reference(sample: Sample, answer: str) -> Grade:
     """Return the package's score of an answer, in this process. The package has no format failures.
 
-    Raises UngradableError if a package or a data file is missing. The package's own function
-    returns the score of a wrong answer then.
+    Raises UngradableError if a package or a data file is missing. In both cases the
+    package's own function would score the answer as wrong.
     """
     if sample.grader != "ifbench":
         return _score(sample, answer, sample.ground_truth)

@@ -68,7 +68,7 @@ class SandboxUse(_Record):
     failed_tool_calls: int
     """The number of calls whose exit code is not 0. A call without an exit code does not count."""
     observation_tokens: int
-    """Tokens of tool output in the prompts, each counted once. The proxy estimates a part of them."""
+    """Tokens of tool output in the prompts, each counted once. A part of them is estimated."""
     trajectory_tokens: int
     capability_turns: Mapping[str, int]
     """The number of turns that used each of the paper's capabilities."""

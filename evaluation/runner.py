@@ -33,8 +33,8 @@ from evaluation.turns import with_turns
 PLAIN_SUFFIX = ":plain"
 """The end of a model's name that makes the proxy send the request without a sandbox."""
 OVERFLOW = "context_length_exceeded"
-"""OpenAI's error code for a prompt that does not fit the context window. In the plain mode the proxy
-relays the backend's error unchanged, and the code of other servers may differ."""
+"""OpenAI's error code for a prompt that does not fit the context window. In the plain mode, the
+proxy relays the backend's error unchanged, and its code may be another."""
 OVERFLOW_STATUSES = (400, 413, 422)
 OVERFLOW_WORDS = re.compile(
     r"context[ _](length|window|size|limit)|maximum (model|input|prompt|sequence) length"
@@ -45,8 +45,8 @@ SANDBOX_LOST = (
     "Everything in the sandbox is lost: files, variables, running processes. The next command"
     " starts in a new one, which has nothing but the files the user gave."
 )
-"""The end of an observation after the sandbox has ended unexpectedly. Unlike the output of a command
-with the same text, such an observation has no exit code."""
+"""The end of an observation after the sandbox has ended unexpectedly. Such an observation has no
+exit code, unlike a command that prints the same text."""
 MAX_CODE_CHARS = 100
 """Maximum length of a finish reason or an error code, which come from a server."""
 MAX_DELAY_S = 60.0
@@ -254,7 +254,7 @@ class Runner:
 
 
 def _replaced(fields: Mapping[str, Any], options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields, replaced and extended by the options. Fields that are None are left out."""
+    """Return the fields, overridden and extended by the options, without those that are None."""
     both = {**fields, **(options or {})}
     return {name: value for name, value in both.items() if value is not None}
 

@@ -12,8 +12,9 @@ FLIPS = 9_999
 """Number of random assignments of signs in a test that is too large to be exact. The smallest
 p-value is then 1 / (FLIPS + 1) = 0.0001."""
 MAX_STATES = 2_000_000
-"""Maximum number of steps of the exact test, which take about 2 s. A step adds one difference to one
-possible sum. The paper's data sets need fewer: 530,000 for 650 problems with four votes each."""
+"""Maximum number of steps of the exact test, about 2 s. A step adds one difference to one possible
+sum. Each data set of the paper needs fewer, such as 530,000 for 650 problems with four votes each.
+"""
 SEED = 0
 
 

@@ -46,11 +46,11 @@ TRAINER_SETTINGS: dict[str, Any] = {
 }
 """Fields of TRL's configurations: fp32 on a CPU, and no files."""
 Reply = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-"""Returns the next message of a scripted policy."""
+"""A function that returns the next message of a scripted policy after the messages so far."""
 
 
 def prepare_process() -> None:
-    """Set what a command that trains needs in its process."""
+    """Set the signal handler, the environment and the threads that a training command needs."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the proxy must not remain
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # With two threads on two cores, the proxy and torch wait for each other.
@@ -86,7 +86,7 @@ def proxy(backend_url: str, sandbox: str) -> Iterator[str]:
 
 
 def _address(server: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Wait for the server and return its address. Raises RuntimeError."""
+    """Wait until the proxy serves, and return its URL without `/v1`. Raises RuntimeError."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server.poll() is None:
         _, found, rest = log.read_text(encoding="utf-8").partition("serving at ")
@@ -164,7 +164,7 @@ class Plan:
     tasks: Sequence[TaskRow]
     """The tasks of all steps; each is run GENERATIONS times."""
     prompts: int
-    """Tasks of one step."""
+    """Number of tasks in one step."""
     score: Score
     reward: Callable[..., list[float | None]] = reward_of_rollout
     """The reward function for GRPOTrainer."""
@@ -172,13 +172,13 @@ class Plan:
     max_tokens: int
     """Maximum tokens of one reply."""
     batch_wait_s: float = 0.02
-    """Time that the policy server waits for each further request of a batch."""
+    """Time in seconds that the policy server waits for each further request of a batch."""
     seed: int
     sandbox: str
     compared: int | None = None
-    """Rollouts of a step whose log probabilities are compared with the trainer's own. None: all."""
+    """Rollouts of a step whose log probabilities the model computes again. None: all of them."""
     end_s: float | None = None
-    """Time of `time.monotonic()` after which no step begins. None: all tasks are used."""
+    """The `time.monotonic()` time after which no step begins. None: the steps use all tasks."""
 
 
 @dataclass(slots=True)
@@ -187,23 +187,23 @@ class Measures:
 
     name: str
     reward: list[float] = field(default_factory=list)
-    """The mean true reward of each step."""
+    """The mean reward of the answers in each step, even if the training uses another reward."""
     reads: list[float] = field(default_factory=list)
-    """The share of rollouts with a tool call, of each step."""
+    """The share of rollouts with a tool call in each step."""
     loss: list[float] = field(default_factory=list)
     splits: int = 0
-    """Rollouts whose tokens are more than one segment."""
+    """Number of rollouts with more than one segment."""
     rollouts: int = 0
     unscorable: int = 0
     compared_tokens: int = 0
     max_logprob_difference: float = 0.0
-    """The largest difference between a captured log probability and the trainer's own."""
+    """The largest difference between a captured log probability and the model's own."""
     weights_changed: bool = False
     seconds: float = 0.0
 
 
 class _Deadline(TrainerCallback):
-    """Ends a training at the first step after a time."""
+    """Ends a training after the first step that ends later than `end_s`."""
 
     def __init__(self, end_s: float) -> None:
         self._end_s = end_s
@@ -299,7 +299,7 @@ def _losses(trainer: Any) -> list[float]:
 
 
 def circumstances(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
-    """Return the facts under which results were measured."""
+    """Return the conditions of a measurement: seed, sandbox, machine and size of the model."""
     return {
         "seed": seed,
         "sandbox": sandbox,
@@ -309,7 +309,7 @@ def circumstances(model: Any, seed: int, sandbox: str) -> dict[str, Any]:
 
 
 def write_results(found: Mapping[str, Any], out: Path) -> None:
-    """Write results and the curves of their trainings to a folder, and print a summary."""
+    """Write results.json and reward.svg, the reward curves, to a folder, and print a summary."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     lines = {each["name"]: each["reward"] for each in found["trainings"]}

@@ -34,7 +34,7 @@ from training.trl import reward_of_rollout
 LEARNING_RATE = 3e-4
 MAX_TOKENS = 64
 READS = 0.25
-"""The share of runs with a search in the last supervised traces."""
+"""The share of the `mixed` traces in which the scripted policy searches its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Size:
     """The size of a demonstration."""
 
     readers: int
-    """Traces of a policy that reads."""
+    """Number of traces of a policy that always searches its files."""
     mixed: int
-    """Traces of a policy that mostly guesses."""
+    """Number of traces of a policy that mostly guesses."""
     steps_of_readers: int
     steps_of_mixed: int
     prompts: int
-    """Tasks of one step of GRPO."""
+    """Number of tasks in one step of GRPO."""
     steps: int
     control_steps: int
 

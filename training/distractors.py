@@ -20,11 +20,11 @@ MODES: tuple[Mode, ...] = ("random", "same-domain", "bm25")
 K1, B = 1.2, 0.75
 """The parameters of BM25: saturation of a word's count, and normalisation by length."""
 CANDIDATES_PER_DISTRACTOR = 20
-"""Documents that are tried for each distractor. If too few of them fit, the task has fewer
+"""Number of documents that are tried for each distractor. If too few fit, the task has fewer
 distractors."""
 MAX_POSTINGS = 20_000
-"""Maximum number of pairs of a word and a document that one query adds up. In a large corpus the
-most frequent words of a query are left out, which weigh least."""
+"""Maximum number of pairs of a word and a document that one query adds up. In a large corpus, the
+most frequent words of a query, which weigh least, are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,9 @@ class DistractorPool:
     ) -> list[Candidate]:
         """Return at most `count` documents of other contexts.
 
-        `own` are the normalised documents of the context, which are left out, as is each document
-        that contains one of the answers. `topic` is for the mode same-domain, and `question` for
-        bm25. There are fewer documents if no more are found among the
-        CANDIDATES_PER_DISTRACTOR * (count + 1) candidates.
+        Documents that are in `own`, the normalised documents of the context, or that contain one
+        of the answers are left out. Only the mode same-domain uses `topic`, and only bm25 uses
+        `question`. At most CANDIDATES_PER_DISTRACTOR * (count + 1) documents are tried.
         """
         found: dict[str, Candidate] = {}
         limit = CANDIDATES_PER_DISTRACTOR * (count + 1)

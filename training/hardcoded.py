@@ -13,14 +13,14 @@ from itertools import takewhile
 from typing import NamedTuple
 
 MAX_COMMANDS_CHARS = 500_000
-"""If the commands of a run have more characters in all, they count as ones that read or compute."""
+"""A run whose commands have more characters in all is not checked, and not flagged."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
 _PYTHON = re.compile(r"python[\d.]*")
 _WRITERS = frozenset(("echo", "printf", "cat", "tee"))
 _NEUTRAL = frozenset(
     ("cd", "chmod", "clear", "date", "ls", "mkdir", "pwd", "sleep", "touch", "true")
 )
-"""Programs that show or change no content of a file."""
+"""Programs that neither show nor change the content of a file."""
 _ANSWER = "answer.txt"
 _CALLS = frozenset(
     ("open", "print", "write", "write_text", "close", "Path", "str", "join", "makedirs")
@@ -36,8 +36,8 @@ _ALLOWED = (
 def is_hardcoded(commands: Sequence[str]) -> bool:
     """Return True if commands wrote a constant, and none of them read a file or computed.
 
-    A command is a shell command or a Python program. Without any command there was no sandbox to
-    use, and the result is False.
+    A command is a shell command or a Python program. The result is False for no commands, as in a
+    run without a sandbox.
     """
     if sum(map(len, commands)) > MAX_COMMANDS_CHARS:
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from evaluation.row_sources import read_files
 
 MIN_SUBSTRING_CHARS = 4
-"""A shorter answer is found as whole words only."""
+"""An answer with fewer characters is found only as whole words, not inside of words."""
 NGRAM_WORDS = 13
 """Length of the word sequences that a task may not share with a benchmark's prompt (Brown et al.,
 2020, appendix C)."""
@@ -57,8 +57,8 @@ class Decontamination:
         return cls(row.text(*names) for row in read_files(path, (("*.jsonl",),)).rows)
 
     def is_contaminated(self, text: str) -> bool:
-        """Return True if a text shares NGRAM_WORDS words in a row with a prompt, or if all its
-        words are those of a shorter prompt."""
+        """Return True if a text shares NGRAM_WORDS words in a row with a prompt, or if its words
+        equal those of a prompt that has less than NGRAM_WORDS words."""
         words = normalised(text).split()
         if " ".join(words) in self._short:
             return True

@@ -270,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(500, {"error": {"message": f"{type(error).__name__}: {error}"}})
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error and close the connection, whose body may be unread."""
+        """Send an error and close the connection, as the body of the request may be unread."""
         self.close_connection = True
         self._send(status, {"error": {"message": message, "type": "invalid_request_error"}})
 

@@ -22,7 +22,7 @@ from training.rollouts import INFRA_ERROR
 from training.rows import TaskError
 
 OWN_ENDS = frozenset({"submitted", "answered", "refused", "client_tool_calls"})
-"""Stop reasons of runs that the model ended. All others are limits."""
+"""Stop reasons of runs that the model ended. All other stop reasons count as limits."""
 _CHECKS = re.compile(
     r"\b(?:let me (?:check|confirm)|double[- ]check|verify(?:ing)?|wait|actually|to be sure)\b",
     re.IGNORECASE,
@@ -39,13 +39,13 @@ class Measures:
     trajectories: int
     infra_errors: int
     reward: float | None
-    """The mean over tasks of their mean rewards."""
+    """The mean of the tasks' mean rewards."""
     reward_interval: tuple[float, float] | None
     """The 95 % interval of the mean, over tasks."""
     rates: Mapping[str, float | None]
     """Shares from 0 to 1, by name."""
     means: Mapping[str, float | None]
-    """Means of a run, by name."""
+    """Means over the runs, and a percentile of their turns, by name."""
 
 
 def measure(path: Path) -> Measures:

@@ -77,9 +77,9 @@ class Reward:
     """The reward of one attempt."""
 
     value: float | None
-    """From 0 to 1. None: unscorable, and to be left out of the group."""
+    """From 0 to 1. None: the attempt cannot be scored, and is to be left out of its group."""
     reason: Reason
-    """The rule that decided."""
+    """The rule that decided the value."""
     is_hardcoded: bool = False
     """True if the run wrote its answer without reading a file or computing."""
     detail: str = ""
@@ -98,9 +98,9 @@ def reward(
 
     `function` is `package.module:function`, which is called with the row as a dictionary and the
     answer, and returns a number from 0 to 1. With `needs_submit`, as in training, an attempt
-    without a submit gets 0. A lost sandbox gives None, and so does a function that fails. An answer
-    at which a rule of this module fails, such as a power that math-verify cannot finish, gets 0, or
-    None if the rule does not give 1 to the right answer. Raises TaskError if a package of the
+    that was not submitted gets 0. The value is None if the sandbox was lost or if `function` fails.
+    If a rule of this module fails, such as at a power that math-verify cannot finish, the value is
+    0, or None if the rule does not give 1 to the right answer. Raises TaskError if a package of the
     grader or the function is missing, or if `function` does not have that form.
     """
     if function is not None and not _FUNCTION.fullmatch(function):

@@ -32,7 +32,7 @@ PAUSE_TIMEOUT_S = 600.0
 PAUSED = "runs_paused"
 """The code of the proxy's refusals during a pause."""
 MISTAKES = frozenset({401, 403, 404, 405})
-"""Statuses of requests that no repetition makes right."""
+"""HTTP statuses that a repeated request would get again."""
 Score = Callable[[TaskRow, Attempt], Reward]
 
 
@@ -66,7 +66,7 @@ class Rollout:
     outcome: str
     """The stop reason of the run, or INFRA_ERROR."""
     reward: float | None
-    """From 0 to 1. None: unscorable."""
+    """From 0 to 1. None: the run cannot be scored."""
     trajectory_id: str | None = None
     """The id of the trajectory in the proxy; None if no run was answered."""
     answer: str = ""
@@ -242,8 +242,8 @@ def _require_tokens(trajectory: Mapping[str, Any]) -> None:
 
 
 def _raise_for_status(response: httpx.Response) -> None:
-    """Raise RolloutError for a mistake, and else HTTPStatusError, with the server's own
-    message."""
+    """Raise RolloutError for a mistake in the request, and HTTPStatusError for other errors. The
+    message is the server's."""
     if response.is_success:
         return
     message = f"{response.status_code}: {response.text[:500]}"

@@ -44,7 +44,7 @@ class Meta(_Record):
     licence: str
     seed: int
     context: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """The SHA-256 of the words of the context, by which the rows are split."""
+    """The SHA-256 of the context's words. It decides the split of the row."""
     question: str
     """The question without examples and without the form of the answer."""
     n_examples: int

@@ -33,17 +33,18 @@ from training.rows import TaskRow
 from training.tiny_policy import ANIMALS, TEMPLATE, Message, call_of, reading_task, text_of
 
 TRACES, STEPS, BATCH = 64, 8, 8
-"""Traces and steps of the supervised start, after which the model often takes a wrong command."""
+"""Numbers of traces, of steps, and of traces in a step, in the supervised start. After this start,
+the model still often runs a wrong command."""
 SUPERVISED_RATE, LEARNING_RATE = 3e-4, 5e-5
 TRAINED_LAYERS = 10
-"""The last layers of 30. The others are frozen, to have time for more steps."""
+"""Number of layers that are trained: the last of 30. The others are frozen, to save time."""
 COMPARED = 4
-"""Rollouts of a step whose log probabilities are compared, because that takes time."""
+"""Number of rollouts in a step whose log probabilities are compared. More would take long."""
 PROMPTS = 2
-"""Tasks of one step of GRPO."""
+"""Number of tasks in one step of GRPO."""
 MAX_TOKENS = 48
 BATCH_WAIT_S = 0.5
-"""A batch takes seconds, so it pays to wait for all rollouts of a step."""
+"""Wait for each further request of a batch, in seconds. Generating a batch takes much longer."""
 MAX_STEPS = 1000
 COMMANDS = {
     "What is the first number in": "head -n 1",
@@ -89,7 +90,7 @@ def score(row: TaskRow, attempt: Attempt) -> Reward:
 
 
 def run(model_path: Path, seed: int, sandbox: str, seconds: float) -> dict[str, Any]:
-    """Train for a time, and return the results."""
+    """Train until `seconds` have passed since the call, and return the results."""
     began, rng = time.monotonic(), random.Random(seed)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_path)

@@ -37,7 +37,7 @@ def read_source(kind: Kind, source: str, licence: str | None, seed: int) -> Sour
     """Return the contexts of a source: a path, a name on the hub such as hf:OWNER/NAME, or the
     number of contexts if the kind is `synthetic`.
 
-    A licence replaces the one that is known of the kind. Raises TaskError or SuiteError with the
+    `licence` replaces the default licence of the kind. Raises TaskError or SuiteError with the
     row and the field that is wrong.
     """
     read, known = _READERS[kind]

@@ -304,7 +304,7 @@ def _row(
 def _files(
     own: Sequence[Document], distractors: Sequence[Document], rng: random.Random, names: Names
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the texts of all files by name, in random order, and the names of the context's."""
+    """Return the texts of all files by name, in random order, and the names of those in `own`."""
     order = list(range(len(own) + len(distractors)))
     rng.shuffle(order)
     documents = [[*own, *distractors][number] for number in order]
@@ -314,7 +314,7 @@ def _files(
 
 
 def _gold_files(task: _Task, files: Mapping[str, str], own: Sequence[str]) -> list[str]:
-    """Return the names of the context's files that contain the answer, or of all of them."""
+    """Return the names of the context's files that contain the answer, or of all if none does."""
     gold = [
         name
         for name in own

@@ -49,8 +49,8 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""Tools are not shown: the supervised start teaches them. The generation blocks are the tokens of
-the assistant, for `assistant_only_loss` of TRL's SFTTrainer."""
+"""The chat template. It leaves out the tools, which the supervised start teaches. Its `generation`
+blocks mark the assistant's tokens for `assistant_only_loss` of TRL's SFTTrainer."""
 Message = Mapping[str, Any]
 
 

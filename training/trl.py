@@ -46,7 +46,7 @@ def rollout_func(
     rows: Iterable[TaskRow],
     observe: Callable[[Sequence[Rollout]], None] | None = None,
 ) -> Callable[[Sequence[str], Any], dict[str, list[Any]]]:
-    """Return TRL's `rollout_func`, which runs the tasks with the prompts' ids through a proxy.
+    """Return a `rollout_func` for TRL, which runs the tasks that the prompts name through a proxy.
     `observe` is called with the rollouts of each step, before the model is updated."""
     by_id = {row.id: row for row in rows}
 
@@ -61,9 +61,9 @@ def rollout_func(
 
 
 def trainer_rows(rollouts: Sequence[Rollout], filler: int) -> dict[str, list[Any]]:
-    """Return the rollouts as the columns that TRL expects: one row for each. Of a rollout with
-    several segments, the one with the most sampled tokens is taken. A rollout without tokens gets
-    the token `filler`, which is not trained on."""
+    """Return the columns that TRL expects, with one row for each rollout: its segment with the most
+    sampled tokens. A rollout without segments gets the token `filler`, which is not trained on, and
+    no reward."""
     empty = Segment([filler], [filler], [0], [0.0])
     taken = [max(each.segments, key=lambda s: s.sampled, default=empty) for each in rollouts]
     return {
