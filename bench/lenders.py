@@ -137,7 +137,7 @@ class Lender:
         )
 
     def cgroups(self) -> int:
-        """Return the number of cgroups that the lender made. Docker makes its own."""
+        """Return the number of cgroups that the lender, not Docker, made for sandboxes."""
         found = find_cgroups()
         folders = [each.folder for each in found.hierarchies] if found else []
         return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)

@@ -51,7 +51,7 @@ PACKAGES = (
 
 
 class Runtime:
-    """The program of a peer, which runs the peer's sandbox. It may be unavailable."""
+    """The program that runs a peer's sandbox, or the reason why it is not available."""
 
     def __init__(self, name: str) -> None:
         self.name = name

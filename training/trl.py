@@ -46,7 +46,7 @@ def rollout_func(
     rows: Iterable[TaskRow],
     observe: Callable[[Sequence[Rollout]], None] | None = None,
 ) -> Callable[[Sequence[str], Any], dict[str, list[Any]]]:
-    """Return a `rollout_func` for TRL, which runs the tasks that the prompts name through a proxy.
+    """Return a `rollout_func` for TRL. Through a proxy it runs the tasks whose ids are the prompts.
     `observe` is called with the rollouts of each step, before the model is updated."""
     by_id = {row.id: row for row in rows}
 
