@@ -191,8 +191,8 @@ async def zip_of_files(
     container_id: str,
     query: Annotated[ArchiveQuery, Query()],
 ) -> Response:
-    """Return an archive of the files of a container, or of those under a path. A signed link needs
-    no key."""
+    """Return a zip archive of all files of a container, or of the files under `path`. A request
+    with a signed link needs no key."""
     reader = _reader(request, services, container_id, ARCHIVE, query)
     store = services.store
     files = await store.container_files.all(container_id, reader, query.path)
@@ -232,7 +232,7 @@ async def file_content(
     file_id: str,
     query: Annotated[LinkQuery, Query()],
 ) -> Response:
-    """Return the content of a container's file. A signed link needs no key."""
+    """Return the content of a container's file. A request with a signed link needs no key."""
     reader = _reader(request, services, container_id, file_id, query)
     stored = await services.files.find(container_id, file_id, reader)
     if stored is None:
@@ -273,8 +273,8 @@ async def _from_form(
 def _reader(
     request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
 ) -> str | None:
-    """Return the owner whose files the request may read, or None if the request has a valid signed
-    link, which needs no key. Raises UnauthorizedError."""
+    """Return the owner whose files the request may read, or None if a valid signed link authorizes
+    the request. Raises UnauthorizedError if neither a link nor a key does."""
     if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
     if not has_valid_key(request):
@@ -313,8 +313,8 @@ def _zip_pieces(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
 
 
 class _ZipBuffer:
-    """The output file of the archive. The file cannot seek, so zipfile writes the archive as a
-    stream."""
+    """Collects in memory the bytes that zipfile writes. The buffer cannot seek, so zipfile writes
+    the archive as a stream."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -59,22 +59,24 @@ if TYPE_CHECKING:  # these import the agent, the database and the sandbox runtim
 
 T = TypeVar("T")
 Disconnect = Callable[[], Coroutine[Any, Any, None]]
-"""Wait until the client has disconnected."""
+"""A function that waits until the client has disconnected."""
 _SERVICES = "sandbox_proxy.services"
 _KEY = "sandbox_proxy.key"
 _SENT_KEY = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN_ID = "sandbox_proxy.run"
 _BODY = "sandbox_proxy.body"
-"""The BodyReservation of the request."""
+"""The scope's key for the BodyReservation of the request."""
 _RANDOM_ID = "sandbox_proxy.no_run"
-"""The random id of a request that has no run."""
+"""The scope's key for the random id of a request without a run."""
 _PRINTABLE_ID = re.compile(r"[!-~]{1,128}")
-"""A client's request id that may be sent back: at most 128 printable characters, no spaces."""
+"""Matches a client's request id that may be sent back: up to 128 printable ASCII characters, no
+spaces."""
 SLOW_BYTES = 4 << 20
-"""Minimum size of a body whose decoding blocks the event loop for milliseconds."""
+"""Size in bytes above which the decoding of a body blocks the event loop for milliseconds."""
 YIELD_S = 0.005
-"""Pause after each step of a slow body, so that the event loop can answer `/health` meanwhile."""
+"""Seconds to pause after reading and after decoding a body above `SLOW_BYTES`. In the pause, the
+event loop can answer `/health`."""
 MAX_JSON_BYTES = 1 << 20
 """Maximum size of a request body without files, in bytes."""
 MAX_CONVERSIONS = 2
@@ -105,11 +107,12 @@ class Services:
     client_keys: ClientKeys | None = None
     """Verifies the backend keys of clients; None if the server has keys of its own."""
     passthrough: PassthroughSetting = "stateless"
-    """The paths without a route that are relayed to the backend."""
+    """The setting that decides which paths without a route are relayed to the backend."""
     upstreams: tuple[str, ...] = ()
-    """The URLs below which a request may name one for its model calls (`sandbox.upstream`)."""
+    """The allowed base URLs of model calls: `sandbox.upstream` must be one of them, or a URL
+    below."""
     public_url: str | None = None
-    """Base URL of links to files; None takes it from each request."""
+    """Base URL of links to files, or None for the base URL of each request."""
     steps: StepsSetting = "auto"
     """Form of the steps if the request does not set it."""
     status_wait_s: float = 1.0
@@ -279,7 +282,7 @@ def base_url(request: Request) -> str:
 
 
 def set_run_id(request: Request, run_id: str) -> None:
-    """Store the id of the request's run. The request id is made from it."""
+    """Store the id of the request's run, from which the request id is made."""
     request.scope[_RUN_ID] = run_id
 
 
@@ -290,7 +293,8 @@ def run_id_of(request: Request) -> str | None:
 
 
 def server_request_id(scope: Scope) -> str:
-    """Return the server's id of a request, which is made from its run's id if it has a run."""
+    """Return the request id that the server assigns: made from the run's id if the request has a
+    run, else random."""
     if found := scope.get(_RUN_ID) or scope.get(_RANDOM_ID):
         return request_id(found)
     scope[_RANDOM_ID] = os.urandom(16).hex()
@@ -330,7 +334,8 @@ def release_body_memory(scope: Scope) -> None:
 
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Return the raw body. Its JSON is checked against limits while it arrives, but not decoded.
+    """Return the raw body. While the body arrives, its JSON is checked against limits but not
+    decoded.
 
     Raises BodyTooLargeError, BusyError.
     """
@@ -361,7 +366,8 @@ def _check(bounds: JSONBounds, piece: bytes) -> None:
 
 
 def authenticate(request: Request) -> ClientRequest:
-    """Return the request with its key and its owner. Raises UnauthorizedError."""
+    """Return the request with the client's key and backend credentials. Raises
+    UnauthorizedError."""
     key = authorize(request)
     return ClientRequest(
         http=request,

@@ -101,11 +101,11 @@ BODIES = (
     RewardCreate,
     ErrorResponse,
 )
-"""Models that are not parameters of a route, so that FastAPI does not find them."""
+"""Models that FastAPI does not find, because they are not parameters of a route."""
 _REF = "#/components/schemas/{model}"
 _UNSAFE = ("post", "delete")
 _FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
-"""Components of FastAPI's 422, which this server replaces by 400."""
+"""Names of the schemas of FastAPI's error response 422, which this server replaces by 400."""
 
 
 def describe(routes: list[Any]) -> Tree:

@@ -38,13 +38,13 @@ FILE_FIELD = "file"
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 64 << 10
 MAX_FORM_BYTES = 64 << 10
-"""Estimated size of a form without its file, in bytes. The minimum size of the file is the
-Content-Length minus this estimate."""
+"""Largest expected size of a form without its file, in bytes. The file is assumed to have at least
+Content-Length minus this number of bytes."""
 IDLE_TIMEOUT_S = 120
 """Maximum seconds without data from the client."""
 SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
-"""Types without active content, which a browser may open on this origin. All other types, HTML and
-SVG too, are downloads."""
+"""MIME types without active content. A browser may show files of these types on this server's
+origin; files of all other types, HTML and SVG too, are downloads."""
 DOWNLOAD_HEADERS: Mapping[str, str] = {
     ResponseHeader.CONTENT_TYPE_OPTIONS: "nosniff",
     ResponseHeader.CONTENT_SECURITY_POLICY: "sandbox; default-src 'none'",
@@ -77,7 +77,7 @@ OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
     openapi_extra=body_of(UploadForm, FORM),
 )
 async def create_file(request: Request, services: ServicesDep, owner: Owner) -> FileObject:
-    """Upload a file in a form."""
+    """Upload a file as a multipart form."""
     store, limits = services.store, services.file_limits
     async with store.blobs.new() as writer:
         form = await read_upload(request, services, owner, writer)
@@ -167,7 +167,8 @@ def upload_not_found(file_id: str, param: str = "id") -> NotFoundError:
 
 
 def file_response(file: StoredFile) -> FileResponse:
-    """Return a file, which a browser shows if its type is harmless."""
+    """Return a response with a file. A browser shows the file if its type is in
+    `SHOWN_BY_BROWSERS`, else downloads it."""
     is_shown = file.mime_type in SHOWN_BY_BROWSERS
     return FileResponse(
         file.path,
@@ -179,7 +180,7 @@ def file_response(file: StoredFile) -> FileResponse:
 
 
 def zip_response(pieces: Iterator[bytes], filename: str) -> StreamingResponse:
-    """Return an archive that is generated while it is sent."""
+    """Return a response that sends the pieces of a zip archive while they are generated."""
     disposition = f'attachment; filename="{filename}"'
     headers = {**DOWNLOAD_HEADERS, ResponseHeader.CONTENT_DISPOSITION: disposition}
     return StreamingResponse(pieces, media_type="application/zip", headers=headers)
@@ -201,8 +202,8 @@ async def _read_form(
     max_mib: int,
     check_quota: Callable[[int], Awaitable[None]],
 ) -> Form:
-    """Read the body, and write its file to `writer`. First call `check_quota` with the minimum size
-    of the file.
+    """Return the form in the body, and write the form's file to `writer`. `check_quota` is called
+    first, with the minimum size of the file in bytes.
 
     Raises BadRequestError, FileTooLargeError, ProxyError with status 408 if the client sends
     nothing for `IDLE_TIMEOUT_S`, and the errors of `check_quota`.
@@ -280,7 +281,8 @@ async def _receive(stream: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def _discard(stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
-    """Read the rest of the body: a client reads the response only after it has sent the body."""
+    """Read the rest of the body, up to `max_bytes`: a client reads the response only after sending
+    the body."""
     while max_bytes > 0 and (piece := await _receive(stream)):
         max_bytes -= len(piece)
 

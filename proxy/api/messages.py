@@ -44,12 +44,12 @@ router = APIRouter()
 
 COUNT_PATH = "/v1/messages/count_tokens"
 _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
-"""Headers of the client's request that do not apply to the request with the new body."""
+"""Headers of the client's request that are not sent to the backend with a new body."""
 _PROMPT_PARTS = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""The keep-alive of a streamed message, sent as often as the comment. Anthropic's SDKs ignore a
-ping."""
+"""The keep-alive of a streamed message, sent in place of `run_response.KEEP_ALIVE`. Anthropic's
+SDKs ignore a ping."""
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat

@@ -38,8 +38,8 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 response from the page."""
 _ACCOUNT_HEADERS: tuple[str, ...] = (RequestHeader.ORGANIZATION, RequestHeader.PROJECT)
 _SESSION_PATH = re.compile(rb"(/sessions/([\w.~!$&'()*+,;=:@-]{1,256}))/v1/")
-"""The beginning of a raw path with the name of a session. The name has no percent-encoding, so that
-the beginning is equally long in the decoded path."""
+"""Matches the beginning of a raw path that names a session. A name with percent-encoding does not
+match, so the beginning has the same length in the decoded path."""
 _OPEN_PATHS = frozenset({"/health"})
 
 
@@ -75,8 +75,8 @@ class SessionPathMiddleware:
 
 
 def _without_session_path(scope: Scope) -> Scope:
-    """Return the scope of the route, with the session in a header; the same scope if the path names
-    no session."""
+    """Return the scope with the session in a header and not in the path. Return the scope unchanged
+    if the path names no session."""
     named = _SESSION_PATH.match(scope["raw_path"])
     if named is None:
         return scope
@@ -91,8 +91,8 @@ def _without_session_path(scope: Scope) -> Scope:
 
 
 class FastPathMiddleware:
-    """Dispatches requests straight to the routes that call a model. The router's lookup took a
-    tenth of the time of a relayed request (`bench/relay.py`)."""
+    """Dispatches POST requests to the routes that call a model without the router, whose lookup
+    took a tenth of the time of a relayed request (`bench/relay.py`)."""
 
     def __init__(self, router: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
         """`routes` are the applications of POST requests, by path."""

@@ -143,7 +143,7 @@ EVENT_SCHEMA = {
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
     "required": ["data"],
 }
-"""The schema of a stream: before OpenAPI 3.2, it describes each event."""
+"""The schema of a stream. Before OpenAPI 3.2, the schema of a stream describes one event."""
 EVENTS: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT_SCHEMA}}}}
 """The OpenAPI response of a route that may stream server-sent events."""
 FORM = "multipart/form-data"

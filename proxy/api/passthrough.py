@@ -1,6 +1,6 @@
-"""The relay of paths that have no route, by the rules of `backend.passthrough`, and of the
-Responses API for `:plain` models. The backend stores relayed responses; a client may use only its
-own."""
+"""Relays requests to paths without a route, by the rules of `backend.passthrough`, and requests of
+the Responses API for `:plain` models. The backend stores the responses to the latter; a client may
+use only responses that it created."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -119,8 +119,8 @@ def _model(fields: Mapping[str, Any]) -> str:
 
 
 def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
-    """Return the backend's server if the request may be relayed to it. Raises ProxyError,
-    HTTPException."""
+    """Return the `Upstream` that sends the request to the backend. Raises ProxyError or
+    HTTPException if the request may not be relayed."""
     endpoint = f"{request.http.method} {request.http.url.path}"
     if request.http.method not in METHODS:
         raise HTTPException(405, headers={ResponseHeader.ALLOW: ", ".join(METHODS)})
@@ -139,8 +139,8 @@ def _upstream(request: ClientRequest, path_class: PathKind) -> Upstream:
 
 
 def _require_stateless(request: ClientRequest) -> None:
-    """Raise ProxyError if the backend may store state, which all clients would share. With
-    `backend.passthrough: all`, all requests pass."""
+    """Raise ProxyError if the backend may store state for the request: all clients would share the
+    state. With `backend.passthrough: all`, all requests pass."""
     http = request.http
     if request.services.passthrough == "all" or is_stateless(http.method, raw_path(http)):
         return
@@ -158,8 +158,8 @@ async def _require_owned(
     request: ClientRequest, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
     """Raise ProxyError if the request names state that the backend may store for another client, or
-    if the body cannot be checked: it is too long, compressed or not declared as JSON. Paths that
-    name no responses pass. With `backend.passthrough: all`, all requests pass."""
+    if the body is too long, compressed or not declared as JSON, and so cannot be checked. Requests
+    to paths that name no responses pass. With `backend.passthrough: all`, all requests pass."""
     path = raw_path(request.http)
     if request.services.passthrough == "all" or not may_name_responses(path):
         return
@@ -174,8 +174,8 @@ async def _require_owned(
 async def _body(
     request: ClientRequest, stream: RequestBodyStream
 ) -> bytes | RequestBodyStream | None:
-    """Return the body: bytes if it is JSON and short enough, else a stream; None without a body.
-    Raises BadRequestError if URLs in it cannot be checked."""
+    """Return the body: bytes if the body is JSON and short enough, else a stream; None if the
+    request has no body. Raises BadRequestError if a compressed body may contain URLs to check."""
     headers = request.headers
     if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         await stream.read(0)
@@ -237,8 +237,8 @@ async def require_owned_by_client(request: ClientRequest, body: Mapping[str, Any
 
 
 def or_upstream(handler: Handler) -> Handler:
-    """Return a handler that relays the request if `handler` does not find the response and the
-    backend stores it for the client."""
+    """Return a handler that calls `handler`, and relays the request to the backend if `handler`
+    raises NotFoundError and the backend stores the response for the client."""
 
     @wraps(handler)
     async def handler_or_upstream(request: Request, response_id: str) -> Response:
@@ -267,8 +267,8 @@ def _record_id(
 
 
 class _IdRecorder:
-    """A response body that is searched for the response's id while it is relayed. The id is stored
-    as the client's before the client receives it."""
+    """The body of a relayed response, which is searched for the response's id. The id is stored as
+    the client's before the client receives the id."""
 
     def __init__(self, body: UpstreamBody, store_id: Callable[[str], Awaitable[None]]) -> None:
         self._body = body
@@ -295,8 +295,8 @@ class _IdRecorder:
 
 
 def _stored_state_reference(fields: Mapping[str, Any]) -> str | None:
-    """Return the first field of a Responses API request that names a conversation, an item or a
-    container in the backend's store, or None."""
+    """Return the path of the first field of a Responses API request that names a conversation, an
+    item or a container in the backend's store, or None."""
     if fields.get("conversation"):
         return "conversation"
     for name, is_reference in (("input", _is_item_reference), ("tools", _names_container)):

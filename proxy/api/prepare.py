@@ -1,8 +1,8 @@
 """Turns a request into a run.
 
 `start_or_join` joins the run of an earlier attempt if the request is a retry, else it starts a run.
-`prepare_request` builds the `AgentTask` of a new run, from top to bottom. The daily budget is
-reserved after all checks, so that a rejected request costs nothing.
+`prepare_request` builds the `AgentTask` of a new run. The daily budget is reserved after all
+checks, so that a rejected request costs nothing.
 """
 
 import hashlib
@@ -70,8 +70,8 @@ REQUEST_IDS = frozenset({"request_id", "rid"})
 id."""
 
 StartRecording = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
-"""Start to record the response of a run. The arguments are the run's id, the Unix time of its
-creation and its session."""
+"""A function that starts to record the response of a run. The arguments are the run's id, the Unix
+time of the run's creation and the run's session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,14 @@ class RunRequest:
     """True if the run continues without its client."""
     start_recording: StartRecording | None = None
     translate_error: Callable[[ProxyError], None] | None = None
-    """Replace, in the error itself, the field names of `body` by those of the client's API."""
+    """A function that changes an error: it replaces the field names of `body` by those of the
+    client's API."""
 
 
 async def start_or_join(request: RunRequest) -> tuple[Subscriber, StatusHold | None]:
-    """Subscribe to the run of an earlier attempt if the request is a retry, else to a new run. The
-    caller must leave the subscription. The StatusHold delays the status line of a stream; it is
-    None for JSON and for a background run.
+    """Return a subscriber of the run of an earlier attempt if the request is a retry, else of a new
+    run. The caller must unsubscribe it. The StatusHold delays the status line of a stream; None is
+    returned in its place for JSON and for a background run.
 
     Raises IdempotencyError, PausedError, and the errors of `prepare_request`.
     """
@@ -294,7 +295,8 @@ def _artifact_store(
 async def _suspended_run(
     model_request: ModelRequest, body: Mapping[str, Any]
 ) -> SuspendedRun | None:
-    """Return the suspended run whose tool calls the messages answer, if it is still stored."""
+    """Return the suspended run whose tool calls are answered in the messages, or None if no such
+    run is stored."""
     messages = with_tool_call_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in answered_run_ids(messages):
         find = model_request.services.store.suspended_runs.find
@@ -346,7 +348,7 @@ def resolve_session(
 
 
 def _new_session(owner: str, run_id: str) -> SessionPlan:
-    """Return a new session for one run, which belongs to no conversation."""
+    """Return a new session for one run that belongs to no conversation."""
     session = Session(owner, container_id(owner, run_id))
     return SessionPlan(session, suspend_as=SessionState(session, run_id))
 
@@ -358,7 +360,8 @@ def _conversation_states(
     body: Mapping[str, Any],
     resume_point: ResumePoint | None,
 ) -> tuple[ResumePoint | None, SessionState | None]:
-    """Return the state that the conversation resumes from, and the state that the run saves."""
+    """Return the state that the run resumes from and the state that it saves, as the request's
+    conversation determines them. Both are None if the request names no conversation."""
     chat = named_session(headers, body)
     if resume_point and (chat is None or chat.by_messages):
         return resume_point, SessionState(resume_point.session, run_id)
@@ -397,9 +400,9 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
 async def _reserve_budget(
     model_request: ModelRequest, model: str, profile: Profile, runs: int
 ) -> tuple[Tariff | None, BudgetReservation | None]:
-    """Return the model's prices, or None if they are unknown, and a reservation of `runs` runs in
-    the daily budget of the client's key, or None without a daily budget. `runs` is 0 for a single
-    model call without a sandbox.
+    """Return the model's prices (None if unknown), and a reservation of `runs` runs in the daily
+    budget of the client's key (None without a daily budget). `runs` is 0 for a single model call
+    without a sandbox.
 
     Raises BudgetError, and BadRequestError if the cost is limited and the prices are unknown.
     """

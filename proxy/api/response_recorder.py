@@ -125,7 +125,7 @@ class FrameLog:
 
     @classmethod
     def from_json(cls, text: str) -> "FrameLog":
-        """Return a complete log."""
+        """Return the log of a complete stream from the JSON that `to_json` returned."""
         value = json.loads(text)
         log = cls()
         log.first = value["first"]

@@ -49,8 +49,9 @@ GENERIC_ERROR = (
 """The last frame of a stream whose encoder cannot write the error. Clients of every API understand
 the frame."""
 BLANK = b" \n"
-"""Whitespace that is sent before a JSON body, every `server.nonstream_keep_alive_s` seconds if this
-setting is not null, or three times within the client's read timeout if the timeout is shorter."""
+"""Whitespace that is sent before a JSON body every `server.nonstream_keep_alive_s` seconds, or
+three times within the client's read timeout if that is more often. Not sent if the setting is
+null."""
 
 
 class ResponseBuilder(Protocol):
@@ -89,9 +90,9 @@ async def json_response(
     builder: ResponseBuilder,
     options: RequestOptions,
 ) -> Response:
-    """Return the result of a run as JSON. Leaves the subscription. Raises the run's error, unless
-    the run takes so long that the response begins with keep-alives: then the body reports the
-    error."""
+    """Return the result of a run as JSON, and unsubscribe from the run. Raises the run's error. If
+    the run takes so long that the response begins with keep-alives, the body reports the error
+    instead."""
     set_run_id(request.http, subscriber.run.id)
     interval_s = request.services.nonstream_keep_alive_s
     if interval_s is not None:
@@ -118,7 +119,8 @@ async def stream_response(
     keep_alive: ServerSentEvent = KEEP_ALIVE,
 ) -> Response:
     """Return the events of a run as server-sent events, once the status of the response is known.
-    Leaves the subscription. Raises the run's error if it fails before the status is known."""
+    At the end of the response, unsubscribe from the run. Raises the run's error if the run fails
+    before the status is known."""
     set_run_id(request.http, subscriber.run.id)
     wait_s = request.services.status_wait_s
     interval_s = _keep_alive_interval(request.services.keep_alive_s, options)
@@ -156,7 +158,7 @@ def _is_accepted(event: Event) -> bool:
 
 
 def _inner_event(event: Event) -> Event:
-    """Return the event of a further choice without its choice index."""
+    """Return the event that a ChoiceEvent contains, or the event itself."""
     return event.event if isinstance(event, ChoiceEvent) else event
 
 
@@ -191,8 +193,8 @@ async def _collect(
 
 
 class _KeepAliveJSONResponse(StreamingResponse):
-    """A JSON response with whitespace before it until the run ends. The status is 200 even if the
-    run fails."""
+    """A JSON response that sends whitespace until the run ends, and then the body. The status is
+    200 even if the run fails."""
 
     def __init__(
         self, subscriber: Subscriber, builder: ResponseBuilder, interval_s: float | None

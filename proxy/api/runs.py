@@ -38,7 +38,7 @@ async def retrieve_run(
 async def cancel_run(
     request: Request, services: ServicesDep, owner: Owner, run_id: str
 ) -> Response:
-    """Cancel a run if it has not ended, and return it. Its trajectory stays."""
+    """Cancel a run if it has not ended, and return the run. The trajectory of the run is kept."""
     if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("a request cancelled it")

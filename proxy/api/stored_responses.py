@@ -120,8 +120,8 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 )
 @or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """List the items before the output of a response: its input items, after the items of the
-    responses or of the conversation that it continues."""
+    """List the items before the output of a response: the items of the responses or of the
+    conversation that the response continues, and the response's own input items."""
     await get_stored(request, response_id)
     _check_include(request)
     chain = await get_services(request).store.responses.chain(get_owner(request), response_id)
@@ -147,7 +147,8 @@ async def get_stored(request: Request, response_id: str) -> StoredResponse:
 
 
 async def current_response(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
-    """Return OpenAI's response object in its current state."""
+    """Return OpenAI's response object as stored, or as failed if the process of its run has
+    ended."""
     if stored.worker is None or await is_running(request, stored):
         return stored.record
     # The run may have ended since `stored` was read.
@@ -158,7 +159,7 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
 async def background_response(
     request: Request, subscriber: Subscriber, *, stream: bool
 ) -> Response:
-    """Return the immediate answer to a background request. Leaves the subscription."""
+    """Return the immediate answer to a background request, and unsubscribe from the run."""
     set_run_id(request, subscriber.run.id)
     with subscriber:
         stored = await get_stored(request, response_id(subscriber.run.id))
@@ -173,8 +174,8 @@ async def background_response(
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
-    """Return a response's events as a stream, from the first event or from the one after
-    `starting_after`."""
+    """Return a response's events as a stream: the events after the number `starting_after` if the
+    query has it, else all events."""
     frames = await _frame_log(request, stored)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
@@ -213,7 +214,7 @@ async def _frames_from(log: FrameLog, first: int) -> AsyncIterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class PreviousContext:
-    """The context that a request continues: the items before its own, and the state with their
+    """The context that a request continues: the earlier items, and the saved workspace with their
     files."""
 
     items: Sequence[Item] = ()
@@ -326,8 +327,8 @@ async def _conversation_context(request: Request, conversation_id: str) -> Previ
 
 
 async def _without_missing_files(request: Request, items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items with a placeholder for each upload that is no longer stored. The client
-    cannot remove the upload itself from stored items."""
+    """Return the items with a placeholder in place of each upload that is no longer stored, because
+    the client cannot edit stored items."""
     if not (file_ids := _file_ids(items)):
         return items
     lost = await get_services(request).inputs.missing_uploads(get_owner(request), file_ids)

@@ -53,8 +53,8 @@ MAX_BACKEND_BYTES = 16 << 20
 CHECK_TIMEOUT_S = 2.0
 """Timeout for the backend's answer to the front page's check."""
 CHECK_EVERY_S = 5.0
-"""Seconds for which the result of a check is cached. The front page needs no key, so each view must
-not cause a request to the backend."""
+"""Seconds for which the result of a check is cached. The front page needs no key, so requests to
+the backend must be rarer than views of the page."""
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 ACCEPT = {
     TEXT: f"{TEXT}; version=0.0.4",
@@ -254,9 +254,9 @@ async def metrics(request: Request, services: ServicesDep) -> Response:
 
 
 def _wanted_format(accept: str) -> str:
-    """Return the format that an Accept header names. The header is not passed to `choose_encoder`,
-    which raises TypeError for a version that is not a number, and declares any numeric version in
-    the response."""
+    """Return OPENMETRICS if an Accept header names that format, else TEXT. `choose_encoder` does
+    not get the header: it raises TypeError if the version in the header is not a number, and else
+    declares that version in the response."""
     named = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
     return OPENMETRICS if OPENMETRICS in named else TEXT
 

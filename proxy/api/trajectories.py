@@ -57,7 +57,7 @@ router = APIRouter(
 async def list_trajectories(
     services: ServicesDep, owner: Owner, query: Annotated[TrajectoryListQuery, Query()]
 ) -> ListObject[TrajectorySummaryObject]:
-    """List the trajectories of runs, without deleted and expired ones."""
+    """List the trajectories that are neither deleted nor expired."""
     await services.runs.write_trajectories(owner)
     found = await services.store.trajectories.page(owner, query.page_request, query.labels)
     items = [TrajectorySummaryObject(**asdict(each)) for each in found.items]
@@ -72,8 +72,8 @@ async def list_trajectories(
 async def export_trajectories(
     services: ServicesDep, owner: Owner, query: Annotated[TrajectoryExportQuery, Query()]
 ) -> StreamingResponse:
-    """Return the trajectories of runs that have ended in a format for trainers, the oldest first.
-    Each line is an object of JSON."""
+    """Return the trajectories of ended runs, the oldest first, in a format for trainers. Each line
+    is a JSON object."""
     lines = _exported(services, owner, query.format, query.labels)
     return StreamingResponse(lines, media_type=JSON_LINES)
 
@@ -107,8 +107,8 @@ async def _exported(
 async def retrieve_trajectory(
     services: ServicesDep, owner: Owner, run_id: str, query: Annotated[TrajectoryQuery, Query()]
 ) -> Response:
-    """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a
-    running run has what was done so far."""
+    """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a run
+    in progress contains the run so far."""
     stored = await services.runs.trajectory(owner, run_id)
     if stored is None:
         await find_run(services, owner, run_id)
@@ -127,8 +127,8 @@ async def retrieve_trajectory(
 
 @router.delete("/v1/runs/{run_id}/trajectory", responses=errors(404))
 async def delete_trajectory(services: ServicesDep, owner: Owner, run_id: str) -> Deleted:
-    """Delete the trajectory of a run, with `n` also those of the other choices if the run is that
-    of the first choice. Later turns of a run in progress are not stored."""
+    """Delete the trajectory of a run. If the run is the first choice of a request with `n`, delete
+    the trajectories of the other choices too. Later turns of a run in progress are not stored."""
     if not await services.runs.delete_trajectory(owner, run_id):
         raise NotFoundError(f"No trajectory of a run {run_id!r}.")
     return Deleted(id=run_id, object="run.trajectory.deleted")

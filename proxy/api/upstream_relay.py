@@ -60,8 +60,8 @@ from proxy.schemas.content_parts import (
 log = logging.getLogger(__name__)
 
 WATCH_AFTER_S = 0.1
-"""Seconds before the client's connection is watched for a disconnect: the watch costs an eighth of
-the time of a short response (`bench/relay.py`)."""
+"""Seconds after which the client's connection is watched for a disconnect. A short response needs
+no watch, which would cost an eighth of its time (`bench/relay.py`)."""
 MAX_BUFFERED_BYTES = 256 << 10
 """Maximum size of a response that is buffered and sent in one piece, in bytes."""
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
@@ -76,7 +76,7 @@ _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
 _IGNORED = b" \t\r\n\0"
 """Whitespace, and the zero bytes of ASCII letters in UTF-16 and UTF-32."""
 ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
-"""Wrap a response to read its body while it is relayed."""
+"""A function that wraps a backend's response, to read its body while the body is relayed."""
 
 
 async def relay_chat(request: ModelRequest, decision: RoutingDecision) -> Response:
@@ -117,9 +117,9 @@ async def _relayed_chat(
 async def check_files(
     request: ModelRequest, decision: RoutingDecision, body: Mapping[str, Any]
 ) -> bool:
-    """Return True if a request without a sandbox, because its model does not support tools, has
-    files that the backend may refuse. Raises BadRequestError for an upload, which only a sandbox
-    could read: the proxy stores it."""
+    """Return True if the request has files that the backend may refuse, and gets no sandbox because
+    its model does not support tools. Raises BadRequestError if one of these files is an upload of
+    this server, which the backend cannot read."""
     verdict = decision.verdict
     if not decision.is_passthrough or verdict.reason is None:
         return False
@@ -139,8 +139,8 @@ async def check_files(
 async def _explain_refusal(
     relayed: UpstreamResponse, decision: RoutingDecision
 ) -> UpstreamResponse:
-    """Return the backend's error response to a request with files. Raises BadRequestError in its
-    place if the backend may have refused the files."""
+    """Return the backend's error response to a request with files, or raise BadRequestError if the
+    backend may have refused the files."""
     content = await read_at_most(relayed.body, MAX_BUFFERED_BYTES) or b""
     now = datetime.now(UTC)
     error = backend_error_from_response(relayed.status, relayed.headers, content, now=now)
@@ -173,7 +173,7 @@ async def forward(
     budget: DailyBudget = DailyBudget(),
     hook: ResponseHook | None = None,
 ) -> Response:
-    """Relay a request of any kind, within the daily budget.
+    """Relay a request to any path of the backend, within the daily budget.
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """
@@ -318,11 +318,11 @@ class RequestBodyStream:
         self._body_ended = asyncio.Event()
         self._check: Callable[[bytes], None] | None = None
         self.rejected: ProxyError | None = None
-        """The error of the piece that the check rejected, or None."""
+        """The error with which the check rejected a piece, or None."""
 
     def check_with(self, check: Callable[[bytes], None]) -> None:
-        """Call `check` with each piece before it is relayed. A ProxyError of `check` ends the
-        body."""
+        """Call `check` with each piece before the piece is relayed. A ProxyError that `check`
+        raises ends the body."""
         self._check = check
 
     async def read(self, limit: int) -> bytes | None:
@@ -386,7 +386,7 @@ def urls_in(body: Any) -> list[str]:
 
 
 class URLScanner:
-    """Searches a body for fields with URLs, without decoding it: the body is too long, or is not
+    """Searches a body for fields with URLs without decoding the body, which is too long or not
     declared as JSON."""
 
     def __init__(self) -> None:
@@ -445,8 +445,8 @@ async def metered_relay(
 
 
 class _MeteredBody:
-    """A response body that is relayed. When the body ends or is closed, its usage is charged to the
-    daily budget."""
+    """The body of a relayed response. When the body ends or is closed, the usage of the response is
+    charged to the daily budget."""
 
     def __init__(
         self,
@@ -498,9 +498,10 @@ class _MeteredBody:
 async def charge(
     request: ClientRequest, budget: DailyBudget, expected: Expense
 ) -> tuple[BudgetAccount, Reservation]:
-    """Charge an expected expense to the daily budget of the client's key. Raises BudgetError.
+    """Charge an expected expense to the daily budget of the client's key. Return the account and
+    the reservation. Raises BudgetError.
 
-    The account belongs to the key's name, so a new secret of the same name has the same budget.
+    The account belongs to the key's name, so a new secret under the same name has the same budget.
     """
     spending = request.services.store.spending
     account = spending.account(request.key.name, budget)
@@ -511,8 +512,8 @@ async def charge(
 
 
 async def find_tariff(services: Services, model: str, *, is_required: bool) -> Tariff | None:
-    """Return the prices of a model, or None if they are unknown. Raises BadRequestError if they are
-    required: a limit on cost must not be ignored silently."""
+    """Return the prices of a model, or None if the operator has not configured them. If
+    `is_required`, also search litellm's table, and raise BadRequestError for unknown prices."""
     prices = services.prices
     if not is_required:
         return prices.configured(model)
