@@ -109,8 +109,8 @@ class Services:
     passthrough: PassthroughSetting = "stateless"
     """The setting that decides which paths without a route are relayed to the backend."""
     upstreams: tuple[str, ...] = ()
-    """The allowed base URLs of model calls: `sandbox.upstream` must be one of them, or a URL
-    below."""
+    """The base URLs that a request may name in `sandbox.upstream`. A URL below one of them is
+    allowed too."""
     public_url: str | None = None
     """Base URL of links to files, or None for the base URL of each request."""
     steps: StepsSetting = "auto"

@@ -1,6 +1,6 @@
 """Relays requests to paths without a route, by the rules of `backend.passthrough`, and requests of
-the Responses API for `:plain` models. The backend stores the responses to the latter; a client may
-use only responses that it created."""
+the Responses API for `:plain` models. The backend stores the responses of the Responses API; a
+client may use only the responses to its own requests."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

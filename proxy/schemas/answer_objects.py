@@ -1,7 +1,7 @@
 """The JSON objects and the stream events that the proxy adds to answers, for every API.
 
-Open it for the name, the type and the meaning of a field that OpenAI's or Anthropic's API does not
-have. `result_objects`, `steps` and the response modules build the objects.
+This module defines the name, the type and the meaning of each field that OpenAI's and Anthropic's
+APIs do not have. `result_objects`, `steps` and the response modules build the objects.
 """
 
 from collections.abc import Mapping
@@ -154,7 +154,7 @@ class StepExtension(TypedDict, total=False):
 
 
 class StepEventName(StrEnum):
-    """The events that have a step event in their field `sandbox`."""
+    """The names of the events that have a step event in their field `sandbox`."""
 
     CHAT_COMPLETIONS = "sandbox.step"
     """The name of a server-sent event whose data is a chunk with an empty delta. Clients ignore
@@ -213,7 +213,7 @@ class ToolEndEvent(TypedDict):
 
 
 class StepsOmittedEvent(TypedDict):
-    """The oldest steps, which a late subscriber does not receive."""
+    """The oldest steps are left out for a late subscriber."""
 
     kind: Literal["steps_omitted"]
     steps: int
@@ -279,4 +279,4 @@ RunEvent = (
 )
 """The step events that belong to no step."""
 StepEvent = ToolStartEvent | ToolOutputEvent | ToolEndEvent | RunEvent
-"""The step events. Each has also `v`, the version 1, and `run_id`, the id of the run."""
+"""The step events. Each event also has `v`, the version 1, and `run_id`, the id of the run."""

@@ -368,7 +368,7 @@ LLAMA_CPP: Mapping[str, Parameter] = {
     "preserved_tokens": Parameter("visible answer", array(anything)),
     "json_schema": Parameter("visible answer", mapping, no_effect=()),
 }
-"""llama.cpp refuses a request with a grammar and tools."""
+"""The fields of llama.cpp, which refuses a request with both a grammar and tools."""
 
 PARAMETERS: Mapping[str, Parameter] = {
     **OPENAI,

@@ -24,7 +24,8 @@ from proxy.schemas.validation import (
 )
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
-"""`n_predict` is llama.cpp's. A value below 1 means no limit there."""
+"""The fields that limit the tokens of an answer. `n_predict` is llama.cpp's, where a value below 1
+means no limit."""
 _GUIDED = {
     "guided_json": "json",
     "guided_json_object": "json_object",
@@ -131,7 +132,8 @@ def _is_text(response_format: object) -> bool:
 
 
 def _is_legacy(body: Mapping[str, Any]) -> bool:
-    """Return True if the request has functions. Raises BadRequestError if it has tools too."""
+    """Return True if the request has the deprecated `functions`. Raises BadRequestError if the
+    request has `tools` too."""
     if not body.get("functions"):
         return False
     if body.get("tools"):
@@ -311,7 +313,7 @@ class ChatMessages:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     param_paths: dict[str, str] = field(default_factory=dict)
-    """Paths in `messages`, and the paths of the same values in the client's request."""
+    """Maps paths such as `messages[0]` to the paths of the same values in the client's request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +327,7 @@ class ChatTranslation:
 
     chat: Mapping[str, Any]
     param_paths: Mapping[str, str]
-    """Paths in `chat`, and the paths of the same values in the client's request."""
+    """Maps paths in `chat` to the paths of the same values in the client's request."""
     starts_with_tool: bool = False
     """True if the run must begin with a tool call. A call of a sandbox tool counts too."""
 

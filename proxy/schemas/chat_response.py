@@ -65,7 +65,8 @@ class Chunk(NamedTuple):
     card: CardFields | None = None
     """Top-level fields from which Open WebUI makes a card."""
     step: Mapping[str, Any] | None = None
-    """A step as the `sandbox` object. The chunk is sent as a server-sent event with a name."""
+    """A step event, sent as the `sandbox` object of a chunk. The chunk's server-sent event has a
+    name."""
 
 
 class ChatEncoder:
@@ -79,7 +80,8 @@ class ChatEncoder:
         self._cards = StepCardRenderer(run_id, self._state) if steps == "items" else None
         self._steps = StepEventRenderer(run_id) if steps == "events" else None
         self._call_fields: dict[int, tuple[str, str]] = {}
-        """The object and its field that receive the pieces of a call, by the call's index."""
+        """The object of each call and the field of that object that receive the pieces of the call,
+        by the call's index."""
         self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
         """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
 
@@ -148,9 +150,9 @@ class ChatEncoder:
         return [self._chunk(delta, sandbox=sandbox)]
 
     def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
-        """Return the chunk of a piece of a call. With cards there is none: Open WebUI gets complete
-        calls at the end, because it renders the message again for each piece, which would move the
-        cards."""
+        """Return the chunk of a piece of a call. With cards, return no chunk: Open WebUI would
+        render the message again for each piece and move the cards, so it gets complete calls at the
+        end."""
         if self._cards:
             return []
         if isinstance(event, ClientCallStarted):
@@ -343,7 +345,8 @@ def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def _logprobs(logprobs: Any) -> Any:
-    """Return `logprobs` with both lists. vLLM sends one of the lists."""
+    """Return `logprobs` with both of OpenAI's lists, `content` and `refusal`. vLLM sends only one
+    list."""
     if not isinstance(logprobs, dict):
         return logprobs
     return {"content": None, "refusal": None, **logprobs}

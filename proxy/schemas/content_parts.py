@@ -25,7 +25,8 @@ _NOT_BASE64 = "it has characters that are not of base64"
 
 @dataclass(frozen=True, slots=True)
 class InlineData:
-    """A file in a string of the request. It is decoded in pieces, without a copy of the string."""
+    """A file whose data is in a string of the request. The data is decoded in pieces, without a
+    copy of the string."""
 
     text: str
     start: int
@@ -35,7 +36,8 @@ class InlineData:
     is_base64: bool = True
 
     def measure(self) -> int:
-        """Return the number of bytes. Raises ValueError if the data is malformed."""
+        """Return the number of bytes of the decoded data. Raises ValueError if the data is
+        malformed."""
         if not self.is_base64:
             return sum(map(len, self.pieces()))
         count = pads = 0
@@ -55,7 +57,7 @@ class InlineData:
         return count * 3 // 4
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes. `measure` must have accepted the data."""
+        """Yield the decoded data in pieces. `measure` must have accepted the data."""
         if not self.is_base64:
             yield unquote_to_bytes(self.text[self.start :])
             return
@@ -92,7 +94,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 """Kinds of files by the first part of the MIME type."""
 _URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 _SVG = "image/svg+xml"
-"""No model accepts SVG as an image, because it is text."""
+"""No model accepts SVG as an image, because SVG is text."""
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """The beginning of a URL: http(s) with a host, or another scheme."""
 _FETCHED = ("http://", "https://")

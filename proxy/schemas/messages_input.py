@@ -105,7 +105,7 @@ def _content(parts: list[Part]) -> str | list[Part]:
 
 
 def _result_text(parts: Sequence[Part], *, is_error: bool) -> str:
-    """Return the text of a tool result with these parts, as the model sees it."""
+    """Return the parts of a tool result as the text that the model sees."""
     result = "\n".join(part["text"] for part in parts if part["type"] == "text")
     if any(part["type"] != "text" for part in parts):
         result = f"{result}\n[What else it gave follows.]".lstrip()
@@ -170,7 +170,8 @@ def _data_url(source: Block) -> str:
 
 
 def _assistant_message(blocks: Iterable[Block]) -> dict[str, Any]:
-    """Return a message with the text and the client's tool calls."""
+    """Return the message of the assistant with the text and the client's tool calls of its
+    blocks."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for kind, group in groupby(blocks, key=lambda block: block["type"]):

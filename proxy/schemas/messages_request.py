@@ -185,7 +185,7 @@ _TIERS = {"auto": "auto", "standard_only": "default"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesAsChat(ChatTranslation):
-    """A request as a chat completion."""
+    """A request of Anthropic's Messages API as a chat completion."""
 
     keeps_param_suffix: ClassVar[bool] = False  # a part's fields differ from its block's
 

@@ -50,13 +50,13 @@ _STOPPED_AT = ("stop_reason", "matched_stop")
 
 @dataclass(frozen=True, slots=True)
 class MessageContext:
-    """The options of a request that its encoders need."""
+    """The options of a request that the encoders of its message need."""
 
     model: str
     steps: StepsMode
     thinking: bool
-    """True if the message has thinking blocks. With `reasoning` steps, they contain the steps
-    too."""
+    """True if the message has thinking blocks. If `steps` is `reasoning`, these blocks contain the
+    steps too."""
     stop_sequences: tuple[str, ...] = ()
     container_expires: int | None = None
     """The Unix time at which the container expires, or None if the message has no container."""
@@ -250,9 +250,9 @@ class MessagesEncoder:
     # Blocks
 
     def _think(self, text: str) -> list[_Json]:
-        """Return the events that add `text` as thinking. Return none if the text is empty, if the
-        message has no thinking blocks, or while a `tool_use` block is open, which they would
-        close."""
+        """Return the events that add `text` as thinking. Return no events if the text is empty, if
+        the message has no thinking blocks, or while a `tool_use` block is open: thinking would
+        close the block."""
         if not text or self._open == "tool_use" or not self._context.thinking:
             return []
         return self._write("thinking", text)
@@ -325,7 +325,8 @@ def _fill(block: _Json, text: str) -> None:
 
 
 def message_usage(result: Result) -> _Json:
-    """Return Anthropic's usage, which counts cached tokens separately, with `sandbox`."""
+    """Return the usage in Anthropic's form, which counts cached tokens separately, with the field
+    `sandbox`."""
     counted = usage(result)
     thinking_tokens = usage_count(details(counted, "completion"), "reasoning_tokens")
     return {
@@ -412,8 +413,8 @@ class CodeExecutionBlocks:
         return None
 
     def files(self, artifacts: Sequence[Artifact]) -> list[_Json]:
-        """Return the blocks of a command that lists the produced files. Clients find the ids of the
-        files in its result."""
+        """Return the call and the result of a command that lists the produced files. Clients find
+        the ids of the files in the result."""
         if not artifacts:
             return []
         paths = "".join(f"{artifact.path}\n" for artifact in artifacts)

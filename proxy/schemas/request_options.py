@@ -182,7 +182,8 @@ def _choice(
     header: RequestHeader,
     values: tuple[_T, ...],
 ) -> _T | None:
-    """Return the option that the field of the `sandbox` object or the header sets, or None."""
+    """Return the option that the field `name` of the `sandbox` object sets, else the option that
+    the header sets, else None."""
     sandbox = body.get("sandbox")
     value, param = sandbox.get(name) if isinstance(sandbox, dict) else None, f"sandbox.{name}"
     if value is None:

@@ -156,7 +156,7 @@ class ErrorResponse(BaseModel):
 
 
 class ListQuery(BaseModel):
-    """The page of a list that a client asks for."""
+    """The query parameters that select a page of a list."""
 
     limit: Annotated[StrictInt, Field(ge=1, le=100), BeforeValidator(_number)] = 20
     order: Literal["asc", "desc"] = Field("desc", description="By the time of creation.")
@@ -217,7 +217,7 @@ _EXPIRY_FIELDS = ("anchor", "seconds")
 
 
 class UploadExpiry(BaseModel):
-    """The time at which an upload expires."""
+    """The lifetime of an upload: `seconds` after its creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[StrictInt, Field(ge=MIN_UPLOAD_S, le=MAX_UPLOAD_S), BeforeValidator(_number)]
@@ -238,8 +238,8 @@ class UploadForm(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _join_expiry(cls, form: Mapping[str, str]) -> dict[str, Any]:
-        """Join the form fields of `expires_after`. SDKs send one form field for each of its fields;
-        other clients send JSON."""
+        """Return the form with `expires_after` as an object. SDKs send each field of the object as
+        a form field; other clients send the object as JSON."""
         return {**form, "expires_after": _expires_after(form)}
 
 
@@ -256,7 +256,7 @@ def _expires_after(form: Mapping[str, str]) -> Any:
 
 
 class FileListQuery(ListQuery):
-    """The page of the list of files."""
+    """The query parameters that list files."""
 
     limit: Annotated[StrictInt, Field(ge=1, le=10_000), BeforeValidator(_number)] = 10_000
     purpose: str | None = None
@@ -275,7 +275,7 @@ class FileObject(_Identified):
 
 
 def file_object(upload: StoredUpload) -> FileObject:
-    """Return OpenAI's file object."""
+    """Return OpenAI's file object for an upload."""
     return FileObject.model_validate(upload, from_attributes=True)
 
 
@@ -283,7 +283,7 @@ def file_object(upload: StoredUpload) -> FileObject:
 
 
 class ContainerExpiry(BaseModel):
-    """The time at which an unused container expires."""
+    """The lifetime of a container: `minutes` after its last use."""
 
     anchor: Literal["last_active_at"]
     minutes: StrictInt = Field(ge=1, description="At most the server's setting.")
@@ -309,7 +309,7 @@ class NetworkPolicy(BaseModel):
 
 
 class ContainerCreate(BaseModel):
-    """A container to create."""
+    """The request body that creates a container."""
 
     name: Name
     memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
@@ -354,26 +354,26 @@ class ContainerFileCreate(BaseModel):
 
 
 class ContainerListQuery(ListQuery):
-    """The page of the list of containers."""
+    """The query parameters that list containers."""
 
     name: str | None = None
 
 
 class ContainerFileListQuery(ListQuery):
-    """The page of the list of a container's files."""
+    """The query parameters that list the files of a container."""
 
     path: str | None = Field(None, description="Only files under this path.")
 
 
 class LinkQuery(BaseModel):
-    """The signature of a link, which authorizes the request instead of an API key."""
+    """The query parameters of a signed link, which authorize the request instead of an API key."""
 
     exp: str = Field("", description="The Unix time at which the link expires.")
     sig: str = Field("", description="The signature of the link.")
 
 
 class ArchiveQuery(LinkQuery):
-    """The files of an archive."""
+    """The query parameters that download the files of a container as an archive."""
 
     format: Literal["zip"] = "zip"
     path: str | None = Field(None, description="Only files under this path.")
@@ -444,19 +444,19 @@ Metadata = Annotated[
 
 
 class ConversationUpdate(BaseModel):
-    """The metadata that replaces the metadata of a conversation."""
+    """The request body that replaces the metadata of a conversation."""
 
     metadata: Metadata | None = None
 
 
 class ConversationCreate(ConversationUpdate):
-    """A conversation to create, with its first items."""
+    """The request body that creates a conversation with its first items."""
 
     items: Items | None = None
 
 
 class ItemsCreate(BaseModel):
-    """Items to add to a conversation."""
+    """The request body that adds items to a conversation."""
 
     items: Items
 
@@ -488,7 +488,7 @@ MAX_SEQUENCE = 2**53
 
 
 class StreamQuery(BaseModel):
-    """The first event of a stream of a response's events."""
+    """The query parameters that stream the events of a response."""
 
     starting_after: (
         Annotated[StrictInt, Field(ge=0, le=MAX_SEQUENCE), BeforeValidator(_number)] | None
@@ -496,7 +496,7 @@ class StreamQuery(BaseModel):
 
 
 class ResponseQuery(StreamQuery):
-    """The query that retrieves a response."""
+    """The query parameters that retrieve a response."""
 
     stream: str | None = Field(None, description="`true` streams the response's events.")
     include: list[str] | None = Field(
@@ -529,7 +529,7 @@ class RunObject(_Identified):
 
 
 class _LabelQuery(BaseModel):
-    """The labels that trajectories must have."""
+    """The query parameters that select trajectories by their labels."""
 
     group_id: str | None = Field(None, description="Only trajectories with this label.")
     task_id: str | None = Field(None, description="Only trajectories with this label.")
@@ -537,7 +537,7 @@ class _LabelQuery(BaseModel):
 
     @property
     def labels(self) -> TrajectoryLabels:
-        """The labels for the store."""
+        """The labels that the trajectories must have."""
         return TrajectoryLabels(self.group_id, self.task_id, self.session_id)
 
 
@@ -598,7 +598,7 @@ class ModelCallObject(_ResponseModel):
 
 
 class TokenSegment(_ResponseModel):
-    """The tokens of successive model calls, each of whose prompts begins with all tokens of the
+    """The tokens of successive model calls. The prompt of each call begins with all tokens of the
     call before."""
 
     prompt_ids: list[int] = Field(description="The tokens of the first prompt.")
@@ -681,7 +681,7 @@ class TrajectorySummaryObject(_Identified):
 
 class TrajectoryObject(_Identified):
     """The trajectory of a run. Each message is in `messages` once. A segment is a list of indexes
-    of messages, to which a run only appends; a compaction begins a new segment."""
+    of messages. The run only appends to a segment; a compaction begins a new segment."""
 
     object: Literal["run.trajectory"] = "run.trajectory"
     created_at: int

@@ -55,7 +55,7 @@ class OutputItems:
 
 @dataclass(frozen=True, slots=True)
 class ItemRef:
-    """A reference to an item."""
+    """The index and the id of an output item."""
 
     index: int
     id: str
@@ -71,7 +71,8 @@ class ItemRef:
 
 
 class ReasoningItems:
-    """The reasoning items. Consecutive reasoning becomes one item, with the text in `summary`."""
+    """Writes the reasoning items. Consecutive reasoning becomes one item, with the text in
+    `summary`."""
 
     def __init__(self, output: OutputItems, *, encrypted: bool) -> None:
         """`encrypted`: True if the request includes `encrypted_content`."""
@@ -82,7 +83,7 @@ class ReasoningItems:
         self._fields: Json = {"encrypted_content": None} if encrypted else {}
 
     def write(self, text: str) -> list[Json]:
-        """Add text, which may be empty."""
+        """Return the events that add text. Return no events for an empty text."""
         if not text:
             return []
         events: list[Json] = []
@@ -95,7 +96,7 @@ class ReasoningItems:
         return [*events, delta]
 
     def end(self) -> list[Json]:
-        """End the open item, if any."""
+        """Return the events that end the open item, if any."""
         item = self._item
         if item is None:
             return []
@@ -133,7 +134,8 @@ class MessageItem:
         return [*events, self._event("refusal.delta", delta=text)]
 
     def end(self, annotations: Sequence[Json], logprobs: Sequence[Json], status: str) -> list[Json]:
-        """End the message, which is empty if nothing was written."""
+        """Return the events that end the message. If nothing was written, the message has one empty
+        text."""
         opening = [] if self._item else self._in_part("output_text")
         assert self._item is not None
         cited = [] if self._is("refusal") else self._cite(annotations, logprobs)
@@ -146,8 +148,8 @@ class MessageItem:
         ]
 
     def _in_part(self, kind: str) -> list[Json]:
-        """Return the events that open a part of a type: none if the last part has that type. Begin
-        the message or end the last part first."""
+        """Return the events that begin the message or end its last part, and open a part of the
+        type `kind`. Return no events if the last part has that type."""
         events: list[Json] = []
         if self._item is None:
             item = {"type": "message", "role": "assistant", "content": [], "status": "in_progress"}
@@ -227,14 +229,14 @@ class ClientCallItem:
         return [done, self._output.end(self._item, **written, status="completed")]
 
     def abandon(self) -> list[Json]:
-        """End an incomplete call."""
+        """Return the events that end an incomplete call."""
         written = {self._field: "".join(self._pieces)}
         return [self._output.end(self._item, **written, status="incomplete")]
 
 
 class ClientCallItems:
-    """The calls of the client's tools. Calls of functions and custom tools are streamed; calls of
-    OpenAI's tools are sent complete."""
+    """Writes the calls of the client's tools. Calls of functions and custom tools are streamed;
+    calls of OpenAI's tools are sent complete."""
 
     def __init__(
         self, output: OutputItems, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
@@ -259,7 +261,7 @@ class ClientCallItems:
         return []
 
     def abandon(self) -> list[Json]:
-        """End the calls that are still open."""
+        """Return the events that end the calls that are still open."""
         calls, self._open = self._open, {}
         return [event for call in calls.values() for event in call.abandon()]
 

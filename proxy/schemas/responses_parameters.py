@@ -108,7 +108,7 @@ _TOOLS: Mapping[str, Check] = {
     **_UNAVAILABLE_TOOLS,
 }
 _LOADED_TOOLS = array(discriminated({**_CLIENT_TOOLS, **_UNAVAILABLE_TOOLS}))
-"""The tools in an input item."""
+"""The check of the tools in an input item."""
 _PARTS: Mapping[str, Check] = {
     "input_text": object_with({"text": text}),
     "input_image": object_with(optional={"image_url": text, "file_id": text, "detail": text}),
@@ -265,7 +265,8 @@ FIELDS: Mapping[str, Check] = {
         )
     },
 }
-"""OpenAI's fields, and `sandbox`. A field that is not in the table is sent on unchanged."""
+"""The checks of OpenAI's fields and of `sandbox`. A field that is not in the table is sent to the
+backend unchanged."""
 CHAT_FIELDS = {
     "messages": "'input'",
     "response_format": "'text.format'",

@@ -53,7 +53,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesAsChat(ChatTranslation):
-    """A request as a chat completion."""
+    """A request of the Responses API as a chat completion."""
 
     tools: ResponsesToolSet
 
@@ -95,7 +95,7 @@ _PARAM_PATHS = {
 
 
 def includes(body: Mapping[str, Any], value: str) -> bool:
-    """Return True if `include` contains a value."""
+    """Return True if the field `include` of the request contains a value."""
     return value in (body.get("include") or [])
 
 
@@ -216,7 +216,7 @@ def _is_hosted(item: Item) -> bool:
 
 
 def _result(item: Item) -> Any:
-    """Return the content of the message for a call's result."""
+    """Return a call's result as the content of a chat message."""
     match item["type"]:
         case "tool_search_output":
             return search_result(item["tools"])
@@ -249,7 +249,7 @@ def _add_message(chat: ChatMessages, item: Item, path: str) -> None:
 
 
 def _add_call(chat: ChatMessages, call: dict[str, Any], path: str) -> None:
-    """Add a call to the message of its turn, or to a new message."""
+    """Add a call to the last message if that is the assistant's, else to a new message."""
     last = _last_message(chat)
     if last["role"] == "assistant":
         chat.messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", []), call]}

@@ -329,8 +329,8 @@ def _allowed_tools(choice: Tool, tools: ResponsesToolSet) -> Any:
 
 
 def _functions_of(entry: Tool, tools: ResponsesToolSet) -> list[dict[str, Any]]:
-    """Return the client's tool that an entry of the allowed tools names, all tools of a namespace,
-    or an empty list for a hosted tool."""
+    """Return the functions that an entry of the allowed tools names: one function, all functions of
+    a namespace, or an empty list for a hosted tool."""
     match entry:
         case {"type": "function" | "custom"}:
             return [_function_choice(entry)]
@@ -344,7 +344,7 @@ def _functions_of(entry: Tool, tools: ResponsesToolSet) -> list[dict[str, Any]]:
 
 
 def _is_client_tool(kind: str, tools: ResponsesToolSet) -> bool:
-    """Return True if the client runs the tool of that type."""
+    """Return True if the request has a tool of the type `kind` that the client runs."""
     return kind in tools.client_tools and tools.client_tools[kind]["type"] == kind
 
 
@@ -353,7 +353,8 @@ def _function_choice(tool: Tool) -> dict[str, Any]:
 
 
 def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the container that a tool describes, and its path in the request."""
+    """Return the path in the request and the fields of the container that a tool describes, or
+    None."""
     match tool:
         case {"type": "shell", "environment": dict(environment)}:
             return f"tools[{index}].environment", environment

@@ -20,7 +20,8 @@ _MAXIMA = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
 
 
 def usage(result: Result) -> dict[str, Any]:
-    """Return OpenAI's usage summed over the choices. `sandbox` has the statistics of the runs."""
+    """Return OpenAI's usage summed over the choices. Its field `sandbox` has the statistics of the
+    runs."""
     choices = (result, *result.others)
     counted: dict[str, Any] = dict.fromkeys(
         ("prompt_tokens", "completion_tokens", "total_tokens"), 0
@@ -136,7 +137,7 @@ def _printable(path: str) -> str:
 
 
 def _sandbox_usage(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `usage.sandbox`: the fields of a RunStats or the sums of several, and ratios of them.
+    """Return `usage.sandbox`: the statistics of the runs in integers, and ratios of the statistics.
 
     All numbers are integers, because LangChain sums the numbers of usages and warns of other types.
     """

@@ -172,7 +172,8 @@ class _OutputShortener:
         self._is_long = False
 
     def add(self, stream: str, text: str) -> str:
-        """Add a piece of output. Return the first lines of the output that the piece completes."""
+        """Add a piece of output. Return the lines that the piece completes, if they are among the
+        first lines of the output."""
         *lines, unfinished = (self._unfinished.get(stream, "") + text).split("\n")
         self._unfinished[stream] = unfinished[-_MAX_LINE_CHARS:]
         return "".join(map(self._show, lines))

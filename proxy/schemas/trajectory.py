@@ -81,7 +81,7 @@ class TrajectoryWriter:
         self._messages: dict[bytes, int] = {}
         """The index of each message that was written, by the message's digest."""
         self._settings: dict[bytes, int] = {}
-        """The index of each call's settings that were written, by their digest."""
+        """The index of each settings object that was written, by the digest of the object."""
         self._token_segments = 0
         """Number of token segments so far."""
         self._token_ids: list[int] = []
@@ -128,14 +128,14 @@ class TrajectoryWriter:
                 yield self._dump(at | asdict(decision))
 
     def finish(self, at_s: float, end: Result | BaseException) -> Iterator[bytes]:
-        """Yield the last lines of a run that ends with a result, or with an error. CancelledError:
-        the run was cancelled."""
+        """Yield the last lines of a run that ended with a result or an error. CancelledError means
+        that the run was cancelled."""
         yield from self._begin()
         last = {"kind": "end", "duration_s": at_s, "is_truncated": self._is_truncated}
         yield self._dump(last | _end(end, self._secrets))
 
     def _begin(self) -> Iterator[bytes]:
-        """Yield the line about the run, the first time."""
+        """Yield the line about the run at the first call, and nothing at later calls."""
         first, self._first = self._first, None
         if first:
             yield self._dump(first)
@@ -174,8 +174,9 @@ class TrajectoryWriter:
         yield self._dump(line)
 
     def _token_fields(self, tokens: CallTokens) -> Line:
-        """Return the tokens of a call. A call whose prompt begins with all tokens of the call
-        before it belongs to the same segment, and only the new tokens are written."""
+        """Return the fields about the tokens of a call. A call whose prompt begins with all tokens
+        of the call before belongs to the same segment as that call, and its fields have only the
+        new tokens."""
         missing = tokens.missing
         if missing is None and not self._has_room():
             missing = LEFT_OUT
@@ -200,7 +201,8 @@ class TrajectoryWriter:
         return self._counted(b'{"kind":"message","message":%b}' % text)
 
     def _has_room(self) -> bool:
-        """Return True if the trajectory may have further contents. Else it counts as truncated."""
+        """Return True if the trajectory has not exceeded its maximum size, else mark it as
+        truncated."""
         has_room = self._bytes <= self._max_bytes
         self._is_truncated |= not has_room
         return has_room
@@ -220,14 +222,16 @@ def _user_message(task: AgentTask) -> str:
 
 
 def _index_of(value: Mapping[str, Any], known: dict[bytes, int]) -> tuple[int, bytes | None]:
-    """Return the index of a value in `known`, and the JSON text of a value that was added to it."""
+    """Return the index of a value in `known`, to which a new value is added. Also return the JSON
+    text of a new value, or None for a known value."""
     text, count = encode_json(value), len(known)
     index = known.setdefault(hashlib.sha256(text).digest(), count)
     return index, text if index == count else None
 
 
 def _end(end: Result | BaseException, secrets: SecretFinder) -> Line:
-    """Return the end of a run. A result is redacted already, an error is not."""
+    """Return the status of a run that has ended, with its result or error. Only the error is
+    redacted here: a result is redacted already."""
     if not isinstance(end, Result):
         if not isinstance(end, Exception):
             return {"status": "cancelled"}
@@ -302,8 +306,8 @@ class _Reader:
         return {"segment": segment, "prompt_messages": len(self.prompt), **line, **tokens}
 
     def _tokens(self, line: Line) -> Line:
-        """Move the tokens of a call from its line into their segment, and return the fields that
-        say where they are there; none without captured tokens."""
+        """Move the tokens of a call from its line into their segment, and return the numbers of
+        tokens of the prompt and of the reply. Return no fields if no tokens were captured."""
         if "token_segment" not in line:
             return {}
         index = line["token_segment"]
@@ -321,7 +325,8 @@ class _Reader:
         return {"prompt_tokens": before - len(reply), "reply_tokens": len(reply)}
 
     def _segment_of(self, prompt: list[int]) -> int:
-        """Return the index of the segment that a prompt is the beginning of, or extends."""
+        """Return the index of the segment that begins with the prompt or that the prompt extends.
+        Add a segment if there is none."""
         for index in reversed(range(len(self.segments))):
             segment = self.segments[index]
             length = min(len(segment), len(prompt))
@@ -356,8 +361,8 @@ def read_trajectory(
     rewards: Sequence[Object] = (),
     is_lost: bool = False,
 ) -> Object:
-    """Return the trajectory of stored lines in the native format. `rewards` are in the
-    order in which they were given. `is_lost` is True if the process of the run ended before the run
+    """Return the trajectory in the native format from its stored lines. `rewards` are in the order
+    in which they were given. `is_lost` is True if the process of the run ended before the run
     did."""
     reader = _Reader()
     for text in texts:
@@ -411,8 +416,8 @@ def to_openai(trajectory: Object) -> Object:
 
 
 def last_call_messages(trajectory: Object) -> tuple[list[Object], Sequence[Any] | None] | None:
-    """Return the prompt of the last model call that has a reply, followed by the reply, and the
-    tools. None: no call has a reply."""
+    """Return the messages (the prompt, then the reply) and the tools of the last model call that
+    has a reply, or None if no call has a reply."""
     calls = [call for call in trajectory["model_calls"] if call["reply"] is not None]
     if not calls:
         return None
@@ -423,10 +428,10 @@ def last_call_messages(trajectory: Object) -> tuple[list[Object], Sequence[Any] 
 
 
 def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
-    """Yield the JSON text of a trajectory, or of an export of one, in pieces: one for each value
-    below `depth` levels of objects and lists, and one for PIECE_NUMBERS numbers of a list. The
-    encoder does not release Python's lock within a piece, so one piece of 64 MB would stop the
-    event loop."""
+    """Yield the JSON text of a trajectory or of a part of an export in pieces: a piece for each
+    value below `depth` levels of objects and lists, and a piece for each PIECE_NUMBERS numbers of a
+    list. The encoder does not release Python's lock within a piece, so a single piece of 64 MB
+    would stop the event loop."""
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         for start in range(0, len(value), PIECE_NUMBERS):
             yield ", " if start else "["
@@ -451,7 +456,8 @@ def json_pieces(value: Any, depth: int = 4) -> Iterator[str]:
 
 
 def _observations(trajectory: Object, reply: Mapping[str, Any]) -> list[Object]:
-    """Return the tool messages that answer a reply, as far as its calls have been run."""
+    """Return the tool messages that answer a reply: one for each of its calls that has an
+    observation."""
     found = {call["id"]: call.get("observation") for call in trajectory["tool_calls"]}
     calls = reply.get("tool_calls") or []
     ids = [call.get("id") for call in calls if isinstance(call, dict)]
@@ -463,7 +469,7 @@ def _observations(trajectory: Object, reply: Mapping[str, Any]) -> list[Object]:
 
 
 def _tools_of(trajectory: Object, segment: int) -> Sequence[Any] | None:
-    """Return the tools of the last call in a segment that has tools, or None."""
+    """Return the tools of a segment's last model call with tools, or None."""
     settings = [
         trajectory["settings"][call["settings"]]
         for call in reversed(trajectory["model_calls"])

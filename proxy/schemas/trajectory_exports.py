@@ -2,8 +2,8 @@
 yields the objects of its lines: none if the trajectory lacks what the format needs.
 
 The merge rule is that of the token segments (`TrajectoryWriter`): a call whose prompt begins with
-all tokens of the call before continues its row, any other call begins a new row with the same
-reward.
+all tokens of the call before continues the row of that call; any other call begins a new row. All
+rows of a trajectory have the same reward.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,8 @@ from proxy.schemas.trajectory import INFRA_ERROR, Object, last_call_messages
 
 
 def reward_of(trajectory: Object) -> float | None:
-    """Return the last reward. None if there is none, or if the run cannot be scored."""
+    """Return the value of the last reward. Return None if the trajectory has no reward or no
+    result, or if its outcome is INFRA_ERROR."""
     if trajectory["result"] is None or trajectory["outcome"] == INFRA_ERROR:
         return None
     rewards = trajectory["rewards"]
@@ -21,7 +22,7 @@ def reward_of(trajectory: Object) -> float | None:
 
 
 def rows(trajectory: Object) -> Iterator[Object]:
-    """Yield the token segments."""
+    """Yield a row for each token segment, with the labels and the reward of the trajectory."""
     segments = trajectory["token_segments"]
     for index, segment in enumerate(segments):
         yield {
@@ -35,7 +36,7 @@ def rows(trajectory: Object) -> Iterator[Object]:
 
 
 def verl_rows(trajectory: Object) -> Iterator[Object]:
-    """Yield the token segments with the field names of verl's AgentLoopOutput
+    """Yield the rows with the field names of verl's AgentLoopOutput
     (verl/experimental/agent_loop)."""
     for row in rows(trajectory):
         yield {
