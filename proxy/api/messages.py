@@ -48,7 +48,7 @@ _BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
 _PROMPT_PARTS = ("text", "image_url")
 """Types of content parts that are in the model's prompt."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
-"""The keep-alive of a streamed message, sent in place of `run_response.KEEP_ALIVE`. Anthropic's
+"""The keep-alive of a streamed message, sent as often as the comment of other streams. Anthropic's
 SDKs ignore a ping."""
 
 
