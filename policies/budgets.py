@@ -53,7 +53,7 @@ class DailyBudget:
 
     @property
     def is_set(self) -> bool:
-        """True if any budget is limited, so that expenses must be counted."""
+        """True if any budget has a limit. Otherwise expenses need not be counted."""
         return self != _UNLIMITED
 
     @property
@@ -105,7 +105,8 @@ class Reservation:
     spent: Expense
     """Everything that the key has spent or reserved on that day, including this reservation."""
     exhausted: str | None = None
-    """The exhausted kind, if any; then nothing was reserved."""
+    """The kind of expense whose budget is exhausted, or None. If it is set, nothing was
+    reserved."""
 
 
 def exhausted(budget: DailyBudget, spent: Expense, wanted: Expense) -> str | None:
@@ -162,7 +163,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LowBudgetHint:
-    """The rest of a budget of which little is left."""
+    """A hint for the model that little is left of a budget."""
 
     text: str
     level: int
@@ -170,7 +171,8 @@ class LowBudgetHint:
 
 
 def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
-    """Return a hint for each of a run's own budgets of which little is left, by kind."""
+    """Return a hint for each of the run's own budgets that is nearly exhausted, by kind
+    (`turns`)."""
     last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE_SHARE)
     rows = (
         ("turns", limits.max_turns, spent.turns, _LAST_TURNS),
@@ -190,8 +192,8 @@ def low_budget_hints(limits: Limits, spent: Spent) -> dict[str, LowBudgetHint]:
 
 
 def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, LowBudgetHint]:
-    """Return a hint for each daily budget of which little is left, by kind. The kind is prefixed
-    with `today's`."""
+    """Return a hint for each daily budget except `runs` that is nearly exhausted, by kind. The kind
+    is prefixed with `today's`."""
     hints: dict[str, LowBudgetHint] = {}
     for kind, limit in limits_by_kind(budget).items():
         hint = None if kind == "runs" else _hint(kind, limit, getattr(spent, kind), 0)
@@ -201,7 +203,8 @@ def low_daily_budget_hints(budget: DailyBudget, spent: Expense) -> dict[str, Low
 
 
 def reminder(hints: Mapping[str, LowBudgetHint], shown_levels: Mapping[str, int]) -> str:
-    """Return a line for the model that lists the hints, or "" if the model knows all of them.
+    """Return a line for the model that lists the hints, or "" if the model has been shown all of
+    them.
 
     `shown_levels` are the levels of the hints that the model has been shown, by kind.
     """

@@ -4,17 +4,19 @@ from dataclasses import dataclass, field
 
 _MAX_ANSWER_TOKENS = 8192
 _MAX_ANSWER_DIVISOR = 4
-"""Without a `max_tokens`, a call reserves at most 1 / `_MAX_ANSWER_DIVISOR` of the window."""
+"""A model call without `max_tokens` reserves at most 1 / `_MAX_ANSWER_DIVISOR` of the window for
+its answer."""
 COMPACTED_SHARE = 2 / 3
 """Maximum share of the window that is used after compaction. Each compaction loses the backend's
 prefix cache, so it must free enough room for several turns."""
 SUMMARY_SHARE = 1 / 2
 """Maximum share of the window that is used after a compaction by summary."""
 TOKENS_PER_BYTE = 1 / 3
-"""Assumed for text that no backend has counted yet. English has fewer, digits have more."""
+"""Assumed for text that no backend has counted yet. English text has fewer tokens per byte, digits
+have more."""
 _MIN_TOKENS_PER_BYTE, _MAX_TOKENS_PER_BYTE = 1 / 8, 1.5
-"""The plausible range. A backend that reports a count outside this range has counted something
-else."""
+"""The plausible range of tokens per byte. A backend that reports a count outside this range has
+counted something else."""
 MEDIA_BYTES = 4500
 """Assumed size of an image or an audio clip. Its base64 data are not tokenized as text."""
 
@@ -55,7 +57,7 @@ def reserved_tokens(window: int, max_tokens: int | None) -> int:
 def offload_threshold(limit: int | None, window: int | None) -> int | None:
     """Return the number of tokens above which a text is offloaded to files; None means never.
 
-    This is the configured limit, but at most half of the window if the window is known.
+    The number is `limit`, but at most half of the window if the window is known.
     """
     return limit if limit is None or window is None else min(limit, window // 2)
 

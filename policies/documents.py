@@ -88,9 +88,9 @@ _PAGE = re.compile(
 _MAX_MARKS = 50_000
 """Maximum number of marks; further marks are ignored."""
 LARGE_CHARS = 4000
-"""Minimum length of a code fence without a file name that counts as a document, and of Markdown
-sections and pages (shorter ones are merged). Text between documents stays in the prompt up to this
-length."""
+"""Minimum length, in characters, of a code fence without a file name that counts as a document.
+Markdown sections and pages below this length are merged. Text between documents stays in the prompt
+if it is not longer."""
 
 
 def _find_all(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
@@ -376,15 +376,15 @@ def _merge(first: _Span, second: _Span) -> _Span:
 # Offloading
 
 KEPT_CHARS = 1000
-"""Length of the start and of the end of an offloaded text that stay in the prompt, because users
-write instructions there, in characters."""
+"""Maximum number of characters that stay in the prompt at each end of an offloaded text, because
+users write instructions there."""
 _SHORT_CHARS = 400
 """Maximum length of a document that stays in the prompt: a note on a file would hardly be
 shorter."""
 _HEAD_CHARS = 160
-"""Maximum length of a document's beginning in its note."""
+"""Maximum number of characters that the note on a document quotes from the document's beginning."""
 _HEADS_CHARS = 6000
-"""Maximum length of the beginnings of all documents together."""
+"""Maximum number of such characters in the notes on all documents together."""
 _KEPT_DIVISOR = 4
 """A text becomes one file if more than 1 / `_KEPT_DIVISOR` of it would stay in the prompt."""
 

@@ -106,7 +106,7 @@ def strip_trailing_dots_and_spaces(filename: str) -> str:
 
 
 def normalize_mime_type(mime_type: str) -> str:
-    """Return a media type without its parameters; the unknown type if it is malformed."""
+    """Return a media type without its parameters; UNKNOWN_TYPE if it is malformed."""
     bare = mime_type.partition(";")[0].strip().lower()
     return bare if _MIME_TYPE.fullmatch(bare) else UNKNOWN_TYPE
 

@@ -69,7 +69,8 @@ class RequestHeader(_Header):
     CODEX_THREAD_ID = "thread-id", _MODEL
     """The id of the thread in Codex, used like Open WebUI's."""
     OPEN_WEBUI_TASK = "x-openwebui-task", _MODEL
-    """Open WebUI's purpose of a utility request, such as a title. The request gets no sandbox."""
+    """The purpose of a utility request of Open WebUI, such as a title. The request gets no
+    sandbox."""
     OPEN_WEBUI_PREFIX = "x-openwebui-", "chat completions"
     """Any header with this prefix: the client is Open WebUI, so the default step mode is `items`.
     """
@@ -124,4 +125,4 @@ class ResponseHeader(_Header):
     CONTENT_SECURITY_POLICY = "Content-Security-Policy", "downloads of files, `/docs`"
     """The restrictions of a page that the browser opens."""
     REFERRER_POLICY = "Referrer-Policy", _DOWNLOADS
-    """`no-referrer`: the URL of a download is its permission."""
+    """`no-referrer`, because the URL of a download gives access to the file."""

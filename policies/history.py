@@ -1,4 +1,4 @@
-"""Removes the steps of runs, which the proxy added to earlier answers, from a client's messages.
+"""Removes from a client's messages the steps of runs that the proxy added to earlier answers.
 
 A model that finds steps in its own earlier messages imitates them instead of calling tools.
 """
@@ -128,7 +128,8 @@ def is_step_id(call_id: object) -> bool:
 
 
 def _append_after_steps(groups: list[list[Message]], message: Message) -> None:
-    """Append a message that follows removed steps, to the previous group if both must be merged."""
+    """Append a message that follows removed steps: to the last group if it must be merged with the
+    message before, else as a new group. Separate two user messages by UNANSWERED."""
     before = groups[-1][-1] if groups else {}
     roles = (before.get("role"), message.get("role"))
     if roles == ("assistant", "assistant") and not before.get("tool_calls"):

@@ -134,7 +134,7 @@ _NOT_PUBLIC_V6 = tuple(
 def is_public(address: IPAddress) -> bool:
     """Return True if the address belongs to the public internet and embeds no other address.
 
-    Sandboxes reach other addresses only if their rules allow the network.
+    A sandbox reaches any other address only if its rules allow the network of the address.
     """
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)

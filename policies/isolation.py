@@ -14,8 +14,8 @@ MIN_LIMITS = {
     "disk_mib_per_s": 64,
     "open_files": 16,
 }
-"""Minimum values of limits that a request may set. With much less no sandbox starts, and with less
-disk bandwidth a killed sandbox takes long to end."""
+"""Minimum values of the limits that a request may set. Far below them no sandbox starts, and below
+the minimum disk bandwidth a killed sandbox takes long to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Isolation:
     open_files: int = 1024
     """Maximum number of open files of one process."""
     network: Egress = Egress()
-    """Rules for connections out of the sandbox. A pooled sandbox gets its egress, memory, cpus and
-    pids when it is leased; everything else is fixed when it is created."""
+    """Rules for connections out of the sandbox. A pooled sandbox gets `network`, `memory_mib`,
+    `cpus` and `pids` when it is leased; all other settings are fixed when it is created."""
 
     def __post_init__(self) -> None:
         for name, minimum in MIN_LIMITS.items():

@@ -159,14 +159,15 @@ def _is_full(spent: float, expected: float, limit: float | None) -> bool:
 # The plan for a run's time
 
 _MARGIN_SHARE, _MAX_MARGIN_S = 0.05, 10.0
-"""The share of a deadline that is reserved for collecting artifacts and sending the answer."""
+"""The share of a deadline that is reserved for collecting artifacts and sending the answer, and the
+maximum of this reserve in seconds."""
 _WALL_TIME_MARGIN_S = 30.0
 """Time for collecting artifacts of a run without a deadline, after its wall time."""
 _MAX_COLLECTION_S = 120.0
 """Maximum time for collecting artifacts."""
 _FINAL_CALL_SHARE, _MIN_FINAL_CALL_S, _MAX_FINAL_CALL_S = 0.2, 10.0, 120.0
-"""The share of a deadline that is reserved for asking the model for its final answer. This reserve
-is at most half of the deadline."""
+"""The share of a deadline that is reserved for asking the model for its final answer, and the
+minimum and maximum of this reserve in seconds. The reserve is at most half of the deadline."""
 
 
 @dataclass(frozen=True, slots=True)

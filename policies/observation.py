@@ -34,8 +34,8 @@ class ObservationLimits:
 
 DEFAULT_LIMITS = ObservationLimits()
 STUB_CHARS = 400
-"""Maximum number of characters of an observation that remain in the stub that replaces it during
-compaction. The stub has a truncation marker as well."""
+"""Maximum number of characters of an observation that its stub keeps. Stubs replace observations
+during compaction. A stub has a truncation marker as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class StreamCap:
 
 
 def output_cap(limits: ObservationLimits) -> StreamCap:
-    """Return a cap with room for the truncation marker of the sandbox, so that nothing is cut
-    twice.
+    """Return a cap that leaves room within `limits` for the sandbox's truncation marker. Output
+    that the sandbox has truncated is thus not truncated again.
 
     A character has at least one byte, so output within the cap is within the limits.
     """

@@ -1,7 +1,7 @@
 """The prompts of the paper's style: a general one, and one for each domain of the paper.
 
-They have the facts and the structure of the reference implementation's prompts in the project's own
-words. The operator can replace them by the reference's own.
+The prompts have the facts and the structure of the reference implementation's prompts, in this
+project's words. The operator can replace them by the reference implementation's prompts.
 """
 
 from collections.abc import Mapping

@@ -80,15 +80,15 @@ def _patterns(lines: str) -> dict[str, list[list[str]]]:
 _STATELESS_READS = _patterns(
     "/models /models/* /models/*/ready /models/*/versions/*/ready /props /ready"
 )
-"""For GET and HEAD."""
+"""Paths that are stateless only for GET and HEAD."""
 _STATELESS_CALLS = _patterns(
     """
     /chat/completions /chat/completions/batch /chat/completions/render /messages
     /messages/count_tokens /responses/compact /responses/input_tokens
     """
 )
-"""For POST and OPTIONS; by GET, OpenAI lists stored completions. `/responses` is missing because
-the backend stores responses."""
+"""Paths that are stateless only for POST and OPTIONS: a GET of `/chat/completions` lists stored
+completions (OpenAI). `/responses` is missing because the backend stores responses."""
 _STATELESS = _patterns(
     """
     / /apply-template /audio/speech /audio/transcriptions /audio/translations /beta/completions
@@ -105,8 +105,9 @@ _STATELESS = _patterns(
     /engines/*/embeddings
     """
 )
-"""Paths without prefixes, for all methods; `*` matches one segment. They are paths of OpenAI, vLLM,
-SGLang, llama.cpp, TGI and TEI, Ollama, LM Studio, Triton, Azure, DeepSeek and Mistral."""
+"""Paths that are stateless for GET, HEAD, POST and OPTIONS, without prefixes; `*` matches one
+segment. They are paths of OpenAI, vLLM, SGLang, llama.cpp, TGI and TEI, Ollama, LM Studio, Triton,
+Azure, DeepSeek and Mistral."""
 
 
 def is_stateless(method: str, path: str) -> bool:

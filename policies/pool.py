@@ -36,8 +36,9 @@ class PoolSettings:
     ttl_s: float = 3600.0
     """Age in seconds at which a ready sandbox is replaced."""
     on_miss: OnMiss = "create"
-    """Behaviour if no sandbox is ready. create: start a sandbox; at the limits above, wait for one.
-    wait: wait for a sandbox that the pool starts in the background. fail: refuse the request."""
+    """Behaviour if no sandbox is ready. create: start a sandbox, or wait for one if `max_sandboxes`
+    or `memory_budget_mib` is reached. wait: wait for a sandbox that the pool starts in the
+    background. fail: refuse the request."""
     queue_size: int = 256
     """Maximum number of requests that wait for a sandbox; further requests are refused."""
     queue_timeout_s: float = 120.0

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 CHARS_PER_TOKEN = 4
-"""Assumed by estimates: right for English, but too few tokens for code and most other languages."""
+"""The ratio that estimates assume. It suits English; code and most other languages have more
+tokens."""
 _MILLION = 1_000_000
 _MAX_COUNT = 1e15
 """Larger numbers, including infinity, are neither counts nor costs."""

@@ -1,9 +1,9 @@
 """The profile, which contains every policy of a run, and the rules for overriding its settings.
 
-A model overrides settings of a profile, a key settings of a model, and a request settings of a key.
-Each override can only make a setting stricter, except for the few settings that have no stricter
-value. A less strict value of a model or key has no effect; a request with a less strict value is
-refused.
+A model overrides settings of a profile, a key overrides settings of a model, and a request
+overrides settings of a key. Each override can only make a setting stricter, except for the few
+settings that have no stricter value. A less strict value of a model or key has no effect; a request
+with a less strict value is refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,7 +124,8 @@ def describe_stricter(path: str, allowed: Any) -> str:
 
 
 def _only_value(value: object, description: str) -> SettingOrder:
-    """Return the order of a setting of which only `value` is stricter than others."""
+    """Return an order in which `value` is stricter than all other values, which are equally
+    strict."""
     return SettingOrder(description, lambda _, requested: bool(requested == value))
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from policies.rules import Span, compile_pattern
 
 HELD_CHARS = 256
-"""Length of the end of a stream that is held back. In a stream, a longer secret is found only if
-its pattern matches its first `HELD_CHARS` characters."""
+"""Number of characters at the end of a stream that are held back. A longer secret in a stream is
+found only if the pattern already matches the secret's first `HELD_CHARS` characters."""
 MAX_HELD_CHARS = 65_536
 """Maximum length of a secret that is held back because it has not ended."""
 _KEY_TEXT = r"[\sA-Za-z0-9+/=:,.\\-]*"
@@ -53,8 +53,8 @@ class Redaction:
     """The secrets that are redacted. Raises ValueError for an unknown name."""
 
     detectors: tuple[str, ...] = ()
-    """Names of built-in patterns. all: all of them. Or some of: aws, aws_secret, github, openai,
-    google, slack, jwt, bearer, url_password, private_key."""
+    """Names of built-in patterns: aws, aws_secret, github, openai, google, slack, jwt, bearer,
+    url_password, private_key. all: all of them."""
     patterns: tuple[SecretPattern, ...] = ()
     """Patterns of the operator, in addition to the built-in ones."""
 

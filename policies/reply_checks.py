@@ -10,7 +10,7 @@ from typing import Any
 # Quotations of the proxy's own texts
 
 _QUOTED_WORDS = 10
-"""Number of consecutive words of a proxy text that are a quotation."""
+"""Number of consecutive words of a proxy text that count as a quotation."""
 _MIN_SENTENCE_WORDS = 5
 """Minimum length of a complete sentence of an instruction that counts as a quotation."""
 _SUSPECT_WORDS = 3
@@ -66,7 +66,7 @@ class EchoCheck:
     """Checks a streamed text for quotations of the proxy's own texts."""
 
     def __init__(self, proxy_texts: ProxyTexts, client_texts: Sequence[str]) -> None:
-        """A model may quote `client_texts`, the texts of the client's messages."""
+        """`client_texts` are the texts of the client's messages, which a model may quote."""
         self._proxy_texts = proxy_texts
         self._client_texts = client_texts
         self._client_words: str | None = None
@@ -137,7 +137,8 @@ _MIN_REPEATS = 8
 _MIN_CHARS = 4_000
 """Minimum length of runaway repetition. Songs and lists of equal lines are shorter."""
 _MIN_DATA_CHARS = 16_000
-"""The minimum for data without two consecutive different letters: zeros, tables of numbers, hex."""
+"""Minimum length of runaway repetition without two consecutive different letters, such as zeros and
+tables of numbers."""
 CHECK_EVERY_CHARS = 500
 """Number of new characters after which a text is checked again."""
 _PROBE_CHARS = 64
@@ -212,8 +213,8 @@ def _has_words(passage: str) -> bool:
 # Quotations of the request in an error
 
 MAX_SEARCHED_CHARS = 16 << 20
-"""Maximum length of a request's texts that are searched, which takes about 20 ms. In a longer
-request every passage counts as quoted."""
+"""Maximum number of characters of a request's texts that `is_quoted` searches, in about 20 ms. In a
+longer request every passage counts as quoted."""
 
 
 def is_quoted(passage: str, body: Any) -> bool:

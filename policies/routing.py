@@ -127,8 +127,8 @@ def _one_call_reason(body: Mapping[str, Any]) -> RouteReason | None:
 def is_upstream(url: str, allowed: Sequence[str]) -> bool:
     """Return True if a URL is one of the allowed base URLs, or below one of them.
 
-    What is below has no query, no escapes, and no part that begins with a dot, so that no server
-    understands it as another path.
+    The part of the URL after the base must have no query, no escapes and no segment that begins
+    with a dot. Servers could take such a URL for another path.
     """
     return any(
         url.startswith(base) and _BELOW.fullmatch(url, len(base))

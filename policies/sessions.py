@@ -44,11 +44,12 @@ class SessionSettings:
 TrajectoryFormat = Literal["native", "openai", "reference"]
 """The formats in which clients get a trajectory."""
 TrajectoryExportFormat = Literal["rows", "verl", "openenv", "sft", "native"]
-"""The formats in which clients get many trajectories, one line of JSON each or for each row."""
+"""The formats in which clients get many trajectories: a line of JSON for each trajectory or each
+row."""
 
 
 MAX_LABEL_CHARS = 512
-"""Maximum length of a label, which is that of OpenAI's metadata values."""
+"""Maximum length of a label, in characters, as for values of OpenAI's `metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class ResumePoint:
 
     session: Session
     parents: Sequence[str] = ()
-    """Names of states."""
+    """Names of states, in order of preference."""
     starts_empty: bool = False
     """True if the run starts with an empty workspace when no parent exists."""
 
@@ -148,8 +149,8 @@ def _label(value: object) -> str | None:
 
 
 def session_states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """Return the name of a session's state after these messages, and the names of the states that
-    it may resume from, newest first.
+    """Return the name of a session's state after these messages, and the names of the states that a
+    run with these messages may resume from, newest first.
 
     Names depend only on user messages and on results of the client's tools, because clients edit
     assistant messages, and system prompts contain the time.

@@ -121,8 +121,8 @@ def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Return True if the address of a server shows that the operator runs it. Only from such a
-    server, reported prompt tokens are known to be the tokens of the model's prompt."""
+    """Return True if the host in the URL shows that the operator runs the server: it is not public.
+    Only then is the server's count of prompt tokens known to be that of the model's prompt."""
     host = urlsplit(url).hostname or ""
     try:
         return not is_public(ip_address(host))

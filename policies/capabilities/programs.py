@@ -186,14 +186,14 @@ _WRAPPERS: Mapping[str, frozenset[str]] = {
         name_set("command exec builtin nohup setsid unbuffer nocache chronic"), name_set("")
     ),
 }
-"""Programs that run another program, with their options that are followed by a value."""
+"""Programs that run another program, each with its options that take a value."""
 _WRAPPERS_THAT_ADD_ARGUMENTS = frozenset({"xargs", "parallel"})
 _RUNNERS: Mapping[str, frozenset[str]] = dict.fromkeys(
     name_set("uv poetry pipenv pdm conda mamba micromamba"),
     name_set("-n -p --name --prefix --with"),
 )
-"""Programs that run another program by the subcommand `run`, with their options that are followed
-by a value."""
+"""Programs that run another program by the subcommand `run`, each with its options that take a
+value."""
 _LINE_FILTER_LANGUAGES = frozenset({"perl", "ruby"})
 _LINE_FILTER_OPTIONS = ("-n", "-p", "-i", "-0", "-an", "-lan", "-lne", "-lpe")
 
