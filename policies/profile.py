@@ -124,8 +124,8 @@ def describe_stricter(path: str, allowed: Any) -> str:
 
 
 def _only_value(value: object, description: str) -> SettingOrder:
-    """Return an order in which `value` is stricter than all other values, which are equally
-    strict."""
+    """Return an order in which `value` is stricter than every other value, and no other value is
+    stricter than another."""
     return SettingOrder(description, lambda _, requested: bool(requested == value))
 
 

@@ -126,7 +126,8 @@ class Channel:
         self._connections.set_handler(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
-        """Begin an operation; `more` as in `send`. Raises SandboxLostError."""
+        """Begin an operation and return its stream; `more` as in `send`. Raises
+        SandboxLostError."""
         if self.lost:
             raise self.lost_error()
         if len(self._reset_streams) > MAX_RESET_STREAMS:
@@ -194,7 +195,8 @@ class Channel:
             raise self.lost_error()
 
     def acknowledge(self, command_id: str) -> None:
-        """Let the agent forget a command whose report has arrived. Sent with the next data."""
+        """Let the agent forget a command whose report has arrived. The ACK frame is sent with the
+        next data."""
         self._held += frame(0, ACK, command_id.encode())
 
     def lost_error(self) -> SandboxLostError:

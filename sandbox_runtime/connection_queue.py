@@ -17,8 +17,8 @@ MAX_HANDLERS = 2 * MAX_CONNECTIONS
 the factor 2."""
 CONNECTIONS_PER_S = 64
 BURST_CONNECTIONS = MAX_CONNECTIONS
-"""The rate of connections of one sandbox. A refused connection costs the host about 0.2 ms, one
-that reaches a server about 1 ms. Connections beyond the rate wait for up to 4 s."""
+"""The rate and the burst of connections of one sandbox. A refused connection costs the host about
+0.2 ms, one that reaches a server about 1 ms. Connections beyond the rate wait for up to 4 s."""
 
 
 class ConnectionRate:

@@ -43,7 +43,7 @@ class Owner:
             os.close(fd)
 
     def forget_dead(self) -> None:
-        """Remove the lock files of dead owners, whose ids still count as dead. Renew the
+        """Remove the lock files of dead owners; their ids still count as dead. Renew the
         modification time of this owner's lock file: call this regularly, or a cleaner of old files
         may remove the lock, and this owner would count as dead."""
         os.utime(self._fd)

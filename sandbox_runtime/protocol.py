@@ -44,18 +44,20 @@ HELLO, OPEN, DATA, STDERR, TAIL, STDERR_TAIL, EOF, WINDOW, END, RESET, PING, PON
 
 WINDOW_BYTES = 256 * 1024
 FIRST_WINDOW_BYTES = 16 * 1024
-"""Agent to host. The host decides which streams of a sandbox may have more unread data."""
+"""The first window of data from the agent to the host. The host may widen the window of a
+stream."""
 MAX_DATA_BYTES = 64 * 1024
 MAX_OPEN_BYTES = 16 * 1024 * 1024
-"""Host to agent. The text of a command is in its OPEN frame."""
+"""Maximum payload of an OPEN frame from the host, which contains the text of a command."""
 MAX_REPORT_BYTES = 64 * 1024
 """Agent to host: the largest frame that the host accepts."""
 MAX_CONNECTIONS = 256
-"""Concurrent connections of the programs of one sandbox; the agent opens no more."""
+"""Maximum number of concurrent connections of the programs of one sandbox; the agent opens no
+more."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
-"""The rate and the burst of frames of one guest; beyond them the guest is read more slowly. A small
-frame costs the host about 1.5 µs (measured in 2024), whatever its size."""
+"""The rate and the burst of frames of one guest; above the rate the guest is read more slowly. A
+small frame costs the host about 1.5 µs (measured in 2024), whatever its size."""
 FREE_BYTES = 1024
 """Each FREE_BYTES of data allow one more frame, which does not count towards the rate."""
 

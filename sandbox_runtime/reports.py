@@ -24,7 +24,7 @@ TURN_ENTRIES = 200
 MAX_PATH_BYTES = 4096
 """Linux's limit on paths; the agent leaves out longer ones."""
 MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
-"""A path with every byte escaped, and the other fields."""
+"""Maximum length of a line of a listing: a path with every byte escaped, and the other fields."""
 SHA256 = re.compile("[0-9a-f]{64}|")
 
 Report = Mapping[str, object]

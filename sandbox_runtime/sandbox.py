@@ -140,14 +140,14 @@ class Sandbox(Protocol):
         """Run `command` in bash and return when it ends or times out.
 
         The working directory, variables and functions carry over from one command to the next,
-        unless `shell_state="none"`. With `cwd` or `env`, which apply to this command only, its
-        state does not carry over. Background processes keep running. `on_output` receives the
-        head of each stream as it is written.
+        unless `shell_state="none"`. With `cwd` or `env`, which apply to this command only, the
+        command's state does not carry over. Background processes keep running. `on_output` receives
+        the head of each stream as it is written.
 
-        With `wait_s` the call returns after that time at the latest. A command that still runs
-        then becomes a job (`ExecResult.running`) with an unchanged deadline. With `stdin=None`
-        standard input is a terminal, or a pipe if no terminal is free (standard error says so). A
-        command that waits for input on its terminal becomes a job at once.
+        With `wait_s` the call returns after that time at the latest. A command that still runs then
+        becomes a job (`ExecResult.running`) with an unchanged deadline. With `stdin=None` standard
+        input is a terminal, or a pipe if no terminal is free (standard error says so). A command
+        that waits for input on its terminal becomes a job at once.
 
         A command that cannot be started has exit code 126, with the reason in `stderr`.
 

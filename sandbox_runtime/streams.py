@@ -44,8 +44,9 @@ data is appended to the last piece of its kind: 256 KiB in frames of one byte ta
 more."""
 RESETS_BEFORE_PING = MAX_CONNECTIONS
 MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
-"""An agent that opens and closes connections at full speed leaves at most 1,280 reset streams in
-two round trips. An agent with more than MAX_RESET_STREAMS does not answer PING."""
+"""Maximum number of reset streams. An agent that opens and closes connections at full speed leaves
+at most 1,280 in two round trips; an agent that leaves more than the maximum does not answer
+PING."""
 
 
 class _FlowControl:

@@ -14,14 +14,15 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 60.0
 
 DataCallback = Callable[[bytes | memoryview], float | None]
-"""The callback for received bytes, which are valid only during the call. It returns None, or the
-seconds for which the guest should not be read; after that time it is called with b"", because it
-may have kept some of the bytes. It raises ProtocolError for bytes that break the protocol."""
+"""Processes received bytes, which are valid only during the call. Returns None, or the seconds for
+which the guest should not be read; after this pause the callback is called with b"", so that it can
+process bytes that it has kept. Raises ProtocolError for bytes that break the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitEvents:
-    """Number of times that a sandbox has hit its limits, since its start or during one reading."""
+    """Number of times that a sandbox has hit its limits, since its start or during one reading of a
+    command (see `sandbox_runtime.protocol`)."""
 
     oom_kills: int = 0
     """Processes that were killed because memory ran out."""
@@ -57,10 +58,12 @@ class Guest(Protocol):
         """Set memory, cpus and pids of the running sandbox. Raises SandboxStartError."""
 
     def limit_events(self) -> LimitEvents | None:
-        """Return the host's counters, or None if only the agent inside can read them."""
+        """Return the limit events that the host has counted, or None if only the agent can count
+        them."""
 
     def diagnostics(self) -> str:
-        """Return the end of the agent's standard error and the backend's reason for its end."""
+        """Return the end of the agent's standard error and the cause of the agent's end that the
+        backend knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def isolation_checks(printed: bytes) -> list[Check]:
 
 def diagnose(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
     """Return a known reason why unprivileged sandboxes do not start on this host, with the remedy,
-    or the text that no reason is known."""
+    or "for no known reason"."""
     reasons: Mapping[Path, tuple[str, str]] = {
         proc / "sys/user/max_user_namespaces": ("0", "user namespaces are off: raise {}"),
         proc / "sys/kernel/unprivileged_userns_clone": (

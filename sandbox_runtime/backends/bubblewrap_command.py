@@ -88,7 +88,7 @@ _HOST_DATA = (
     *("/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs"),
 )
 _OWN_PROGRAMS = "/var/local/bin"
-"""A directory inside, last in PATH, for program names that the host's /usr lacks."""
+"""A directory in the sandbox, last in PATH, for program names that the host's /usr lacks."""
 _WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
 
 
@@ -102,8 +102,8 @@ class BwrapCommand:
     mounts: int
     """A file descriptor with the output of `mount_table`."""
     has_own_root: bool
-    """True if the sandbox has its own root file system, with the current directory of the command
-    as its lower directory. Otherwise it has the host's /usr."""
+    """True if the sandbox has its own root file system, an overlay whose lower directory is the
+    current directory of the command. Otherwise it has the host's /usr."""
     seccomp: int
     """A file descriptor with the system call filter."""
     inputs: Path | None
@@ -156,7 +156,8 @@ def mount_table(disk_options: str) -> bytes:
 def _host_files(is_strict: bool) -> tuple[str, ...]:
     """Return bwrap's arguments for the host's files, which are looked up once per process.
 
-    At `standard` the disk is the root directory, so its other directories need no bind.
+    At level `standard` the disk is mounted as the root directory, so no directory of the disk needs
+    a bind of its own.
     """
     data = chain.from_iterable(("--ro-bind-try", name, name) for name in _HOST_DATA)
     if not is_strict:
@@ -196,5 +197,6 @@ def as_user(uid: int) -> tuple[str, ...]:
 
 
 def _script(text: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command of a shell script with `arguments`; the script executes what follows."""
+    """Return the start of a command: a shell script with `arguments`. The script executes the words
+    that follow them."""
     return ("/bin/sh", "-c", text, "sh", *arguments)

@@ -29,7 +29,7 @@ _REQUIRED = ("memory", "pids")
 _CONTROLLERS = (*_REQUIRED, "cpu")
 _CPU_PERIOD_US = 100_000
 _SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-"""Missing if the kernel does not account for swap."""
+"""Files that limit swap. They are missing if the kernel does not account for swap."""
 _REMOVAL_PAUSES_S = (*(0.001 * 2**step for step in range(6)), *(0.05 for _ in range(80)))
 _OWNED = re.compile(r"(\d+)-(\d+)-(\d+)-\w+")
 
@@ -181,8 +181,8 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
-    """Return cgroups at the top of the hierarchy. The sweep of a later owner would not find them
-    below this process's own cgroup."""
+    """Return hierarchies at the top of their mounts. The sweep of a later owner would not find
+    cgroups below this process's own cgroup."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:
@@ -201,8 +201,8 @@ def _merged(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
 
 
 def _find_version_2(mounts: list[_Mount], proc: Path) -> Cgroups | None:
-    """Return cgroups as near to the top as this process may write. Root may write at the top, a
-    user in the part that systemd has delegated."""
+    """Return the hierarchy nearest to the top in which this process may create cgroups. Root may
+    write at the top, a user in the part that systemd has delegated."""
     found = re.search(r"^0::(/.*)$", _read(proc / "self/cgroup"), re.MULTILINE)
     mount = next((each for each in mounts if each.type == "cgroup2"), None)
     if mount is None or found is None:

@@ -123,8 +123,8 @@ class AgentVolumes:
 
 
 def _root_uid(info: EngineJson) -> int:
-    """Return the host uid of root in containers. With userns-remap it is not 0, and archives of an
-    engine 20.10 have host uids; the engine's data directory is then named `<uid>.<gid>`."""
+    """Return the host uid of root in containers. With userns-remap this uid is not 0, and the
+    engine's data directory is named `<uid>.<gid>`. Archives from engine 20.10 have host uids."""
     if not any(
         str(option).startswith("name=userns") for option in info.get("SecurityOptions") or ()
     ):

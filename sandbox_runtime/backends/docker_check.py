@@ -83,7 +83,7 @@ class BlockDevice:
     path: str | None
     """The device file, such as /dev/sda; None if reads and writes cannot be limited."""
     why_not: str = ""
-    """Why they cannot be limited; empty if they can."""
+    """Why reads and writes cannot be limited; empty if they can."""
 
 
 def block_device(

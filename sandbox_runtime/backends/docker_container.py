@@ -18,12 +18,12 @@ from sandbox_runtime.backends.limits import (
 from sandbox_runtime.backends.seccomp import docker_seccomp_profile
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
-"""The capabilities at the standard level: those that apt and pip need. All others are dropped; at
-the strict level, all are."""
+"""The capabilities that apt and pip need. Sandboxes have only these at the standard level, and none
+at the strict level."""
 AGENT_DIR = "/.agent"
 AGENT_PATH = f"{AGENT_DIR}/agent"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""The engine's default for images that set none."""
+"""The PATH that the engine sets for images without one."""
 RUNSC_PROGRAMS = "/usr/local/lib/runsc/bin"
 """A directory in which an image may have replacements of programs that fail on runsc. Debian's `ls`
 and `stat` pass a flag to statx (AT_NO_AUTOMOUNT) that older versions of runsc refuse."""
@@ -55,7 +55,8 @@ class ImageMetadata:
 
     id: str
     machine: str
-    """As `uname -m` names it, or, if unknown, as the engine does."""
+    """The image's machine type as `uname -m` names it, or, if that is unknown, as the engine
+    does."""
     volumes: tuple[str, ...]
     """Directories for which the image declares volumes."""
     path: str = _PATH

@@ -181,7 +181,7 @@ class DiskWatch:
 
 
 def _largest(watched: dict[str, _Watched]) -> Iterator[tuple[str, str]]:
-    """Yield the sandbox that uses most disk space, with the reason to stop it; nothing if that is
+    """Yield the sandbox that uses most disk space, with the reason to stop it; nothing if it uses
     at most _LARGE_BYTES."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)
     if largest.used.bytes > _LARGE_BYTES:
@@ -314,9 +314,10 @@ def _deleted(container: EngineJson, root: Path) -> DiskUsage:
 
 
 def _hides_files(container: EngineJson) -> bool:
-    """Return True if a socket holds descriptors that were sent and not received.
+    """Return True if a socket of a container's processes holds descriptors that were sent and not
+    received.
 
-    Their files cannot be measured, so the sandbox counts as exceeding its limit.
+    The files of these descriptors cannot be measured, so the sandbox counts as exceeding its limit.
     """
     sockets = (
         link

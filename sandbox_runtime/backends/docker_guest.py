@@ -144,7 +144,7 @@ class DockerGuest:
         return "the engine closed the connection and does not answer"
 
     async def _killed_by(self, unknown: str) -> str:
-        """Return the cause of the container's end by the engine's events, or `unknown`."""
+        """Return the cause of the container's end that the engine's events show, or `unknown`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _EVENTS_WAIT_S
         try:

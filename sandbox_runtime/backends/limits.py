@@ -14,8 +14,9 @@ HOST_UIDS = range(0x7800_0000, 0x7FFE_0000)
 across all namespaces: open files in flight through sockets, pipe memory, queued signals. Sandboxes
 with different uids do not share these counters.
 
-The range lies in the one that distributions leave unused (systemd's "UIDs and GIDs"): above the
-uids that SSSD gives to Active Directory users, below those of systemd for foreign images."""
+Distributions leave this range unused (systemd's "UIDs and GIDs"): it lies above the uids that SSSD
+gives to Active Directory users and below systemd's uids for foreign images.
+"""
 PENDING_SIGNALS = 2048
 """Queued signals and POSIX timers, counted per user and user namespace. Sandboxes whose root is the
 same user, as with Docker's runc, share this number; the host's own processes have a higher limit
@@ -24,7 +25,8 @@ MESSAGE_QUEUE_BYTES = 0
 """No POSIX message queues: a host allows each user about nine of the default size, in all its user
 namespaces together, so one sandbox could use up those of all others."""
 PSEUDO_TERMINALS = 32
-"""Per sandbox; a host has 3072 for all sandboxes (kernel.pty.max less kernel.pty.reserve)."""
+"""Maximum number of one sandbox; a host has 3072 for all sandboxes (kernel.pty.max less
+kernel.pty.reserve)."""
 DEVPTS_OPTIONS = f"newinstance,ptmxmode=0666,mode=0620,max={PSEUDO_TERMINALS},nosuid,noexec"
 """Mount options of devpts, the file system of pseudo-terminals."""
 TMPFS_MEMORY_SHARE = 0.75

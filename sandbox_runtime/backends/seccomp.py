@@ -18,7 +18,7 @@ from itertools import count
 
 @dataclass(frozen=True, slots=True)
 class MaskClear:
-    """Allowed if the argument has none of these bits."""
+    """Allows a call whose argument has none of the bits in `mask`."""
 
     argument: int
     mask: int
@@ -26,7 +26,7 @@ class MaskClear:
 
 @dataclass(frozen=True, slots=True)
 class ArgIn:
-    """Allowed if the argument has one of these values; else the call fails with `error`."""
+    """Allows a call whose argument has one of these values; any other call fails with `error`."""
 
     argument: int
     values: tuple[int, ...]
@@ -35,7 +35,7 @@ class ArgIn:
 
 @dataclass(frozen=True, slots=True)
 class ArgNotIn:
-    """Allowed if the argument has none of these values."""
+    """Allows a call whose argument has none of these values."""
 
     argument: int
     values: tuple[int, ...]
@@ -49,12 +49,12 @@ _NEW_TIME_NAMESPACE = 0x80
 """CLONE_NEWTIME; to clone() that bit means something else."""
 _UNIX_AND_INTERNET = (1, 2, 10)
 _HARMLESS_PERSONALITIES = (0, 8, 0xFFFF_FFFF)
-"""Linux, 32-bit Linux (`setarch`), and the query for the one in force."""
+"""Linux, 32-bit Linux (`setarch`), and the query for the current personality."""
 _TERMINAL_ATTACKS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX put input into a terminal; TIOCSETD loads line disciplines."""
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 0x4, 0x800
-"""The host reserves huge pages for its own programs, and no memory limit counts them. Programs fall
-back to ordinary pages."""
+"""Flags that request huge pages. The host reserves huge pages for its own programs, and no memory
+limit counts them. Programs fall back to ordinary pages."""
 
 ARG_FILTERED: Mapping[str, Rule] = {
     "clone": MaskClear(0, _NEW_NAMESPACES),
@@ -77,7 +77,7 @@ io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
 UNIMPLEMENTED = frozenset(
     ("clone3", *_IO_URING, *_KERNEL_AIO.split(), "inotify_init", "inotify_init1")
 )
-"""System calls that fail with ENOSYS, as on an older kernel, so that programs use another. The
+"""System calls that fail with ENOSYS, as on an older kernel, so that programs use another call. The
 flags of clone3 lie in memory, which no filter can read: the C library falls back to clone. A host
 user may have only few inotify instances: programs poll files instead. The events of asynchronous
 I/O are limited for the whole host (fs.aio-max-nr): databases use threads instead, as aio_read() of
@@ -87,7 +87,7 @@ _OTHER_PROCESSES = """
 ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd
 """
 _KEYRINGS = "add_key request_key keyctl"
-"""Keyrings are not separated by namespaces."""
+"""System calls for keyrings, which no namespace separates."""
 _MOUNTS_AND_NAMESPACES = """
 mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick
 mount_setattr statmount listmount setns name_to_handle_at open_by_handle_at
@@ -96,7 +96,7 @@ _LARGE_ATTACK_SURFACE = """
 bpf perf_event_open userfaultfd fanotify_init fanotify_mark vmsplice lookup_dcookie modify_ldt
 memfd_secret sysfs mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
 """
-"""Large parts of the kernel that a sandbox has no use for."""
+"""System calls into large parts of the kernel that a sandbox has no use for."""
 _THE_MACHINE = """
 kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct syslog
 vhangup quotactl quotactl_fd settimeofday clock_settime clock_adjtime adjtimex iopl ioperm
@@ -246,7 +246,8 @@ def bpf_filter(machine: str | None = None) -> bytes:
 
 
 def _ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
-    """Return the verdicts on system calls; each applies up to the number of the next one."""
+    """Return ranges of system call numbers: the first number and the verdict, which applies up to
+    the next range."""
     verdicts = {number: _verdict(name) for name, number in numbers.items()}
     unknown = _return(_REFUSE | errno.ENOSYS)
     ranges: list[tuple[int, _Code]] = []
@@ -317,8 +318,8 @@ def _return(verdict: int) -> _Code:
 # profile: its system calls never reach the host's kernel.
 
 _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
-"""Docker uses the entry of the engine's own architecture. A number beyond the last known one then
-fails with ENOSYS."""
+"""Docker uses the entry of the engine's own architecture. If an architecture has an entry, a number
+beyond the last known system call fails with ENOSYS."""
 _ARGUMENT_BITS = 32
 
 
@@ -362,7 +363,7 @@ def _complement(
 ) -> Iterator[tuple[int, int]]:
     """Yield pairs of a mask and masked bits that together match all numbers except `values`.
 
-    The library can only compare masked bits, and combines comparisons of one argument with "or".
+    libseccomp can only compare masked bits, and combines comparisons of one argument with "or".
     """
     below = _ARGUMENT_BITS - bits
     if not any(value >> below == prefix for value in values):

@@ -53,7 +53,8 @@ class DeniedError(EgressError):
 
 
 class HelloError(DeniedError):
-    """A TLS ClientHello names another server than the connection's or none, or is malformed."""
+    """A TLS ClientHello is malformed, or names no server or one that is not the connection's
+    target."""
 
 
 class UnreachableError(EgressError):

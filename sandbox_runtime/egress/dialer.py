@@ -201,7 +201,7 @@ def _rank(ip: str) -> int:
 
 
 def _read_hosts(path: Path) -> dict[str, list[str]]:
-    """Return the addresses of each name in a hosts file, in its order."""
+    """Return the addresses of each name in a hosts file, in the order of the file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -226,8 +226,8 @@ def _stamp(path: Path) -> _Stamp:
 class _NameServers:
     """The name servers and search domains of a resolv.conf.
 
-    dnspython is imported here and not above: its import is slow, happens in the thread that makes
-    the first instance, and a sandbox without network needs none.
+    dnspython is imported in the constructor, because the import is slow and a sandbox without
+    network does not need it. The thread that makes the first instance runs the import.
     """
 
     def __init__(self, resolv_conf: Path, port: int) -> None:

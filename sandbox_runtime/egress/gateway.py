@@ -200,7 +200,8 @@ class _ConnectionHandler:
         self._reason = "the sandbox ended"
 
     async def run(self, connection: Connection, refusal: str | None) -> None:
-        """Serve the connection. If `refusal` is a reason, read the request and deny it for that."""
+        """Serve the connection. If `refusal` is not None, read the request and deny it for this
+        reason."""
         reader = BufferedReader(connection)
         try:
             await self._serve(connection, reader, refusal)

@@ -15,7 +15,7 @@ from sandbox_runtime.egress.relay import PIECE_BYTES, Relay
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 128
 CHUNKED = -1
-"""The length of a chunked body."""
+"""The value of `RequestHead.body_bytes` for a chunked body."""
 Header = tuple[str, str]
 _START = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")

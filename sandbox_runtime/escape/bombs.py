@@ -13,7 +13,7 @@ _MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 
 _MANY_FILES = 20_000
 _MANY_INOTIFY = 1024
 _MANY_MIB_PER_S = 48
-"""Resources that the programs use up if nothing stops them."""
+"""Amounts of each resource that the programs use up if nothing stops them."""
 
 _FORKS = f"""
 import os, signal
@@ -124,7 +124,8 @@ print({_MUCH_DISK_MIB})
 """
 _KEPT_OPEN = "os.unlink(path); kept.append(file)"
 _IN_FLIGHT = 'os.unlink(path); socket.send_fds(near, [b"x"], [file.fileno()]); file.close()'
-"""The descriptor is in flight in a socket, so no process has the file open."""
+"""Sends the only descriptor of the file through a socket. While the descriptor is in flight, no
+process has the file open."""
 _ENGINE_FILES = f"""
 import time
 written = 0
@@ -136,7 +137,8 @@ for path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
 time.sleep(STAY_S)
 print({_MUCH_DISK_MIB})
 """
-"""An engine mounts files of the host here; each file alone stays within the limit."""
+"""Writes to the files that an engine mounts from the host; each file alone stays within the
+limit."""
 _DISK_SPEED = """
 import mmap, os, time
 piece, file_mib = mmap.mmap(-1, 1 << 20), 4

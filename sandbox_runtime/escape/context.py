@@ -22,7 +22,8 @@ _ANSWER_S = 10.0
 PYTHON = "exec python3 -I -S -"
 NO_SUCH_COMMAND = 127
 _FAULTS = ("AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError", "ValueError")
-"""Errors that an old or incomplete Python raises; no boundary has stopped the program then."""
+"""Errors that an old or incomplete Python raises. A program that ends with one of them was not
+stopped by a boundary."""
 Boundary = Literal[
     "system calls",
     "namespaces",
@@ -42,7 +43,7 @@ Verdict = Literal["held", "open", "not tried"]
 
 
 class NotTriedError(Exception):
-    """An attack cannot be made here, which says nothing about a boundary."""
+    """An attack cannot be made here, so nothing is known about the boundary."""
 
 
 class DisturbedError(Exception):
@@ -51,7 +52,7 @@ class DisturbedError(Exception):
 
 
 class EscapeSandbox(Sandbox, Protocol):
-    """A sandbox under attack, whose programs' connections the attack can handle."""
+    """A sandbox under attack. The attack can handle the connections that programs inside open."""
 
     def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Set the handler of the connections that programs inside open; None refuses them."""
@@ -111,7 +112,7 @@ class Attack:
     made.
     """
     own_kernel_holds: bool = False
-    """As in Probe."""
+    """See `Probe.own_kernel_holds`."""
     timeout_s: float = 60.0
 
 

@@ -20,7 +20,7 @@ from sandbox_runtime.escape.inside.attempt import NUMBERS
 
 _MANY_TERMINALS, _MANY_TIMERS, _MANY_QUEUES, _MANY_CONTEXTS = 128, 8192, 4, 16
 _MANY_IN_FLIGHT = 8192
-"""Resources that the programs use up if nothing stops them."""
+"""Amounts of each resource that the programs use up if nothing stops them."""
 _HOLD_S = 60
 _ANSWER_S = 20.0
 

@@ -78,7 +78,7 @@ class PoolRegistry:
         self._is_empty.set()
 
     def add(self, entry: PoolEntry) -> None:
-        """Add an entry as starting."""
+        """Add an entry in the state STARTING."""
         self._states[entry] = EntryState.STARTING
         self._entries[EntryState.STARTING][entry] = None
         self.load += entry.load

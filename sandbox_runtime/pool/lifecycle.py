@@ -1,8 +1,8 @@
 """The life of the pool's sandboxes: how each is started, kept alive and ended.
 
-Open it for failed starts and the backoff after them, pings, replacement by age or image, and the
-order of a shutdown. The `pool` module decides which sandboxes are started and which lease gets
-them.
+Open this module for failed starts and the backoff after them, pings, replacement by age or image,
+and the order of a shutdown. The `pool` module decides which sandboxes are started and which lease
+gets them.
 """
 
 import asyncio
@@ -114,9 +114,9 @@ class SandboxLifecycle:
             self._backing_off = asyncio.create_task(self._back_off(start_backoff_s(self._failures)))
 
     def _on_start_succeeded(self, took_s: float) -> None:
-        """Update the average duration, and end the backoff after failures. If a sandbox is leased,
-        back off for as long as the start took, so that starts take CPU time from running commands
-        at most half of the time."""
+        """Update the average duration of a start, and end the backoff after failures. If a sandbox
+        is leased, back off for as long as the start took, so that starts take CPU time from running
+        commands at most half of the time."""
         self.start_s = moving_mean(self.start_s, took_s)
         self._failures = 0
         if self._backing_off:

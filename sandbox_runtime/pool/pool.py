@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 OnFull = Callable[[Callable[[], bool]], None]
 """Called when the pool is full and more leases wait than sandboxes are starting for them or ending.
-Its argument returns True as long as that is so."""
+The argument is a function that returns True as long as this holds."""
 
 OnAcquired = Callable[[float, float], None]
 """Called when a lease has its sandbox, with two times in seconds, both from the lease's request:
@@ -330,7 +330,8 @@ class Pool:
         self._schedule()
 
     def _report_failure(self, entry: PoolEntry, error: BaseException) -> None:
-        """Fail the first waiter that the start was for; log the error if there is none."""
+        """Raise the error in the first waiter with the entry's pool key if such waiters outnumber
+        the other starts with this key; otherwise log the error."""
         waiting = [waiter for waiter in self._queue if waiter.pool_key == entry.pool_key]
         if len(waiting) > len(list(self._registry.matching(EntryState.STARTING, entry.pool_key))):
             self._queue.remove(waiting[0])
@@ -361,7 +362,8 @@ class Pool:
             self._refill(unclaimed)
 
     def _is_short(self) -> bool:
-        """Return True if the waiters without a start outnumber the ending sandboxes."""
+        """Return True if the waiters for which no sandbox is starting outnumber the ending
+        sandboxes."""
         ending = self._registry.number(EntryState.ENDING)
         return sum(not waiter.has_start for waiter in self._queue) > ending
 
@@ -411,7 +413,8 @@ class Pool:
         return False
 
     def _trim(self) -> None:
-        """End idle sandboxes of isolations that are not kept, and the oldest surplus ones."""
+        """End idle sandboxes of isolations for which the pool keeps none ready, and surplus idle
+        sandboxes, the oldest first."""
         missing = Counter(dict.fromkeys(self._kept, self._settings.min_ready))
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if entry.isolation == self._kept.get(entry.pool_key) and missing[entry.pool_key]:

@@ -142,7 +142,7 @@ _QUIET_PIP = {
     "PIP_NO_WARN_SCRIPT_LOCATION": "1",
 }
 _UNSET = "unset PIP_RETRIES UV_HTTP_RETRIES"
-"""Restores the number of retries that pip and uv have by default."""
+"""A shell command that restores the number of retries that pip and uv have by default."""
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
 """The longest argument of a program on Linux."""
 _REFERENCE_SCHEMA: ToolSchema = {

@@ -72,7 +72,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotApplicableError(Exception):
-    """The attempt cannot be made here, which says nothing about a boundary."""
+    """The attempt cannot be made here, so nothing is known about the boundary."""
 
 
 def call(name: str, *arguments: object, reached: tuple[int, ...] = ()) -> int:

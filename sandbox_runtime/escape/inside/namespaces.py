@@ -68,7 +68,7 @@ def other_namespaces() -> str | None:
 
 
 def setns() -> str | None:
-    """Enters a namespace, the one it is in."""
+    """Enters the namespace that it is in already."""
     own = os.open("/proc/self/ns/uts", os.O_RDONLY)
     call("setns", own, 0)
     return "namespaces can be entered"

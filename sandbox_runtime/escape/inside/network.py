@@ -1,5 +1,5 @@
 """Attempts to reach the network. Connecting a datagram socket looks up a route and sends nothing,
-so no packet leaves the host, whatever they find."""
+so no packet leaves the host, whatever the attempts find."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _ALLOWED = frozenset({0, 1, 3, 4, 5, 6, 7})
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID: installing packages needs them."""
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _NEWER_SETS = frozenset({"CapAmb"})
-"""Sets that old kernels lack."""
+"""Sets of capabilities that old kernels lack."""
 _GET_NO_NEW_PRIVILEGES = 39
 
 

@@ -85,7 +85,7 @@ def process_vm_readv() -> str | None:
 
 
 def process_vm_writev() -> str | None:
-    """Writes a byte, the one that is there, to another process's memory."""
+    """Overwrites a byte of another process's memory with the same value."""
     return _other_memory("process_vm_writev")
 
 
@@ -222,15 +222,15 @@ def x32_calls() -> str | None:
 
 
 def i386_calls() -> str | None:
-    """Makes a forbidden system call as a 32-bit program does, by its number there."""
+    """Makes a forbidden system call as a 32-bit program does, by its 32-bit number."""
     _require_x86_64("i386")
     through = survives(_unshare_as_i386)
     return "i386 system calls are not filtered" if through else None
 
 
 def _require_x86_64(kind: str) -> None:
-    """Raise OSError on a machine without this kind of system calls, as `number` does. It is no
-    NotApplicableError, for which a server would refuse the backend."""
+    """Raise OSError on a machine without this kind of system calls, as `number` does. A server
+    would refuse the backend for a NotApplicableError."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, f"{kind} system calls do not exist on {platform.machine()}")
 
