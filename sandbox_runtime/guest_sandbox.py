@@ -66,8 +66,8 @@ FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
 Read = TypeVar("Read")
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
-"""The command that unpacks a snapshot and removes its oldest output files. With -o, the unpacked
-files belong to the sandbox's user, not to the owners in the archive."""
+"""The command that unpacks a snapshot and runs PRUNE. With -o, the unpacked files belong to the
+sandbox's user, not to the owners in the archive."""
 
 
 async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox":

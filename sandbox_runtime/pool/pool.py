@@ -413,8 +413,8 @@ class Pool:
         return False
 
     def _trim(self) -> None:
-        """End idle sandboxes of isolations for which the pool keeps none ready, and surplus idle
-        sandboxes, the oldest first."""
+        """End idle sandboxes of isolations for which the pool keeps none ready, and the oldest of
+        the idle sandboxes beyond `min_ready`."""
         missing = Counter(dict.fromkeys(self._kept, self._settings.min_ready))
         for entry in reversed(self._registry.entries(EntryState.IDLE)):
             if entry.isolation == self._kept.get(entry.pool_key) and missing[entry.pool_key]:

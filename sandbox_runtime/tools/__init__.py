@@ -9,8 +9,8 @@ from sandbox_runtime.tools.submit import ReferenceSubmit, Submit
 
 
 def make_tools(profile: Profile = Profile()) -> tuple[Tool, ...]:
-    """Return new tools for one run, in the reference's order: editor, bash, submit. The editor
-    keeps the run's edits for undo_edit."""
+    """Return new tools for one run, in the reference's order: editor, bash, submit.
+    StrReplaceEditor keeps the run's edits for undo_edit."""
     shown = profile.observation
     if profile.agent.style != "reference":
         return (StrReplaceEditor(shown), ExecuteBash(shown, profile.limits), Submit())
