@@ -346,10 +346,13 @@ def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
     found = []
     for domain, of_domain in domains(graded):
         paired = pairs(of_domain)
-        ratio = _ratio(_shares_s(evaluation, paired.plain), _shares_s(evaluation, paired.sandbox))
+        ratio = _ratio(
+            _latency_shares_s(evaluation, paired.plain),
+            _latency_shares_s(evaluation, paired.sandbox),
+        )
         for mode, group in modes(answered(of_domain)):
             times_s = [each.result.latency_s for each in group]
-            mean_s = average(_shares_s(evaluation, group))
+            mean_s = average(_latency_shares_s(evaluation, group))
             per_minute = 60 / mean_s if mean_s else 0.0
             p50_s, p95_s = (percentile(times_s, share) for share in (0.5, 0.95))
             speed = Speed(domain, mode, len(group), per_minute, p50_s, p95_s, paired, ratio)
@@ -357,7 +360,7 @@ def speeds(evaluation: Evaluation, graded: Sequence[Graded]) -> list[Speed]:
     return found
 
 
-def _shares_s(evaluation: Evaluation, graded: Sequence[Graded]) -> list[float]:
+def _latency_shares_s(evaluation: Evaluation, graded: Sequence[Graded]) -> list[float]:
     """Return the latency of each request divided by its concurrency, in seconds. The parts of an
     evaluation may differ in concurrency."""
     return [

@@ -123,10 +123,10 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
     max_trajectory = limits.max_trajectory_tokens
     if max_trajectory is not None and spent.trajectory_tokens > max_trajectory:
         return StopReason.TRAJECTORY_TOKENS
-    return exceeded_spending(limits, spent) or exceeded_command_limit(limits, spent)
+    return exceeded_spending_limit(limits, spent) or exceeded_command_limit(limits, spent)
 
 
-def exceeded_spending(limits: Limits, spent: Spent) -> StopReason | None:
+def exceeded_spending_limit(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the limit that forbids any further model call, or None."""
     if _is_full(spent.tokens, spent.next_tokens, limits.max_total_tokens):
         return StopReason.TOKEN_BUDGET

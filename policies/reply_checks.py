@@ -150,7 +150,7 @@ def repeated_suffix(text: str) -> int:
     """Return the length of the end of `text` that repeats one passage; 0 if it is too short for
     runaway repetition."""
     tail = text[-_WINDOW_CHARS:]
-    for period in _periods(tail):
+    for period in _repeat_distances(tail):
         length = _periodic_length(tail, period)
         needed = _MIN_CHARS if _has_words(tail[-period:]) else _MIN_DATA_CHARS
         if length >= max(needed, _MIN_REPEATS * period):
@@ -178,7 +178,7 @@ class RepetitionCheck:
         return repeated_suffix(tail) > 0
 
 
-def _periods(tail: str) -> list[int]:
+def _repeat_distances(tail: str) -> list[int]:
     """Return the distances between the last characters of `tail` and their earlier occurrences,
     the shortest first."""
     probe = tail[-_PROBE_CHARS:]

@@ -123,7 +123,7 @@ def reward(
         remedy = "" if function else ": install the extra `training`"
         raise TaskError(f"{error.reason}{remedy}") from error
     except GraderError as error:
-        is_at_fault = function is None and _grades_itself(row, timeout_s)
+        is_at_fault = function is None and _grades_ground_truth(row, timeout_s)
         return Reward(0.0 if is_at_fault else None, "grader failure", is_flagged, error.reason)
     return Reward(value, reason, is_flagged)
 
@@ -149,7 +149,7 @@ def reward_all(
         return list(threads.map(one, work))
 
 
-def _grades_itself(row: TaskRow, timeout_s: float) -> bool:
+def _grades_ground_truth(row: TaskRow, timeout_s: float) -> bool:
     """Return True if the rules give 1 to the right answer.
 
     An answer at which the grader fails then gets 0. If it got None, a model could learn to write

@@ -25,7 +25,7 @@ from policies.limits import (
     StopReason,
     exceeded,
     exceeded_command_limit,
-    exceeded_spending,
+    exceeded_spending_limit,
 )
 from policies.limits import mib_to_bytes as in_bytes
 from policies.prices import (
@@ -113,7 +113,7 @@ class RunBudget:
             tokens=spent.tokens + spent.next_tokens,
             cost_usd=spent.cost_usd + spent.next_cost_usd,
         )
-        if stop := exceeded_spending(self._limits, with_turn):
+        if stop := exceeded_spending_limit(self._limits, with_turn):
             return stop
         return await self._reserve_call(messages)
 
