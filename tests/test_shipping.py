@@ -79,7 +79,7 @@ def environment_names() -> set[str]:
 
 
 @pytest.mark.parametrize("name", [*COMPOSE_FILES, *DOCKERFILES, "entrypoint", UNIT.name])
-def test_environment_variables_are_settings(name: str) -> None:
+def test_shipped_files_name_only_environment_variables_that_exist(name: str) -> None:
     assert set(re.findall(r"LLM_SANDBOX_\w+", read(name))) <= environment_names()
 
 

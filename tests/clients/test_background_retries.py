@@ -88,7 +88,7 @@ async def test_retry_at_another_process_returns_the_first_response(
     assert len(backend.requests) == 1
 
 
-async def test_key_of_a_failed_or_cancelled_response_starts_another(
+async def test_key_of_a_failed_or_cancelled_response_starts_a_new_response(
     tmp_path: Path,
 ) -> None:
     script = [Refusal(400, "no"), Held(text_reply(NEVER), asyncio.Event()), text_reply("42.")]
@@ -103,7 +103,7 @@ async def test_key_of_a_failed_or_cancelled_response_starts_another(
     assert len({failed.id, cancelled.id, events[-1]["response"]["id"]}) == 3
 
 
-async def test_key_of_a_deleted_response_starts_another(tmp_path: Path) -> None:
+async def test_key_of_a_deleted_response_starts_a_new_response(tmp_path: Path) -> None:
     script = [text_reply("42."), text_reply("43.")]
     async with scripted_backend(script) as backend, responses_client(backend, tmp_path) as mine:
         made = await create_response(mine, "How many?", background=True, extra_headers=KEY)

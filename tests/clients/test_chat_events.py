@@ -200,7 +200,7 @@ async def test_usage_is_the_last_chunk_only_if_requested(
         {"sandbox": {"steps": "off"}, "headers": {"X-Sandbox-Steps": "reasoning"}},
     ],
 )
-async def test_steps_off_leaves_only_the_model_reasoning(
+async def test_with_steps_off_the_stream_has_only_the_models_reasoning(
     request_options: dict[str, Any], backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with running_proxy(backend, "memory", tmp_path) as url:

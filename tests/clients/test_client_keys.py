@@ -342,7 +342,9 @@ async def test_key_is_verified_together_with_its_organization(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_undecided_key_verdict_is_not_cached(status: int, tmp_path: Path) -> None:
+async def test_key_check_that_the_backend_cannot_answer_is_not_cached(
+    status: int, tmp_path: Path
+) -> None:
     gate = KeyGate(models=status)
     async with proxy_server(gate, tmp_path) as proxy:
         ada = proxy.client(ADA)

@@ -78,7 +78,7 @@ async def test_relayed_paths_spend_tokens(
         assert looked.status_code == 200
 
 
-async def test_single_call_spends_tokens_but_no_run(tmp_path: Path) -> None:
+async def test_request_without_a_sandbox_spends_daily_tokens_but_no_run(tmp_path: Path) -> None:
     per_day = DailyBudget(runs=0, tokens=1000, commands=0)
     async with budget_server(tmp_path, per_day, [FINAL_ANSWER]) as server:
         path = "/v1/responses"

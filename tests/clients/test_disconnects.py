@@ -52,7 +52,7 @@ NO_HEADERS: dict[str, str] = {}
         (KEY, True, 0.01),
     ],
 )
-async def test_run_ends_when_its_client_cannot_come_back(
+async def test_run_ends_after_a_disconnect_if_no_retry_can_join_it(
     headers: dict[str, str], stream: bool, grace_s: float, tmp_path: Path
 ) -> None:
     make_runs = partial(RunManager, grace_s=grace_s)

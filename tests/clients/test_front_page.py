@@ -34,7 +34,7 @@ async def test_front_page_names_the_backend_the_sandboxes_and_the_api(tmp_path: 
     assert f"base URL for OpenAI SDKs: {url}/v1\n" in text.text
 
 
-async def test_front_page_commands_list_the_models_and_ask_one(tmp_path: Path) -> None:
+async def test_front_page_commands_list_the_models_and_ask_a_model(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("A Friday.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -130,7 +130,9 @@ async def test_text_over_half_the_window_becomes_a_file(model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-async def test_tokenizer_decides_near_half_the_window(is_over: bool, tmp_path: Path) -> None:
+async def test_tokenizer_decides_if_a_text_near_half_the_window_becomes_a_file(
+    is_over: bool, tmp_path: Path
+) -> None:
     text = documents(5_000)
     counted = len(text) // 4
     server = LlamaCpp([SUBMIT, SUBMIT], window=2 * counted - (1 if is_over else 0))

@@ -199,7 +199,7 @@ async def test_request_without_a_sandbox_keeps_the_text(
     assert user_text(backend) == LONG_PROMPT
 
 
-async def test_only_user_messages_are_moved(tmp_path: Path) -> None:
+async def test_only_long_texts_of_user_messages_become_files(tmp_path: Path) -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     tool = {"name": "f", "description": BOOK, "parameters": {"type": "object"}}
     messages = [
@@ -256,7 +256,7 @@ def tokenizer(count: Callable[[], web.Response], asked_for: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("tokens", "is_moved"), [(12_000, False), (12_001, True)], ids=["up to", "over"]
 )
-async def test_backend_tokenizer_decides_near_the_limit(
+async def test_backend_tokenizer_decides_if_a_text_near_the_limit_becomes_a_file(
     tokens: int, is_moved: bool, tmp_path: Path
 ) -> None:
     token_requests: list[Any] = []

@@ -173,7 +173,9 @@ async def test_steps_setting_decides_which_blocks_are_shown(
 
 
 @pytest.mark.parametrize("version", ["20250522", "20250825", "20260521"])
-async def test_each_code_execution_version_is_the_sandbox(version: str, tmp_path: Path) -> None:
+async def test_each_code_execution_version_gives_the_request_a_sandbox(
+    version: str, tmp_path: Path
+) -> None:
     async with messages_client([text_reply("Hello.")], tmp_path) as client:
         message = await client.message(
             tools=[{**CODE_EXECUTION, "type": f"code_execution_{version}"}]

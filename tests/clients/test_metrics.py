@@ -212,7 +212,9 @@ async def test_unknown_model_gets_no_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [-5, 10**400])
-async def test_implausible_token_counts_are_harmless(count: int, tmp_path: Path) -> None:
+async def test_implausible_token_counts_of_the_backend_do_not_break_the_metrics(
+    count: int, tmp_path: Path
+) -> None:
     usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
     answer = await metrics_after([{**text_reply("done"), "usage": usage}], tmp_path, {})
     found = numbers(answer)
@@ -288,7 +290,7 @@ async def test_metrics_need_the_key(tmp_path: Path) -> None:
         ("sk-operator", "sk-operator", 200),
     ],
 )
-async def test_metrics_need_the_operator_key_if_there_are_several(
+async def test_metrics_need_the_operator_key_if_the_server_has_several_keys(
     operator: str | None, sent: str, status: int, tmp_path: Path
 ) -> None:
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))], operator=operator)

@@ -325,7 +325,7 @@ async def test_strict_separation_streams_an_answer_of_prose(tmp_path: Path) -> N
     assert content_and_reasoning(last_request) == (LONG.strip(), "")
 
 
-async def test_answer_that_must_be_checked_is_the_only_content(tmp_path: Path) -> None:
+async def test_answer_with_a_required_form_is_the_only_streamed_content(tmp_path: Path) -> None:
     script = by_history([NARRATED_BASH, text_reply('{"n": 42}')])
     form = {"response_format": {"type": "json_object"}}
     last_request = await stream_events(tmp_path, script, chat_http.PATH, **chat_http.BODY, **form)

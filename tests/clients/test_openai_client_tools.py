@@ -103,7 +103,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
     ("tool", "made", "shown", "result", "expected_result"), CALLS.values(), ids=CALLS
 )
 @pytest.mark.parametrize("result_only", [False, True], ids=["full input", "result only"])
-async def test_client_tool_call_reaches_the_client_and_its_result_the_model(
+async def test_client_tool_call_reaches_the_client_and_its_result_reaches_the_model(
     tool: Any,
     made: Any,
     shown: dict[str, Any],

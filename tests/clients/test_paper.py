@@ -288,7 +288,7 @@ async def test_trajectory_token_limit_ends_the_run(tmp_path: Path) -> None:
     assert len(backend.requests) == 14
 
 
-async def test_long_observation_counts_before_it_is_sent(tmp_path: Path) -> None:
+async def test_unsent_long_observation_counts_toward_the_trajectory_limit(tmp_path: Path) -> None:
     """The reference's guard ends a run whose last observation is one very long line."""
     script = [tool_reply(call("execute_bash", command="printf 'x%.0s' $(seq 400000)"))]
     async with served(tmp_path, script, paper(WORDS), kind="bubblewrap") as (backend, client):

@@ -26,7 +26,7 @@ def state(answered: httpx.Response) -> tuple[bool, int]:
     return found["paused"], found["runs_at_work"]
 
 
-async def test_paused_server_refuses_new_runs_and_ends_those_at_work(tmp_path: Path) -> None:
+async def test_paused_server_refuses_new_runs_and_completes_running_ones(tmp_path: Path) -> None:
     release = asyncio.Event()
     async with (
         scripted_backend([Held(ANSWER, release), ANSWER]) as backend,

@@ -164,7 +164,7 @@ async def test_invalid_policy_field_is_a_400_that_names_it(
         ({}, {"computer": "never", "prompt": "strict", "limits": {"wall_time_s": 5}}),
     ],
 )
-async def test_old_names_in_a_request_are_the_new_ones(
+async def test_old_names_in_a_request_work_like_the_new_ones(
     headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
 ) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, _):
@@ -248,7 +248,7 @@ async def elsewhere(_: web.Request) -> web.Response:
     ("key", "model", "status"),
     [("sk-bound", "m", 403), ("sk-other", "watched", 403), ("sk-other", "m", 200)],
 )
-async def test_required_sandbox_closes_relayed_generation(
+async def test_relayed_generation_is_refused_if_a_sandbox_is_required(
     key: str, model: str, status: int, tmp_path: Path
 ) -> None:
     headers = {"authorization": f"Bearer {key}"}

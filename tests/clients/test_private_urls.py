@@ -105,7 +105,7 @@ def utf_16(body: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("content_of", [escaped, utf_16])
 @pytest.mark.parametrize("path", [*APIS, "messages/count_tokens"])
-async def test_private_address_is_refused_in_every_spelling_of_plain(
+async def test_private_address_in_a_plain_request_is_refused_in_any_json_encoding(
     path: str, content_of: Callable[[dict[str, Any]], bytes], tmp_path: Path
 ) -> None:
     make = APIS.get(path, messages)

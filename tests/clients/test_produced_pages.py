@@ -99,7 +99,9 @@ async def test_produced_page_is_a_sandboxed_download(route: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("route", ["link", "key", "upload", "put in"])
-async def test_harmless_file_is_shown_with_its_declared_type(route: str, tmp_path: Path) -> None:
+async def test_text_and_image_files_are_shown_inline_with_their_declared_types(
+    route: str, tmp_path: Path
+) -> None:
     async with answers(route, HARMLESS, tmp_path) as found:
         assert {answer.headers["content-type"] for answer in found} == {
             "text/plain; charset=utf-8",

@@ -41,7 +41,7 @@ async def test_runs_under_one_session_path_share_their_files(tmp_path: Path, str
     assert other["data"] == []
 
 
-async def test_path_wins_over_the_header(tmp_path: Path) -> None:
+async def test_session_path_takes_precedence_over_the_session_header(tmp_path: Path) -> None:
     async with (
         scripted_backend([DONE]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -54,7 +54,7 @@ async def test_path_wins_over_the_header(tmp_path: Path) -> None:
     assert listed["session_id"] == "rollout-7"
 
 
-async def test_other_routes_under_a_session_path(tmp_path: Path) -> None:
+async def test_models_and_plain_requests_are_answered_under_a_session_path(tmp_path: Path) -> None:
     async with (
         scripted_backend([DONE]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

@@ -57,7 +57,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("refusal", "kind"), REFUSALS, ids=lambda each: str(each)[:20])
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-async def test_sdk_raises_the_same_error_as_at_the_backend(
+async def test_sdk_raises_the_error_that_the_backend_sent(
     path: str, refusal: Refusal, kind: type[openai.APIStatusError], tmp_path: Path
 ) -> None:
     async with (
@@ -98,7 +98,7 @@ async def test_stream_fails_like_an_unstreamed_answer(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_head_is_sent_with_the_backend_head_before_any_content(
+async def test_stream_starts_with_the_backend_response_before_any_content(
     path: str, tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -176,7 +176,7 @@ async def test_status_is_held_while_attempts_fail(tmp_path: Path) -> None:
     assert found[0].status_code == 500
 
 
-async def test_attempt_beyond_the_hold_is_not_made(tmp_path: Path) -> None:
+async def test_streamed_request_is_not_retried_beyond_the_status_hold(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY] * ATTEMPTS) as backend,
         running_proxy(backend, "memory", tmp_path, status_hold_s=1.9) as url,
@@ -188,7 +188,7 @@ async def test_attempt_beyond_the_hold_is_not_made(tmp_path: Path) -> None:
     assert "x-should-retry" not in answer.headers
 
 
-async def test_unstreamed_answer_is_retried_beyond_the_hold(tmp_path: Path) -> None:
+async def test_unstreamed_request_is_retried_beyond_the_status_hold(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY, text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path, status_hold_s=0.0) as url,
@@ -199,7 +199,7 @@ async def test_unstreamed_answer_is_retried_beyond_the_hold(tmp_path: Path) -> N
     assert (answer.status_code, len(backend.requests)) == (200, 2)
 
 
-async def test_status_is_sent_when_the_hold_ends(tmp_path: Path) -> None:
+async def test_status_200_of_a_stream_is_sent_when_the_status_hold_ends(tmp_path: Path) -> None:
     async with (
         scripted_backend([BUSY, never_answered()]) as backend,
         running_proxy(backend, "memory", tmp_path, status_wait_s=LONG_S, status_hold_s=4.0) as url,

@@ -54,7 +54,7 @@ def sampled(segment: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("style", ["vllm", "sglang"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_of_a_run_are_one_row_of_tokens(
+async def test_model_calls_of_a_run_become_one_token_segment(
     tmp_path: Path, stream: bool, style: Any
 ) -> None:
     async with (
@@ -135,7 +135,9 @@ async def test_prompt_that_does_not_continue_the_tokens_begins_a_segment(tmp_pat
     assert [each["token_segment"] for each in found["model_calls"]] == [0, 1]
 
 
-async def test_backend_that_refuses_the_parameters_is_asked_once(tmp_path: Path) -> None:
+async def test_refused_token_id_parameters_are_not_sent_to_the_backend_again(
+    tmp_path: Path,
+) -> None:
     refusal = Refusal(400, "Unrecognized request argument supplied: return_token_ids")
     async with (
         scripted_backend([refusal, STEP, ANSWER]) as backend,
@@ -153,7 +155,7 @@ async def test_backend_that_refuses_the_parameters_is_asked_once(tmp_path: Path)
     assert [each["error"] for each in found["model_calls"]] == [None, None]
 
 
-async def test_other_refusals_are_the_clients(tmp_path: Path) -> None:
+async def test_refusal_of_another_parameter_reaches_the_client(tmp_path: Path) -> None:
     async with (
         scripted_backend([Refusal(400, "temperature must be at most 2")]) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
@@ -164,7 +166,7 @@ async def test_other_refusals_are_the_clients(tmp_path: Path) -> None:
     assert refused.json()["error"]["message"] == "temperature must be at most 2"
 
 
-async def test_backend_without_token_ids(tmp_path: Path) -> None:
+async def test_backend_without_token_ids_is_reported_in_the_trajectory(tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,
@@ -192,7 +194,9 @@ REFUSED: dict[str, tuple[Profile, dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_request_whose_tokens_cannot_be_captured(tmp_path: Path, case: str) -> None:
+async def test_request_whose_tokens_cannot_be_captured_is_refused(
+    tmp_path: Path, case: str
+) -> None:
     profile, fields, status, message = REFUSED[case]
     async with (
         scripted_backend([]) as backend,
@@ -222,7 +226,7 @@ async def test_model_without_tool_support_gets_tools_too(tmp_path: Path) -> None
         assert answer_text(answered).endswith("It is 42.")
 
 
-async def test_reply_is_neither_replaced_nor_asked_for_without_tools(tmp_path: Path) -> None:
+async def test_empty_reply_is_kept_and_the_next_call_still_has_the_tools(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply(""), ANSWER], has_tokens=True) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=Profiles.only(ALLOWED)) as url,

@@ -242,7 +242,7 @@ async def test_tool_refusal_caused_by_a_client_field_gives_no_verdict(
     assert response.json()["sandbox"]["route"] == "auto"
 
 
-async def test_tool_support_always_never_probes(tmp_path: Path) -> None:
+async def test_setting_tool_support_to_always_sends_no_probes(tmp_path: Path) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, ToolSettings("always")) as server:
         response = await server.ask_with_verdict()

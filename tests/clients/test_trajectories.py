@@ -124,7 +124,7 @@ async def test_trajectory_has_each_message_once_and_the_calls_and_the_result(
     assert (found["model"], found["profile"], found["error"]) == ("fake-model", "default", None)
 
 
-async def test_trajectory_in_the_formats_of_openai_and_of_the_reference(tmp_path: Path) -> None:
+async def test_trajectory_is_returned_in_the_openai_and_reference_formats(tmp_path: Path) -> None:
     async with (
         scripted_backend([{**STEP, "content": "I count."}, ANSWER]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,
@@ -167,7 +167,9 @@ async def test_trajectory_in_the_formats_of_openai_and_of_the_reference(tmp_path
     assert unknown.status_code == 400
 
 
-async def test_profile_paper_in_the_format_of_the_reference(tmp_path: Path) -> None:
+async def test_paper_run_in_reference_format_has_the_bare_problem_and_its_steps(
+    tmp_path: Path,
+) -> None:
     script = [{**STEP, "content": "I count."}, tool_reply(call("submit"))]
     async with (
         scripted_backend(script) as backend,
@@ -204,7 +206,7 @@ async def test_openai_format_ends_in_the_submitted_answer(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize(("path", "body"), REQUESTS.values(), ids=REQUESTS)
-async def test_every_api_captures_and_the_trajectory_survives_a_restart(
+async def test_every_api_captures_a_trajectory_that_survives_a_restart(
     path: str, body: dict[str, Any], restarted: bool, tmp_path: Path
 ) -> None:
     serve = partial(running_proxy, state_dir=tmp_path, kind="memory")

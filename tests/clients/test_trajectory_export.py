@@ -124,7 +124,7 @@ async def test_each_segment_is_a_row_with_the_same_reward(tmp_path: Path) -> Non
     ]
 
 
-async def test_export_and_list_of_one_group(tmp_path: Path) -> None:
+async def test_export_and_list_are_filtered_by_group_and_task(tmp_path: Path) -> None:
     async with (
         scripted_backend([ANSWER] * 4, has_tokens=True) as backend,
         running_proxy(backend, "memory", tmp_path, profiles=ALLOWED) as url,

@@ -145,7 +145,7 @@ async def test_upstream_is_refused_by_default(tmp_path: Path) -> None:
         ({"sandbox": {"upstream": DOWN, "enabled": "never"}}, "needs a sandbox"),
     ],
 )
-async def test_upstream_that_cannot_be_used_is_an_error(
+async def test_request_with_an_unusable_upstream_is_refused(
     body: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     async with (

@@ -185,7 +185,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
 
 
-def test_unknown_commands_are_found() -> None:
+def test_unknown_commands_in_shell_blocks_are_reported() -> None:
     script = "make nothing && A=1 .venv/bin/sandbox-proxy serve --nothing \\\n  --config 'a\nb'\n"
     script += "sandbox-eval report --data . --nothing\n"
     faults = [fault for words in commands(script) for fault in command_faults(words)]

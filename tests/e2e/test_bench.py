@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-async def test_owner_part_measures_the_sandboxes_of_a_killed_process() -> None:
+async def test_bench_part_owner_measures_the_sandboxes_of_a_killed_process() -> None:
     command = [sys.executable, "-m", "bench", "owner", "--no-peers", "--rounds", "1"]
     with anyio.fail_after(60):
         ended = await anyio.run_process(command, check=False)

@@ -66,7 +66,7 @@ async def test_version_option_prints_the_version_of_the_package(tmp_path: Path) 
 # config
 
 
-async def test_shipped_configuration_is_the_default_one(tmp_path: Path) -> None:
+async def test_shipped_configuration_equals_the_defaults(tmp_path: Path) -> None:
     shipped = str(ROOT / "config.yaml")
     checked = await run(tmp_path, "config", "check", "--config", shipped)
     expected = f"{shipped}: ok\n"

@@ -149,7 +149,7 @@ def test_tools_have_the_names_types_and_order_of_the_reference() -> None:
     assert list(tools[0]["function"]["parameters"]["properties"]) == list(editor)
 
 
-def test_limits_equal_the_reference() -> None:
+def test_paper_limits_equal_those_of_the_reference() -> None:
     limits = PROFILE.limits
     assert (limits.max_turns, limits.command_timeout_s) == (100, 120)
     assert PROFILE.observation.max_lines == 2 * 40

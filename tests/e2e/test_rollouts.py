@@ -38,7 +38,7 @@ async def test_no_rollout_of_many_at_once_is_lost(kind: Kind, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", REAL_KINDS)
-async def test_only_runs_at_work_are_repeated_when_the_proxy_dies(
+async def test_only_unfinished_runs_are_repeated_when_the_proxy_dies(
     kind: Kind, tmp_path: Path
 ) -> None:
     rows = [task(f"port-{number}") for number in range(ROLLOUTS)]

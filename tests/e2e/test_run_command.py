@@ -81,12 +81,12 @@ async def test_run_answers_and_writes_files_and_trajectory(tmp_path: Path) -> No
     assert not (tmp_path / "state").exists()
 
 
-async def test_formats_of_a_trajectory_are_those_of_the_api(tmp_path: Path) -> None:
+async def test_run_command_offers_the_trajectory_formats_of_the_api(tmp_path: Path) -> None:
     done = await run(tmp_path, "run", "--help")
     assert f"--trajectory-format {{{','.join(get_args(TrajectoryFormat))}}}" in done.stdout.decode()
 
 
-async def test_script_of_the_demo_draws_the_file_of_the_request(tmp_path: Path) -> None:
+async def test_demo_script_draws_a_chart_of_the_requests_input_file(tmp_path: Path) -> None:
     inputs = Path(write_inputs(tmp_path))
     (inputs / "data.csv").write_text("month,note,revenue\nMay,good,1200\nJune & July,,1350.5\n")
     config = write_config(tmp_path, DEMO)
@@ -149,7 +149,9 @@ async def test_run_that_fails_keeps_its_trajectory(tmp_path: Path) -> None:
         (["--base-url", "http://127.0.0.1:1/v1", "--sandbox", "docker"], "--sandbox"),
     ],
 )
-async def test_mistake_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+async def test_mistake_in_the_arguments_is_reported_in_one_line(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
     write_inputs(tmp_path)
     own = [] if "--base-url" in arguments else ["--config", write_config(tmp_path, DEMO)]
     assert words in await error_of(tmp_path, "How many?", *arguments, *own)

@@ -77,7 +77,7 @@ async def test_models_of_one_directory_are_compared_too(tmp_path: Path) -> None:
     ]
 
 
-async def test_comparison_names_the_judge_and_ends_with_3_if_it_gave_no_verdict(
+async def test_comparison_names_the_judge_and_exits_with_3_if_verdicts_are_missing(
     tmp_path: Path,
 ) -> None:
     outputs = [
@@ -98,7 +98,7 @@ async def test_comparison_names_the_judge_and_ends_with_3_if_it_gave_no_verdict(
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-async def test_comparison_leaves_the_grades_of_the_last_report(tmp_path: Path) -> None:
+async def test_comparison_does_not_change_the_grades_of_the_last_report(tmp_path: Path) -> None:
     outputs = [answered(tmp_path / name, [(judged(1), "1 m")]) for name in ("a", "b")]
     judge = ReplyingJudge(lambda _, __: "CORRECT")
     async with serving(judge.reply) as url:
@@ -109,7 +109,7 @@ async def test_comparison_leaves_the_grades_of_the_last_report(tmp_path: Path) -
     assert not (outputs[1] / "grades.jsonl").exists()
 
 
-async def test_other_suites_are_refused(tmp_path: Path) -> None:
+async def test_comparison_of_different_suites_is_refused(tmp_path: Path) -> None:
     one, two = sums(tmp_path / "one", 2), sums(tmp_path / "two", 3)
     outputs = [evaluation(tmp_path / "a", one, 1), evaluation(tmp_path / "b", two, 1)]
     ended = await sandbox_eval("compare", *outputs)

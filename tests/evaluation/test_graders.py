@@ -136,22 +136,22 @@ def test_answers_are_graded_in_order() -> None:
     assert grade_all(work) == [WRONG, WRONG, WRONG, RIGHT, WRONG, WRONG]
 
 
-def test_grading_above_its_timeout_is_no_grade() -> None:
+def test_grading_beyond_its_timeout_raises_a_grader_error() -> None:
     with pytest.raises(GraderError, match=r"no result within 0\.1 s"):
         run_isolated(time.sleep, 60, timeout_s=0.1)
 
 
-def test_grading_whose_process_ends_is_no_grade() -> None:
+def test_grading_whose_process_ends_raises_a_grader_error() -> None:
     with pytest.raises(GraderError, match="the process ended with exit code 7"):
         run_isolated(os._exit, 7)
 
 
-def test_grading_that_raises_is_no_grade() -> None:
+def test_exception_while_grading_becomes_a_grader_error() -> None:
     with pytest.raises(GraderError, match=r"ValueError: invalid literal for int\(\)"):
         run_isolated(int, "x")
 
 
-def test_sample_that_its_grader_does_not_know_is_ungradable_and_does_not_end_the_others() -> None:
+def test_sample_unknown_to_its_grader_is_ungradable_and_others_are_graded() -> None:
     unknown = Sample(**sample(kind="no-such-family", grader="reasoning-gym", entry={}))
     pytest.importorskip("reasoning_gym", reason="the extra `evaluation` is not installed")
     failed, right = grade_all([(unknown, "1"), (problem("number", "1"), "1")])
@@ -163,7 +163,7 @@ def allocate(size: int) -> int:
     return len(b"x" * size)
 
 
-def test_grading_above_its_memory_limit_is_no_grade() -> None:
+def test_grading_beyond_its_memory_limit_raises_a_grader_error() -> None:
     with pytest.raises(GraderError, match="MemoryError"):
         run_isolated(allocate, 2**33)
 
@@ -179,7 +179,7 @@ def test_right_answer_that_is_not_strict_json_makes_answers_ungradable() -> None
     assert str(found) == "ungradable: the right answer is not JSON: an object has a key twice"
 
 
-def test_answer_that_takes_too_long_to_compare_is_no_grade() -> None:
+def test_answer_that_takes_too_long_to_compare_raises_a_grader_error() -> None:
     pytest.importorskip("math_verify", reason="the extra `evaluation` is not installed")
     power = r"\boxed{9^{9^{9^{9}}}}"
     with pytest.raises(GraderError):
@@ -242,7 +242,7 @@ async def test_empty_answer_to_ifbench_fails_its_loose_test_too(tmp_path: Path) 
     ]
 
 
-async def test_ungradable_answers_are_apart_and_not_wrong(tmp_path: Path) -> None:
+async def test_ungradable_answers_are_counted_apart_and_not_as_wrong(tmp_path: Path) -> None:
     entry = {"key": "1", "prompt": "Do.", "instruction_id_list": ["x:y"], "kwargs": [{}]}
     instruction = sample(grader="ifbench", domain="instructions", ground_truth="", entry=entry)
     output = answered(tmp_path, [(instruction, SENTENCE), (sample(), "Answer: 0")])

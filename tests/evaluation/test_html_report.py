@@ -80,7 +80,7 @@ def hostile_records() -> list[tuple[Result, Trajectory | None]]:
     return [(broken, None), (right, made)]
 
 
-async def test_hostile_texts_are_text(tmp_path: Path) -> None:
+async def test_html_report_shows_hostile_texts_as_escaped_text(tmp_path: Path) -> None:
     write(tmp_path / "output", hostile_suite(tmp_path / "data"), hostile_records())
     await report(tmp_path / "output")
     page = Page(tmp_path / "output" / "report.html")
@@ -97,7 +97,7 @@ async def test_hostile_texts_are_text(tmp_path: Path) -> None:
     assert "\N{REPLACEMENT CHARACTER}[31m" in page.html
 
 
-async def test_page_refers_to_nothing_outside(tmp_path: Path) -> None:
+async def test_html_report_loads_and_links_nothing_outside_itself(tmp_path: Path) -> None:
     write(tmp_path / "output", hostile_suite(tmp_path / "data"), hostile_records())
     await report(tmp_path / "output")
     page = Page(tmp_path / "output" / "report.html")
@@ -273,7 +273,7 @@ async def test_page_fits_a_phone(scheme: str, tmp_path: Path) -> None:
         assert (colour == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-async def test_hostile_texts_run_nothing_in_a_browser(tmp_path: Path) -> None:
+async def test_browser_shows_hostile_texts_and_runs_none_of_them(tmp_path: Path) -> None:
     write(tmp_path / "output", hostile_suite(tmp_path / "data"), hostile_records())
     await report(tmp_path / "output")
     async with opened(tmp_path / "output" / "report.html") as page:

@@ -27,7 +27,7 @@ async def test_self_check_finds_the_known_results(tmp_path: Path) -> None:
     assert KNOWN in (tmp_path / "new" / "report.md").read_text("utf-8")
 
 
-def test_every_kind_of_problem_has_a_behaviour() -> None:
+def test_every_kind_of_problem_has_a_scripted_behaviour() -> None:
     kinds = [kind for kinds in DOMAINS.values() for kind in kinds]
     assert sorted(BEHAVIOURS) == sorted(kinds)
     assert {COUNT % len(kinds) for kinds in DOMAINS.values()} == {0}

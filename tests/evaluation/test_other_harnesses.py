@@ -152,7 +152,9 @@ def inspect_scores(logs: Path) -> dict[str, float]:
     return {each["id"]: values[each["scores"]["pattern"]["value"]] for each in samples}
 
 
-def test_exported_samples_are_right_and_wrong_in_both_modes(evaluated: Evaluated) -> None:
+def test_exported_samples_include_right_and_wrong_answers_in_both_modes(
+    evaluated: Evaluated,
+) -> None:
     """The comparison would show nothing if all scores were equal."""
     for mode in MODES:
         assert {0.0, 1.0} == set(evaluated.scores[mode].values())

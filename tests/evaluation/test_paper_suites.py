@@ -213,7 +213,7 @@ async def test_medxpertqa_choices_are_an_object_or_a_list(changes: Fields, tmp_p
     assert sample.problem.startswith(f"{MEDICINE['question']}\n\nOne choice is right.")
 
 
-def test_medxpertqa_choices_that_the_question_does_not_have_are_added(tmp_path: Path) -> None:
+def test_medxpertqa_choices_missing_from_the_question_are_appended(tmp_path: Path) -> None:
     row = {**MEDICINE, "question": "Which bone?"}
     path = json_lines(tmp_path / "test.jsonl", [row])
     (draft,) = convert_suite("medxpertqa", str(path), 0).drafts
@@ -265,7 +265,7 @@ async def test_reference_rows_have_their_input_files(tmp_path: Path) -> None:
         ("medxpertqa", "J", "choice"),
     ],
 )
-def test_reference_rows_serve_each_suite(
+def test_reference_rows_are_converted_for_each_suite(
     name: str, truth: str, grader: str, tmp_path: Path
 ) -> None:
     row = {**REFERENCE, "ground_truth": truth, "input_files": ""}

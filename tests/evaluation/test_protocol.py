@@ -83,13 +83,13 @@ async def test_sandbox_object_is_that_of_the_protocol(
     assert result.sandbox.stop_reason == stop_reason
 
 
-async def test_plain_mode_has_a_text_of_its_own(tmp_path: Path) -> None:
+async def test_plain_mode_sends_its_own_problem_text(tmp_path: Path) -> None:
     suite_with_protocol(tmp_path / "data", plain_problem="Think: 0 + 0?")
     backend, _ = await run(tmp_path, [RIGHT], *ONCE, *PLAIN)
     assert backend.requests[0].body["messages"] == [{"role": "user", "content": "Think: 0 + 0?"}]
 
 
-async def test_changed_protocol_does_not_continue_the_results(tmp_path: Path) -> None:
+async def test_results_of_another_protocol_are_not_continued(tmp_path: Path) -> None:
     suite_with_protocol(tmp_path / "data")
     await run(tmp_path, [RIGHT], *PLAIN, *ONCE)
     path = tmp_path / "data" / "sums" / "manifest.json"

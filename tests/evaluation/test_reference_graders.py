@@ -80,7 +80,7 @@ def verdict_reply(prompt: str, _: int) -> str:
 
 
 @pytest.mark.parametrize("grader", GRADERS)
-async def test_graders_side_by_side_agree_with_the_labels_and_with_the_references_own_code(
+async def test_both_graders_agree_with_the_labels_and_the_references_own_scores(
     grader: str, packages: Path, tmp_path: Path
 ) -> None:
     work, labels = labelled(grader)
@@ -111,7 +111,7 @@ async def test_graders_side_by_side_agree_with_the_labels_and_with_the_reference
     ("grader", "cases"),
     [("number", NUMBERS), ("text", TEXTS), ("verbatim", VERBATIM), ("json", JSONS)],
 )
-async def test_graders_of_exact_forms_are_beside_the_references_nearest_ones(
+async def test_exact_form_graders_are_compared_with_the_nearest_reference_graders(
     grader: str, cases: Sequence[Case], packages: Path, tmp_path: Path
 ) -> None:
     fields = [
@@ -168,7 +168,9 @@ async def test_report_without_the_reference_package_names_it(tmp_path: Path) -> 
     )
 
 
-async def test_long_context_has_the_references_other_prompt(packages: Path, tmp_path: Path) -> None:
+async def test_long_context_answers_are_judged_with_their_own_reference_prompt(
+    packages: Path, tmp_path: Path
+) -> None:
     entry = {"question": "Who signed?", "rubric": "long-context"}
     fields = sample(grader="judge", domain="long-context", ground_truth="Ada", entry=entry)
     output = answered(tmp_path, [(fields, "<think>Bo?</think>Ada"), (fields, "")])

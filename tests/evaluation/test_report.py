@@ -12,7 +12,9 @@ from tests.evaluation.made_results import USE, plain, trajectory, with_sandbox, 
 pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
 
 
-async def test_tokens_of_the_trajectory_have_three_parts(tmp_path: Path) -> None:
+async def test_report_splits_trajectory_tokens_into_prompt_model_and_environment(
+    tmp_path: Path,
+) -> None:
     # 150 tokens: 30 of the model, 20 of the environment, and the first prompt.
     records = [(plain("sum/0", "0"), None), (with_sandbox("sum/0", "0"), None)]
     write(tmp_path / "output", sums(tmp_path / "data"), records)
@@ -57,7 +59,7 @@ async def test_p_value_of_many_denominators_is_marked_as_estimated(tmp_path: Pat
     assert "A p with ≈ is estimated from 9,999 random sign flips." in report
 
 
-async def test_turns_tools_and_capabilities_of_two_runs(tmp_path: Path) -> None:
+async def test_report_has_the_turns_tools_and_capabilities_of_two_runs(tmp_path: Path) -> None:
     long = USE.model_copy(
         update={"turns": 6, "tool_calls": 5, "failed_tool_calls": 3, "stop_reason": "max_turns"}
     )
@@ -92,7 +94,7 @@ async def test_reasoning_patterns_are_means_of_answers(tmp_path: Path) -> None:
     assert rows(report, "### Reasoning patterns")[0] == ["sums", "plain", "2", "0.50", "1.00"]
 
 
-async def test_speed_is_that_of_each_domain_and_mode(tmp_path: Path) -> None:
+async def test_report_has_the_speed_of_each_domain_and_mode(tmp_path: Path) -> None:
     drafts = [Draft(sample(0)), Draft(sample(1, domain="others")), Draft(sample(2))]
     data = tmp_path / "data" / "synthetic"
     failure = Failure(code="timeout", message="m")
@@ -117,7 +119,7 @@ async def test_speed_is_that_of_each_domain_and_mode(tmp_path: Path) -> None:
     ]
 
 
-async def test_hostile_text_is_no_html_in_the_markdown_report(tmp_path: Path) -> None:
+async def test_markdown_report_escapes_html_and_pipes_of_hostile_text(tmp_path: Path) -> None:
     failure = Failure(code="<script>alert(1)</script>|x", message="m")
     result = plain("sum/0", "", status="infra_error", failures=[failure])
     write(tmp_path / "output", sums(tmp_path / "data"), [(result, None)])
@@ -126,7 +128,7 @@ async def test_hostile_text_is_no_html_in_the_markdown_report(tmp_path: Path) ->
     assert "<script" not in report
 
 
-async def test_hostile_text_has_no_images_and_no_cells_in_the_markdown_report(
+async def test_markdown_report_escapes_images_and_backslashed_pipes(
     tmp_path: Path,
 ) -> None:
     failure = Failure(code=r"![x](http://e/x.png) a\|b", message="m")

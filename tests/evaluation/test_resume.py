@@ -85,7 +85,7 @@ class Disturbance:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-async def test_killed_runner_continues(
+async def test_evaluation_continues_after_its_runner_was_killed(
     undisturbed: Undisturbed, tmp_path: Path, number: int
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"
@@ -117,7 +117,7 @@ async def test_killed_runner_continues(
     assert results_of(await report_of(output)) == undisturbed.results
 
 
-async def test_results_after_the_death_of_the_proxy(
+async def test_results_are_completed_after_the_death_of_the_proxy(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"
@@ -136,7 +136,7 @@ async def test_results_after_the_death_of_the_proxy(
     assert results_of(await report_of(output)) == undisturbed.results
 
 
-async def test_results_after_the_death_of_a_sandbox(
+async def test_results_are_completed_after_the_death_of_a_sandbox(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     suite, output = undisturbed.suite, tmp_path / "disturbed"

@@ -70,7 +70,7 @@ async def test_refused_request_is_not_repeated(tmp_path: Path) -> None:
     assert [each.code for each in result.failures] == ["invalid_value"]
 
 
-async def test_infra_error_is_apart_and_sent_again_by_the_next_run(tmp_path: Path) -> None:
+async def test_infra_error_is_counted_apart_and_the_next_run_sends_it_again(tmp_path: Path) -> None:
     code, messages, (result,) = await evaluate(tmp_path, [Refusal(500, "broken")], *PLAIN)
     assert (code, result.status) == (3, "infra_error")
     assert "1 requests have no answer because of infrastructure errors." in messages
@@ -231,7 +231,7 @@ async def test_run_json_is_replaced_in_one_step(tmp_path: Path) -> None:
     assert (earlier, read_run(tmp_path)) == (info, later)
 
 
-async def test_limit_takes_the_kinds_of_a_domain_in_turn(tmp_path: Path) -> None:
+async def test_limit_option_takes_problems_of_each_kind_in_turn(tmp_path: Path) -> None:
     kinds = ["optics", "optics", "optics", "waves", "heat"]
     drafts = [
         Draft(sample(id=f"{number}-{kind}", problem=f"{number}?", kind=kind))
@@ -252,7 +252,7 @@ async def test_limit_takes_the_kinds_of_a_domain_in_turn(tmp_path: Path) -> None
     assert sent == [first, [*first, "1-optics"], [*first, "1-optics", "2-optics"]]
 
 
-async def test_speed_and_totals_are_those_of_each_part(tmp_path: Path) -> None:
+async def test_totals_and_concurrency_are_those_of_each_part_of_a_run(tmp_path: Path) -> None:
     sums(tmp_path / "data", 3)
     messages = []
     async with (
@@ -277,7 +277,7 @@ async def test_speed_and_totals_are_those_of_each_part(tmp_path: Path) -> None:
     assert rows(report, "## Speed")[0][4] == f"{3 / minutes:.1f}"
 
 
-async def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
+async def test_run_is_refused_while_another_process_writes_to_its_directory(tmp_path: Path) -> None:
     settings = RunSettings(suites={}, sandbox={}, request={}, seed=None)
     info = RunInfo(settings=settings, data="", concurrency=1, versions={})
     with open_results(tmp_path / "output", info):

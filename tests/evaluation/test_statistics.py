@@ -37,7 +37,7 @@ def normal_p_value(values: list[Fraction]) -> float:
 
 
 @given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=8))
-def test_p_value_is_the_share_of_the_sign_flips(values: list[Fraction]) -> None:
+def test_exact_p_value_equals_that_of_all_sign_flips(values: list[Fraction]) -> None:
     found = paired_p_value(values)
     assert found.is_exact
     assert found.value == pytest.approx(flips(values))
@@ -79,11 +79,11 @@ def test_interval_needs_two_values() -> None:
     assert bootstrap_interval([HALF]) is None
 
 
-def test_interval_of_equal_values_is_their_value() -> None:
+def test_bootstrap_interval_of_equal_values_is_that_value() -> None:
     assert bootstrap_interval([HALF] * 5) == (0.5, 0.5)
 
 
-def test_interval_is_near_the_normal_one_for_many_values() -> None:
+def test_bootstrap_interval_of_many_values_is_near_the_normal_interval() -> None:
     values = [Fraction(number % 2) for number in range(400)]
     interval = bootstrap_interval(values)
     assert interval == pytest.approx((0.5 - 1.96 / 40, 0.5 + 1.96 / 40), abs=0.006)

@@ -100,7 +100,7 @@ def test_malformed_event_is_an_error_that_the_runner_expects(events: list[dict[s
         trajectory_of(RESULT, completion(events))
 
 
-def test_trajectory_of_an_earlier_attempt_is_not_that_of_the_result(tmp_path: Path) -> None:
+def test_result_has_the_trajectory_of_its_own_attempt_and_of_no_earlier_one(tmp_path: Path) -> None:
     earlier = RESULT.model_copy(update={"started": "2025-01-01T00:00:00.000+00:00"})
     other = plain("sum/0", "Answer: 0")
     records = [
@@ -131,7 +131,7 @@ def test_malformed_trajectory_is_named(tmp_path: Path) -> None:
         Trajectories(tmp_path)
 
 
-def test_evaluation_without_the_file_has_no_trajectories(tmp_path: Path) -> None:
+def test_evaluation_without_a_trajectory_file_has_no_trajectories(tmp_path: Path) -> None:
     assert Trajectories(tmp_path).of(RESULT) is None
 
 
@@ -145,7 +145,9 @@ def test_evaluation_without_the_file_has_no_trajectories(tmp_path: Path) -> None
         ("echo 42", set()),
     ],
 )
-def test_patterns_of_a_command(command: str, expected: set[str]) -> None:
+def test_capabilities_of_a_command_are_found_by_its_patterns(
+    command: str, expected: set[str]
+) -> None:
     step = Step(tool="execute_bash", arguments={"command": command})
     assert set(capabilities_of(step)) == expected
 
@@ -157,7 +159,7 @@ def test_patterns_of_a_created_file_are_those_of_its_text() -> None:
     assert capabilities_of(step) == ["computation"]
 
 
-def test_patterns_of_an_answer() -> None:
+def test_patterns_of_an_answer_and_its_reasoning_are_counted() -> None:
     answer = "# Solution\n\n1. Add.\n2. Double-check the sum.\n- I verified it."
     result: Result = plain("sum/0", answer)
     made = trajectory(result, "cat a", "echo 1", reasoning="Let me make sure.\nStep 1: add.")

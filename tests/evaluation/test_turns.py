@@ -106,7 +106,7 @@ async def test_run_without_capture_keeps_only_steps(tmp_path: Path) -> None:
     assert "<h4>Turns</h4>" not in html
 
 
-async def test_results_without_capture_can_be_continued_with_it(tmp_path: Path) -> None:
+async def test_results_without_capture_can_be_continued_with_capture(tmp_path: Path) -> None:
     suite = sums(tmp_path / "data", 2)
     async with (
         scripted_backend([*SCRIPT, *SCRIPT], model=MODEL) as backend,
@@ -241,7 +241,7 @@ async def test_turns_beyond_the_bounds_are_counted(
     assert f"{turns - kept_turns} further turns were not kept." in await html_of(tmp_path)
 
 
-async def test_hostile_turn_is_text(tmp_path: Path) -> None:
+async def test_html_report_escapes_hostile_text_in_a_turn(tmp_path: Path) -> None:
     hostile = "</pre></template><script>alert(1)</script>"
     await captured(tmp_path, web.json_response(native(1, hostile)))
     html = await html_of(tmp_path)

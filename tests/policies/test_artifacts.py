@@ -85,7 +85,7 @@ def test_only_files_of_allowed_types_are_chosen(limits: Any, chosen: str) -> Non
 
 @pytest.mark.parametrize("end", [" ", ".", "...", ". .", "\t", "\n", "\N{NO-BREAK SPACE}"])
 @pytest.mark.parametrize("pattern", [".html", "text/html", "text/*"])
-def test_type_ignores_characters_that_saving_strips(end: str, pattern: str) -> None:
+def test_artifact_type_ignores_name_endings_that_saving_strips(end: str, pattern: str) -> None:
     page = file(f"page.HTML{end}")
     assert selected([page], deny_types=(pattern,))[0] == []
     assert len(selected([page], allow_types=(pattern,))[0]) == 1

@@ -135,7 +135,7 @@ def test_megabyte_of_hostile_python_is_parsed(piece: str) -> None:
     letters("str_replace_editor", {"command": "create", "path": "a.py", "file_text": text})
 
 
-def test_command_before_unclosed_brackets_counts() -> None:
+def test_capability_of_a_command_before_unclosed_brackets_is_found() -> None:
     for brackets in ("$(", "(", '"$(', "<("):
         text = f"pip install numpy; {brackets * MAX_CHARS}"
         assert capabilities_of("execute_bash", {"command": text}) == {Capability.EXTERNAL_RESOURCES}

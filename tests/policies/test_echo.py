@@ -32,7 +32,7 @@ def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
         "\n".join(PROMPT.split(". ")[1:4]),
     ],
 )
-def test_own_text_is_recognized(text: str) -> None:
+def test_echo_of_the_proxys_own_text_is_recognized(text: str) -> None:
     assert echo_at(text) is not None
 
 
@@ -60,14 +60,14 @@ def test_ordinary_answer_is_no_echo(text: str) -> None:
     assert echo_at(text) is None
 
 
-def test_text_without_end_of_word_is_read_once() -> None:
+def test_very_long_words_are_searched_for_an_echo_in_linear_time() -> None:
     check = EchoCheck(OWN, [])
     for _ in range(3):  # takes seconds; an hour if the search restarts at each letter
         assert not check.add_and_check("3" * 300_000 + "\n")
     assert check.add_and_check(PROMPT)
 
 
-def test_own_text_after_a_word_of_any_length_is_recognized() -> None:
+def test_echo_after_a_word_of_any_length_is_recognized() -> None:
     assert echo_at("9" * 1000 + " " + PROMPT) is not None
 
 

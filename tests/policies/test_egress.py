@@ -22,7 +22,7 @@ def test_nothing_is_allowed_by_default() -> None:
     assert refusal(Egress(), "pypi.org") == "this sandbox has no network"
 
 
-def test_open_allows_every_host_and_port() -> None:
+def test_open_mode_allows_every_host_and_port() -> None:
     egress = Egress(mode="open")
     assert refusal(egress, "pypi.org") is None
     assert refusal(egress, "8.8.8.8", 53) is None
@@ -172,7 +172,7 @@ def test_header_is_bound_to_a_host_and_a_port() -> None:
     ("host", "allow"),
     [("api.example:443", "api.example"), ("api.example", "api.example:443")],
 )
-def test_header_for_a_host_with_tls_only_is_refused(host: str, allow: str) -> None:
+def test_bound_header_for_a_host_reached_only_on_port_443_is_refused(host: str, allow: str) -> None:
     with pytest.raises(ValueError, match="requests to port 443 leave the sandbox encrypted"):
         egress_with_headers(BoundHeader(host, "X-Key", "KEY"), allowed_hosts=(allow,))
 

@@ -143,6 +143,6 @@ def test_authority_without_a_port_is_refused_without_a_default() -> None:
         parse_authority("pypi.org")
 
 
-def test_target_as_text_is_parsed_as_the_same_target() -> None:
+def test_target_survives_formatting_and_parsing() -> None:
     for target in (Target("pypi.org", 443), Target("2001:db8::1", 80)):
         assert parse_authority(str(target)) == target

@@ -47,7 +47,7 @@ def test_encoded_value_decodes_to_the_same_value(tree: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"a": 1 << 70}, [-(1 << 70)], {1: 2}])
-def test_values_beyond_orjson_are_encoded_by_the_json_module(value: object) -> None:
+def test_values_that_orjson_refuses_are_encoded_by_the_json_module(value: object) -> None:
     assert encode_json(value) == json.dumps(value).encode()
 
 

@@ -79,7 +79,7 @@ def test_storing_path_is_not_stateless(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/models", "/api/v1/models/mine", "/v2/models/mine"])
-def test_models_are_only_read(path: str) -> None:
+def test_model_paths_are_stateless_only_for_get_and_head(path: str) -> None:
     assert is_stateless("GET", path)
     assert is_stateless("HEAD", path)
     assert not is_stateless("POST", path)
@@ -147,5 +147,5 @@ def test_chat_path_is_for_plain_models_only(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/files", "/v1/containers/c/files", "/v1/models/x", "/health/", "/METRICS"]
 )
-def test_own_path_is_never_forwarded(path: str) -> None:
+def test_path_of_the_proxys_own_api_is_never_forwarded(path: str) -> None:
     assert path_kind(path) == "ours"

@@ -105,7 +105,7 @@ def test_start_backoff_doubles_up_to_thirty_seconds() -> None:
     ]
 
 
-def test_retry_delay_is_the_start_time_or_the_time_of_the_queue() -> None:
+def test_retry_delay_is_the_start_time_or_the_expected_queue_time() -> None:
     times = {"start_s": 2.5, "lease_s": 20.0}
     assert retry_after_s(has_room=True, ahead=9, leased=4, **times) == 2.5
     assert retry_after_s(has_room=False, ahead=9, leased=4, **times) == 50

@@ -95,7 +95,7 @@ def test_request_may_lower_but_not_raise_any_number(path: str) -> None:
         ("isolation.network", PYPI, replace(PYPI, allowed_cidrs=("10.0.0.0/8",)), False),
     ],
 )
-def test_other_settings_have_their_own_order(
+def test_settings_without_numbers_have_their_own_order_of_strictness(
     path: str, allowed: Any, requested: Any, is_allowed: bool
 ) -> None:
     base = profile_with(path, allowed)

@@ -80,7 +80,7 @@ def test_secret_split_across_pieces_is_redacted(name: str, before: int) -> None:
     assert "".join(redact_stream(KEYS, list(text))) == shown
 
 
-def test_several_secrets_are_redacted_and_nested_secrets_once() -> None:
+def test_all_secrets_in_a_text_are_redacted_and_nested_ones_only_once() -> None:
     text = " ".join(text for text, _ in EXAMPLES.values())
     assert KEYS.redact(text) == " ".join(shown for _, shown in EXAMPLES.values())
     assert KEYS.redact(f"Bearer sk-{'a' * 30}.") == "Bearer [redacted openai]"

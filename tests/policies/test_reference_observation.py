@@ -95,7 +95,7 @@ def test_long_line_is_not_cut() -> None:
     assert observation(0, "x" * 300_000).endswith("x" * 300_000)
 
 
-def test_timed_out_command_has_no_output() -> None:
+def test_observation_of_a_timed_out_command_omits_its_output() -> None:
     assert observation(143, "partial\n", "more\n", timed_out=True) == TIMEOUT_OBSERVATION
 
 

@@ -60,7 +60,7 @@ def test_only_the_exact_plain_suffix_routes_to_the_backend(model: str) -> None:
     assert choose_route({"model": model}, {}).kind == "sandbox"
 
 
-def test_mode_never_routes_to_the_backend() -> None:
+def test_every_request_goes_to_the_backend_if_enabled_is_never() -> None:
     never = Profile(enabled="never")
     assert choose_route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
 
@@ -68,7 +68,7 @@ def test_mode_never_routes_to_the_backend() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}, {"tools": [{}]}]
 )
-def test_mode_always_routes_every_request_to_a_sandbox(fields: dict[str, Any]) -> None:
+def test_every_request_gets_a_sandbox_if_enabled_is_always(fields: dict[str, Any]) -> None:
     always = Profile(enabled="always", skip_models=("m",))
     assert choose_route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
 
@@ -80,7 +80,7 @@ def test_mode_always_routes_every_request_to_a_sandbox(fields: dict[str, Any]) -
         ("m", {"modalities": ["text", "audio"]}, "not_text"),
     ],
 )
-def test_mode_always_refuses_requests_that_cannot_have_a_sandbox(
+def test_request_that_cannot_have_a_sandbox_is_refused_if_enabled_is_always(
     model: str, fields: dict[str, Any], reason: RouteReason
 ) -> None:
     always = Profile(enabled="always")
@@ -102,14 +102,14 @@ def test_model_without_tools_gets_no_sandbox(reason: NoToolsReason) -> None:
     assert choose_route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
 
 
-def test_mode_always_routes_to_a_sandbox_despite_failed_tool_calls() -> None:
+def test_failed_tool_calls_do_not_end_routing_to_a_sandbox_if_always_enabled() -> None:
     body, failed = {"model": "m"}, "tools_failed"
     assert choose_route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
     always = Profile(enabled="always")
     assert choose_route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
 
 
-def test_every_reason_has_a_sentence_and_is_in_the_manual() -> None:
+def test_every_route_reason_has_a_sentence_and_is_in_the_manual() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs/reference/answer.md").read_text(encoding="utf-8")
     assert set(REASON_SENTENCES) == set(ROUTE_REASONS)

@@ -62,7 +62,9 @@ def test_rule_refuses_unless_its_action_is_log() -> None:
         ("submit", {"answer": "ls"}, None),
     ],
 )
-def test_rule_subject_of_a_call(tool: str, arguments: dict[str, Any], expected: object) -> None:
+def test_rules_check_the_command_or_the_normalized_path_of_a_call(
+    tool: str, arguments: dict[str, Any], expected: object
+) -> None:
     assert rule_subject(tool, arguments) == expected
 
 
@@ -73,7 +75,7 @@ def test_invalid_pattern_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "é", "a\n"])
-def test_name_that_no_metric_label_can_have_is_refused(name: str) -> None:
+def test_rule_name_that_cannot_be_a_metric_label_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a rule's name has letters"):
         Rule(name, "command", "a", "deny")
 

@@ -40,7 +40,7 @@ def test_parent_states_of_a_turn_are_newest_first() -> None:
     assert len({first, second, third}) == 3
 
 
-def test_state_ignores_system_and_assistant_messages() -> None:
+def test_session_state_ignores_system_and_assistant_messages() -> None:
     system = {"role": "system", "content": "It is Tuesday."}
     assert session_states([system, U1, A1, U2]) == session_states(
         [U1, {**A1, "content": "edited"}, U2]
@@ -53,7 +53,7 @@ def test_edited_message_has_the_parents_of_the_replaced_message() -> None:
     assert before == [first]
 
 
-def test_tool_result_is_a_new_state() -> None:
+def test_tool_result_starts_a_new_session_state() -> None:
     question_state, _ = session_states([U1])
     result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
     result_state, before = session_states([U1, A1, result])

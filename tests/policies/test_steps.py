@@ -22,7 +22,7 @@ from policies.steps import (
         (["accept", "x-openwebui-user-jwt"], "items"),
     ],
 )
-def test_client_headers_choose_the_mode(headers: list[str], mode: str) -> None:
+def test_client_headers_choose_the_default_steps_mode(headers: list[str], mode: str) -> None:
     assert default_mode("auto", headers) == mode
 
 

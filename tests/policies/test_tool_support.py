@@ -42,7 +42,7 @@ def test_verdict_is_valid_for_a_version_or_a_day(
         (("malformed_call", "runaway"), True, True),
     ],
 )
-def test_trouble_is_evidence_except_for_a_malformed_call_beside_commands(
+def test_tool_trouble_is_evidence_except_malformed_calls_if_commands_ran(
     trouble: tuple[str, ...], has_run_commands: bool, evidence: bool
 ) -> None:
     assert is_evidence(trouble, has_run_commands=has_run_commands) is evidence
@@ -76,7 +76,7 @@ def test_server_in_a_private_network_is_local(url: str, local: bool) -> None:
         ("a:latest does not support tools", "Serve a model, or a template, that supports tools"),
     ],
 )
-def test_refusal_message_has_the_advice(refusal: str, change: str) -> None:
+def test_tool_refusal_message_says_how_to_change_the_server(refusal: str, change: str) -> None:
     message = refused_verdict("m", refusal).message
     assert refusal in message
     assert change in message

@@ -107,7 +107,7 @@ def test_user_who_quotes_a_template_gets_a_sandbox(request_: Recorded) -> None:
 
 
 @pytest.mark.parametrize("request_", CLOSED, ids=lambda request: request.client)
-def test_template_that_a_question_follows_gets_a_sandbox(request_: Recorded) -> None:
+def test_template_followed_by_a_question_gets_a_sandbox(request_: Recorded) -> None:
     text = template_text(request_)
     prompt = f"{text}\n\nThis is my prompt. Why is it slow? Time it with the model in m.gguf."
     assert choose_route(request_with(prompt), {}).kind == "sandbox"

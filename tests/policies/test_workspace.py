@@ -115,7 +115,7 @@ def test_short_parts_of_a_long_message_are_kept() -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool"])
-def test_only_user_messages_are_offloaded(role: str) -> None:
+def test_only_long_texts_of_user_messages_become_files(role: str) -> None:
     message = {"role": role, "content": BOOK}
     assert planned(message) == Workspace([message], ())
 
@@ -178,7 +178,7 @@ def test_documents_become_separate_files_and_the_text_around_them_is_kept() -> N
     ]
 
 
-def test_texts_are_not_split_above_the_limit_of_files() -> None:
+def test_texts_are_not_split_into_documents_beyond_the_file_limit() -> None:
     texts = [
         "".join(f"<doc title='{n}'>\n{m} {BOOK[:3000]}</doc>\n" for n in range(200))
         for m in range(7)

@@ -134,7 +134,7 @@ def test_error_message_has_a_line_for_each_mistake() -> None:
 
 
 @pytest.mark.parametrize("word", ["off", '"off"', "no"])
-def test_unquoted_off_is_the_word_off(tmp_path: Path, word: str) -> None:
+def test_unquoted_yaml_off_or_no_is_read_as_the_word_off(tmp_path: Path, word: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"server: {{steps: {word}}}", encoding="utf-8")
     assert load(path).server.steps == "off"
@@ -380,7 +380,7 @@ def test_error_in_the_environment_names_the_variable(
     assert "\n" not in str(raised.value)
 
 
-def test_error_of_the_file_names_the_file_despite_variables(
+def test_config_file_error_names_the_file_although_variables_are_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environment(monkeypatch, SERVER__HOST="10.0.0.1")
@@ -391,7 +391,7 @@ def test_error_of_the_file_names_the_file_despite_variables(
     assert str(raised.value) == f"{path}: server.prot: Extra inputs are not permitted"
 
 
-def test_error_of_the_command_line_names_it() -> None:
+def test_command_line_error_names_the_command_line() -> None:
     with pytest.raises(ConfigError) as raised:
         load(None, {"server": {"port": 70000}})
     assert str(raised.value).startswith("command line: server.port: ")
@@ -412,7 +412,7 @@ def leaves(tree: Any, above: str = "") -> list[str]:
     ]
 
 
-def test_old_option_state_dir_is_data_dir_with_a_warning(
+def test_old_option_state_dir_works_like_data_dir_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "audit").mkdir()

@@ -100,7 +100,7 @@ async def test_request_above_the_limit_closes_the_longest_idle_connection() -> N
             assert (await each.response())[0] == 200
 
 
-async def test_connections_above_the_headroom_are_closed_oldest_first() -> None:
+async def test_oldest_connections_beyond_limit_and_headroom_are_closed() -> None:
     async with running_server(App(), MOST) as server:
         clients = await server.connect_in_order(MOST + HEADROOM)
         for _ in range(2):

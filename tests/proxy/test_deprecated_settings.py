@@ -55,7 +55,7 @@ def values_of(rename: RenamedSetting) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("rename", CONFIG_RENAMES, ids=lambda rename: rename.old)
-def test_old_name_in_config_is_the_new_one_with_a_warning(
+def test_old_name_in_config_works_like_the_new_one_with_a_warning(
     rename: RenamedSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
@@ -76,7 +76,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 @pytest.mark.parametrize("rename", PROFILE_RENAMES, ids=lambda rename: rename.old)
-def test_old_name_in_a_profile_is_the_new_one_with_a_warning(
+def test_old_name_in_a_profile_works_like_the_new_one_with_a_warning(
     rename: RenamedSetting, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = values_of(rename)
@@ -96,7 +96,7 @@ def test_old_name_in_a_profile_is_the_new_one_with_a_warning(
 
 
 @pytest.mark.parametrize("place", ["models", "keys"])
-def test_old_name_in_a_policy_is_the_new_one(place: str) -> None:
+def test_old_name_in_a_policy_works_like_the_new_one(place: str) -> None:
     policy = {"computer": "never"}
     models = {"models": {"m": {"policy": policy}}}
     keys = {"keys": [{"name": "k", "env": "K", "policy": policy}]}
@@ -106,7 +106,7 @@ def test_old_name_in_a_policy_is_the_new_one(place: str) -> None:
 
 
 @pytest.mark.parametrize("value", PROFILE_VALUES, ids=lambda value: f"{value.setting}-{value.old}")
-def test_old_value_of_a_setting_is_the_new_one_with_a_warning(value: RenamedValue) -> None:
+def test_old_value_of_a_setting_becomes_the_new_one_with_a_warning(value: RenamedValue) -> None:
     warnings: list[str] = []
     tree = tree_with(value.setting, value.old)
     assert upgrade(tree, REQUEST_RULES, warnings.append) == tree_with(value.setting, value.new)
@@ -115,7 +115,7 @@ def test_old_value_of_a_setting_is_the_new_one_with_a_warning(value: RenamedValu
     ]
 
 
-def test_old_value_in_a_list_is_the_new_one() -> None:
+def test_old_value_in_a_list_becomes_the_new_one() -> None:
     found = parse({"redact": {"secrets": ["keys", "aws"]}}, "c.yaml")
     assert found.redaction.detectors == ("all", "aws")
 
@@ -135,7 +135,7 @@ def test_old_and_new_section_with_different_settings_are_merged() -> None:
     assert (network.mode, network.max_connections) == ("open", 3)
 
 
-def test_old_tree_is_not_changed() -> None:
+def test_parsing_old_names_does_not_change_the_given_settings() -> None:
     tree = {"backend": {"kind": "openai"}, "watch": {"rules": [{**RULE, "over": "file"}]}}
     parse(tree, "c.yaml")
     assert tree == {"backend": {"kind": "openai"}, "watch": {"rules": [{**RULE, "over": "file"}]}}
@@ -156,7 +156,7 @@ def test_removed_setting_is_ignored_with_a_warning(
     assert "has no effect" in caplog.text
 
 
-def test_server_api_key_env_is_the_first_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_api_key_env_becomes_the_first_key(caplog: pytest.LogCaptureFixture) -> None:
     other_key = {"name": "more", "env": "MORE"}
     config = parse({"server": {"api_key_env": "MINE"}, "keys": [other_key]}, "c.yaml")
     assert [(key.name, key.env) for key in config.keys] == [("default", "MINE"), ("more", "MORE")]
@@ -165,11 +165,11 @@ def test_server_api_key_env_is_the_first_key(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_server_api_key_env_of_null_is_no_key() -> None:
+def test_server_api_key_env_of_null_adds_no_key() -> None:
     assert parse({"server": {"api_key_env": None}}, "c.yaml") == Config()
 
 
-def test_renames_name_every_setting_of_the_sections_that_moved() -> None:
+def test_renames_cover_every_setting_of_the_moved_sections() -> None:
     new = {rename.new for rename in (*CONFIG_RENAMES, *PROFILE_RENAMES)}
     isolation = {field.name for field in fields(Isolation)} - {"network"}
     assert {f"isolation.{name}" for name in isolation} <= new

@@ -170,7 +170,7 @@ def test_request_may_ask_for_less_than_its_key_allows() -> None:
         ),
     ],
 )
-def test_error_for_a_request_that_asks_for_more_names_the_bound(
+def test_error_for_a_request_beyond_its_policy_names_the_bound(
     key: Key, tree: Any, message: str, param: str
 ) -> None:
     with pytest.raises(ForbiddenError) as raised:

@@ -51,7 +51,7 @@ def test_run_with_mostly_valid_tool_calls_is_no_evidence(result: Result) -> None
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_failed_tool_calls_do_not_count_with_tool_support_always() -> None:
+def test_failed_tool_calls_do_not_count_if_tool_support_is_set_to_always() -> None:
     verdicts = ToolVerdicts(ToolSettings("always"))
     verdicts.note_run("ours", result_with_trouble("runaway"))
     assert verdicts.verdict_for("ours", "m") == SUPPORTED

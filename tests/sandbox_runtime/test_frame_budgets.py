@@ -98,7 +98,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
     await channel.close()
 
 
-async def test_refused_connections_are_harmless_while_the_agent_answers() -> None:
+async def test_refused_connections_keep_the_channel_open_while_pings_are_answered() -> None:
     clock = ManualClock()
     channel, guest = await connected(clock)
     for number in range(2, 8 * MAX_RESET_STREAMS, 2):
@@ -181,7 +181,7 @@ async def test_frames_after_the_end_of_a_command_lose_the_sandbox() -> None:
     await sandbox.close()
 
 
-async def test_agent_without_pongs_cannot_accumulate_reset_streams() -> None:
+async def test_agent_that_answers_no_pings_cannot_accumulate_reset_streams() -> None:
     channel, _ = await connected()
 
     async def give_up_without_end() -> None:
@@ -193,7 +193,7 @@ async def test_agent_without_pongs_cannot_accumulate_reset_streams() -> None:
     await channel.close()
 
 
-async def test_agent_without_pongs_for_reset_streams_is_lost_while_idle() -> None:
+async def test_agent_that_answers_no_pings_for_reset_streams_is_lost_while_idle() -> None:
     guest = ScriptedGuest(lambda n: b"")
     channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)
@@ -281,7 +281,7 @@ async def test_slow_reader_gets_two_kinds_of_output_in_order() -> None:
     await channel.close()
 
 
-async def test_alternating_kinds_of_output_use_no_more_memory() -> None:
+async def test_alternating_kinds_of_output_are_kept_in_few_pieces() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     kinds = (DATA, STDERR, TAIL, STDERR_TAIL)
@@ -291,7 +291,7 @@ async def test_alternating_kinds_of_output_use_no_more_memory() -> None:
     await channel.close()
 
 
-async def test_command_output_in_single_bytes_uses_no_more_memory() -> None:
+async def test_command_output_in_tiny_pieces_uses_bounded_memory() -> None:
     output = CommandOutput(OutputCap(max_bytes=200_000), None)
     tracemalloc.start()
     try:
@@ -331,7 +331,7 @@ def test_connections_beyond_a_burst_wait_for_the_rate() -> None:
     assert rate.wait_s(now_s=101.0) == 0
 
 
-async def test_flood_in_one_sandbox_leaves_another_alone() -> None:
+async def test_flood_from_one_sandbox_does_not_disturb_another() -> None:
     hostile, guest = await scripted_sandbox(lambda n: frame(n, DATA, b"x") * (WINDOW_BYTES + 1))
     sound, _ = await scripted_sandbox(reporting(exit_code=7))
 

@@ -79,7 +79,7 @@ async def test_bytes_of_a_listing_are_bounded_while_they_arrive() -> None:
     assert sent <= MAX_LISTING_BYTES + 10_000 * HASH_BYTES + MAX_DATA_BYTES
 
 
-async def test_memory_of_a_listing_is_bounded_for_all_characters() -> None:
+async def test_memory_of_a_listing_is_bounded_even_for_wide_characters() -> None:
     listing = ListingReader(10_000)
 
     async def feed_wide_paths() -> None:
@@ -120,7 +120,7 @@ async def test_listing_with_too_many_entries_loses_the_sandbox_before_its_end() 
     assert guest.killed
 
 
-async def test_entries_are_parsed_a_few_in_a_turn() -> None:
+async def test_listing_entries_are_parsed_a_few_per_event_loop_turn() -> None:
     lines = b"".join(b'["%d", "file", 1]\n' % n for n in range(3000))
     assert len(lines) <= MAX_DATA_BYTES  # one piece
     sandbox, _ = await scripted_sandbox(

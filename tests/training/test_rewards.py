@@ -34,17 +34,23 @@ def attempt(answer: str, **fields: Any) -> Attempt:
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), ONE_CHOICE)
-def test_letter_of_one_choice(gold: str, answer: str, expected: float) -> None:
+def test_answer_to_one_choice_is_scored_by_its_letter(
+    gold: str, answer: str, expected: float
+) -> None:
     assert score(made_row(gold, "mcq1"), answer) == (expected, "choice")
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), SEVERAL_CHOICES)
-def test_several_choices(gold: str, answer: str, expected: float) -> None:
+def test_answer_with_several_choices_is_scored_by_its_letters(
+    gold: str, answer: str, expected: float
+) -> None:
     assert score(made_row(gold, "mcqN"), answer) == (pytest.approx(expected), "choices")
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected", "reason"), OPEN)
-def test_open_answer(gold: str, answer: str, expected: float, reason: str) -> None:
+def test_open_answer_is_scored_with_a_reason(
+    gold: str, answer: str, expected: float, reason: str
+) -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     pytest.importorskip("rouge_score", reason="the extra `training` is not installed")
     found = score(made_row(gold, "span"), answer)
@@ -52,7 +58,9 @@ def test_open_answer(gold: str, answer: str, expected: float, reason: str) -> No
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), NUMBER)
-def test_number(gold: str, answer: str, expected: float) -> None:
+def test_answer_that_is_a_number_is_scored_by_its_value(
+    gold: str, answer: str, expected: float
+) -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     assert score(made_row(gold, "number"), answer) == (expected, "math")
 
@@ -96,7 +104,7 @@ def test_f1_of_choices_is_that_of_precision_and_recall(right: set[str], given: s
     ],
     ids=lambda each: each.reason if isinstance(each, Reward) else "",
 )
-def test_guard(made: Attempt, expected: Reward) -> None:
+def test_guards_override_or_flag_the_reward_of_an_attempt(made: Attempt, expected: Reward) -> None:
     assert reward(made_row("B", "mcq1"), made) == expected
 
 
@@ -116,7 +124,7 @@ def test_answer_with_a_source_is_not_flagged(commands: Sequence[str]) -> None:
 
 
 @given(st.lists(st.text(max_size=200), max_size=5))
-def test_any_commands_can_be_checked(commands: list[str]) -> None:
+def test_any_commands_can_be_checked_for_a_hardcoded_answer(commands: list[str]) -> None:
     assert is_hardcoded([*commands, "grep x documents/a.txt"]) is False
 
 

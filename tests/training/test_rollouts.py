@@ -146,7 +146,7 @@ async def test_rollout_that_captures_messages_needs_no_tokens(tmp_path: Path) ->
     assert (rollout.reward, rollout.segments) == (1.0, ())
 
 
-async def test_rewards_of_the_project_need_a_submit(tmp_path: Path) -> None:
+async def test_builtin_reward_requires_a_submitted_answer(tmp_path: Path) -> None:
     pytest.importorskip("math_verify", reason="the extra `training` is not installed")
     script = [RIGHT, SUBMIT]
     async with proxied(script, tmp_path, score=reward, concurrency=1) as (_, _, client):

@@ -97,7 +97,7 @@ def test_race_rows_of_the_hub_are_read(tmp_path: Path) -> None:
     assert read_tasks(tmp_path / "out").manifest.contexts == 1
 
 
-def test_directory_of_documents_with_questions(tmp_path: Path) -> None:
+def test_directory_of_documents_with_questions_becomes_tasks(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     write_lines(
         folder / "questions.jsonl",
@@ -182,7 +182,7 @@ def test_answer_of_30_tokens_is_kept(tmp_path: Path) -> None:
     assert list(build_all(source, "generic", tmp_path / "out")) == ["Why?"]
 
 
-def test_stated_number_that_is_none_is_dropped(tmp_path: Path) -> None:
+def test_question_whose_stated_number_is_no_number_is_dropped(tmp_path: Path) -> None:
     tasks = [{"q": "Why?", "a": "about 12", "type": "number"}, {"q": "How many?", "a": 12}]
     source = write_lines(tmp_path / "rows.jsonl", {"context": HARBOUR, "tasks": tasks})
     assert list(build_all(source, "generic", tmp_path / "out")) == ["How many?"]

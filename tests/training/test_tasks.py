@@ -131,7 +131,7 @@ def test_splits_share_no_context_and_no_document(
 
 
 @given(MADE, st.integers(1, 5))
-def test_limited_tasks_are_a_part_of_all(made: Sequence[Context], limit: int) -> None:
+def test_limit_selects_a_subset_of_all_tasks(made: Sequence[Context], limit: int) -> None:
     everything = {row.id for row in built(made).rows["train"]}
     limited = [row.id for row in built(made, limit=limit).rows["train"]]
     assert len(limited) == min(limit, len(everything))
@@ -199,7 +199,7 @@ def test_examples_are_earlier_questions_of_the_context(tmp_path: Path) -> None:
     )
 
 
-def test_example_of_choices_may_have_the_letter_of_the_answer(tmp_path: Path) -> None:
+def test_example_of_a_choice_question_may_share_the_answers_letter(tmp_path: Path) -> None:
     tasks = [
         {"q": "First?", "a": "A", "choices": ["bread", "milk"]},
         {"q": "Second?", "a": "A", "choices": ["salt", "milk"]},
@@ -246,7 +246,7 @@ def distractors(tmp_path: Path, mode: str, question: str, answer: str) -> set[st
     return set(task.files.values()) - {own}
 
 
-def test_distractors_of_the_same_domain(tmp_path: Path) -> None:
+def test_same_domain_distractors_have_the_domain_of_the_question(tmp_path: Path) -> None:
     found = distractors(tmp_path, "same-domain", "Who laid it?", "Omar")
     assert found == set(TOPICS["boats"])
 
@@ -314,7 +314,9 @@ PROMPT = "one two three four five six seven eight nine ten eleven twelve thirtee
 
 
 @given(st.integers(0, 20), st.sampled_from((" ", ", ", "\n")))
-def test_text_with_13_words_of_a_prompt_is_contaminated(length: int, space: str) -> None:
+def test_text_that_shares_13_words_in_a_row_with_a_prompt_is_contaminated(
+    length: int, space: str
+) -> None:
     decontamination = Decontamination([f"{PROMPT} and more"])
     shared = space.join(PROMPT.upper().split()[1 : 1 + length])
     expected = min(length, 13) >= NGRAM_WORDS
@@ -420,7 +422,7 @@ def test_rows_of_verl_have_its_fields(tasks: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["trl", "verl"])
-def test_context_in_the_prompt_comes_from_the_same_row(target: str, tasks: Path) -> None:
+def test_prompt_with_context_contains_the_documents_of_its_row(target: str, tasks: Path) -> None:
     row, found = read_tasks(tasks).rows["train"][0], converted(tasks, target, "--context", "prompt")
     (message,) = found[0]["prompt"]
     assert message["content"] == prompt_of(row, "prompt")
@@ -461,7 +463,7 @@ def test_suite_of_the_evaluation_has_the_files_and_graders(tmp_path: Path) -> No
     assert not suite.samples[0].files
 
 
-async def test_suite_is_evaluated(tmp_path: Path) -> None:
+async def test_converted_suite_is_evaluated_by_sandbox_eval(tmp_path: Path) -> None:
     pytest.importorskip("rich", reason="the extra `evaluation` is not installed")
     row = {"context": HARBOUR, "tasks": [{"q": "Who?", "a": "Edda Crane"}]}
     build(write_lines(tmp_path / "rows.jsonl", row), "generic", tmp_path / "tasks")

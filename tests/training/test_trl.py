@@ -49,12 +49,12 @@ def test_captured_log_probabilities_are_those_of_the_trainer(results: Mapping[st
         assert training["max_logprob_difference"] <= 1e-4
 
 
-def test_most_rollouts_are_one_row(results: Mapping[str, Any]) -> None:
+def test_at_most_half_of_the_rollouts_are_split(results: Mapping[str, Any]) -> None:
     for training in results["trainings"]:
         assert training["splits"] <= training["rollouts"] / 2
 
 
-def test_program_for_a_small_model_trains_a_tiny_one(tmp_path: Path) -> None:
+def test_small_model_program_trains_a_tiny_model(tmp_path: Path) -> None:
     model, out = str(tmp_path / "model"), tmp_path / "out"
     run_python("-c", SAVE_TINY_MODEL, model)
     run_python("-m", "training.small_model", model, "--seconds", "0", "--out", str(out))

@@ -399,7 +399,7 @@ async def test_resumed_run_saves_stubbed_observations_before_its_first_command()
     assert "100800" in run.events.observations[1]
 
 
-async def test_reference_style_appends_the_turns_left_with_and_without_a_summary() -> None:
+async def test_reference_style_states_the_remaining_turns_even_after_a_summary() -> None:
     script = SmallWindow(ReplyScript([tool_reply(bash("true"), content="I think. " * 900)] * 30))
     async with small_window_model(script) as model:
         run = Run(

@@ -61,7 +61,7 @@ async def test_window_applies_only_to_its_own_model_name() -> None:
     assert found == [2048, 2048, None]
 
 
-async def test_outgrown_default_window_is_unknown() -> None:
+async def test_default_window_is_unknown_after_a_call_used_more_tokens() -> None:
     model, windows = ListedModels({"id": "a", "meta": {"n_ctx": 2048}}), ContextWindows()
     assert await windows.get(model, OWNER, "m") == 2048
     windows.record_usage(OWNER, "m", 2049)
@@ -107,7 +107,7 @@ async def test_refusal_takes_precedence_over_the_listing() -> None:
     assert await windows.get(model, OWNER, "m") == 2048
 
 
-async def test_outgrown_window_is_unknown() -> None:
+async def test_window_from_a_refusal_is_unknown_after_a_call_used_more_tokens() -> None:
     windows = ContextWindows()
     windows.record_refusal(OWNER, "m", ContextSizes(2048))
     windows.record_usage(OWNER, "m", 2048)

@@ -35,7 +35,7 @@ async def test_open_connection_is_emitted_at_the_end_of_the_run() -> None:
     ]
 
 
-async def test_rule_applies_after_the_end_of_the_run() -> None:
+async def test_egress_rule_applies_without_events_after_the_end_of_the_run() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)

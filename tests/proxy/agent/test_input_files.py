@@ -85,7 +85,7 @@ async def test_failed_upload_is_in_one_observation() -> None:
     assert (bad.begun, bad.ended) == (1, 1)
 
 
-async def test_input_file_with_an_internal_error_fails_the_run() -> None:
+async def test_internal_error_while_reading_an_input_file_fails_the_run() -> None:
     bad = CountedFile(b"one", failure=RuntimeError("ours"))
     sandboxes = MemorySandboxes()
     with pytest.raises(RuntimeError, match="ours"):

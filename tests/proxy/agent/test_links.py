@@ -88,7 +88,7 @@ def test_other_paths_are_unchanged(text: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_links_do_not_depend_on_the_pieces(seed: int) -> None:
+def test_links_do_not_depend_on_how_the_text_is_split(seed: int) -> None:
     rng = random.Random(seed)
     words = [
         *PATHS,
@@ -133,7 +133,7 @@ def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
     assert writer.finish() == ""
 
 
-def test_longer_name_is_no_path() -> None:
+def test_name_that_only_begins_like_a_path_becomes_no_link() -> None:
     writer = LinkRewriter(PATHS, url)
     written = [writer.feed(piece) for piece in (f"{OUT}/plot", "s", "a", "lad")]
     assert "".join([*written, writer.finish()]) == f"{OUT}/plotsalad"

@@ -286,7 +286,7 @@ async def test_suspended_run_gets_no_reminder() -> None:
     assert "remain" not in str(result.suspended_run.messages[1:])
 
 
-async def test_call_beyond_the_clients_limit_counts_as_no_command(tmp_path: Path) -> None:
+async def test_call_beyond_the_clients_tool_call_limit_counts_as_no_command(tmp_path: Path) -> None:
     calls = tool_reply(bash("echo a"), bash("echo b"))
     with closing(Store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(commands=9))
@@ -304,7 +304,7 @@ async def test_call_beyond_the_daily_budget_is_counted(tmp_path: Path) -> None:
         assert day.is_over
 
 
-async def test_receipt_of_a_call_that_is_not_made_is_refunded(tmp_path: Path) -> None:
+async def test_reservation_of_a_model_call_that_is_not_made_is_refunded(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         assert await day.reserve_call(Expense(tokens=100)) is None

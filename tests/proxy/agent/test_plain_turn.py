@@ -336,7 +336,7 @@ class Pausing(ScriptedModel):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_deadline_returns_and_counts_the_text_so_far(stream: bool) -> None:
+async def test_partial_text_at_the_deadline_is_returned_and_counted(stream: bool) -> None:
     run = Run(Pausing([text_reply("There are forty-two of them, as far as")]))
     with anyio.fail_after(20):
         result = await run.go(deadline_s=1, stream=stream)

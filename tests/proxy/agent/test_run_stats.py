@@ -60,7 +60,7 @@ async def test_only_executed_calls_of_sandbox_tools_count_for_capabilities() -> 
     ]
 
 
-async def test_usage_sums_all_calls_and_trajectory_counts_each_token_once() -> None:
+async def test_usage_sums_all_calls_but_trajectory_tokens_count_each_token_once() -> None:
     result = await answered(
         [
             {**tool_reply(LOOK), "usage": usage(100, 10, reasoning=4)},
@@ -104,18 +104,18 @@ async def test_final_answer_call_is_no_turn() -> None:
     assert (result.stats.turns, result.stats.llm_calls) == (1, 2)
 
 
-async def test_run_without_tools_is_one_turn_that_uses_nothing() -> None:
+async def test_run_without_tool_calls_counts_one_turn_and_no_capability() -> None:
     result = await answered([text_reply("42")])
     assert (result.stats.turns, set(result.stats.capability_turns.values())) == (1, {0})
 
 
-def test_own_time_is_the_time_in_neither_model_nor_sandbox() -> None:
+def test_own_time_of_a_run_excludes_model_and_sandbox_time() -> None:
     stats = RunStats(**run_times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
     assert stats == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_times_add_up(stream: bool) -> None:
+async def test_model_sandbox_and_own_times_add_up_to_the_wall_time(stream: bool) -> None:
     result = await answered([tool_reply(SUM), SUBMIT], stream=stream)
     stats = result.stats
     assert stats.wall_ms == stats.model_ms + stats.sandbox_ms + stats.own_ms

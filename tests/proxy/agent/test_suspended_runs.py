@@ -287,7 +287,7 @@ async def test_earlier_file_is_saved_again_if_the_answer_names_it_and_its_artifa
     assert [artifact.path for artifact in result.artifacts] == named
 
 
-async def test_foreign_call_id_is_replaced() -> None:
+async def test_backend_call_id_is_replaced_by_a_proxy_id() -> None:
     reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
     result, suspended = await suspended_run(Run(ScriptedModel([reply])))
     assert [tool_call["id"] for tool_call in result.tool_calls] == ["call_r1_1"]

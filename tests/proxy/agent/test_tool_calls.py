@@ -154,7 +154,7 @@ def test_call_split_across_text_parts_is_found() -> None:
 
 
 @pytest.mark.parametrize("mark", ["```", "</tool_call>", "<tool_call>"])
-def test_mark_inside_an_argument_does_not_end_the_call(mark: str) -> None:
+def test_fence_or_tag_inside_an_argument_does_not_end_the_call(mark: str) -> None:
     arguments = {"command": "create", "path": "/x", "file_text": f"a\n{mark}\nb"}
     call = json.dumps({"name": "str_replace_editor", "arguments": arguments})
     expected = [("str_replace_editor", arguments)]
@@ -214,7 +214,7 @@ def test_content_that_is_no_text_holds_no_call(content: object) -> None:
 
 
 @pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>no call {}", "<tool_call>{{}}"])
-def test_text_kept_of_repetitive_calls_is_bounded(piece: str) -> None:
+def test_repetitive_calls_in_a_text_are_bounded_in_number_and_length(piece: str) -> None:
     text = "".join(piece.format(number) for number in range(10 * MAX_CALLS))
     turn = parse({"role": "assistant", "content": text})
     assert 0 < len(turn.calls) <= MAX_CALLS
@@ -229,7 +229,7 @@ def test_text_kept_of_repetitive_calls_is_bounded(piece: str) -> None:
         ('<create_user>{"name": "Bob", "arguments": {}}', None),
     ],
 )
-def test_name_in_the_tag_of_a_tool_is_an_argument_unless_arguments_follow(
+def test_name_field_in_a_tools_tag_is_an_argument_if_no_arguments_follow(
     text: str, arguments: dict[str, Any] | None
 ) -> None:
     turn = parse_turn({"role": "assistant", "content": text}, ["create_user"], iter(["c1"]))
@@ -237,7 +237,7 @@ def test_name_in_the_tag_of_a_tool_is_an_argument_unless_arguments_follow(
 
 
 @pytest.mark.parametrize("count", [MAX_CALLS, MAX_CALLS + 1, 5000])
-def test_calls_written_as_text_are_taken_up_to_their_bound(count: int) -> None:
+def test_calls_written_as_text_are_parsed_up_to_a_maximum_number(count: int) -> None:
     template = (
         '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo %s"}}</tool_call>'
     )

@@ -204,7 +204,7 @@ write(Path(sys.argv[1]), *(f"{sys.argv[2]}{number}" for number in range(10)))
 """
 
 
-def test_two_processes_keep_one_index(tmp_path: Path) -> None:
+def test_two_processes_can_write_to_one_audit_index(tmp_path: Path) -> None:
     # multiprocessing would leave a helper process that other tests would count.
     command = [sys.executable, "-c", WRITE_MANY, str(tmp_path)]
     processes = [subprocess.Popen([*command, name], cwd=ROOT) for name in "ab"]

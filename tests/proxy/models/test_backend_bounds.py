@@ -122,7 +122,7 @@ def test_event_of_many_lines_is_limited() -> None:
         decoder.feed(line)
 
 
-def test_limit_of_an_event_does_not_limit_the_stream() -> None:
+def test_size_limit_of_an_event_does_not_limit_the_whole_stream() -> None:
     decoder, event = SSEDecoder(), b"data: " + b"x" * MIB + b"\n\n"
     tracemalloc.start()
     try:

@@ -217,7 +217,7 @@ async def test_silent_backend_is_a_timeout() -> None:
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
-async def test_with_timeout_changes_the_timeout() -> None:
+async def test_model_copy_with_a_timeout_uses_that_timeout() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
     async with opened([held], timeout_s=60) as (_, model):
         with pytest.raises(BackendError) as raised:

@@ -351,7 +351,7 @@ async def test_silent_backend_is_a_timeout() -> None:
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
-async def test_with_timeout_keeps_the_connections() -> None:
+async def test_model_copy_with_a_timeout_shares_the_connections() -> None:
     script = [text_reply("first"), Held(text_reply("late"), until=asyncio.Event())]
     async with opened(script) as (backend, model):
         await model.complete(BODY, None)

@@ -83,7 +83,7 @@ def test_refusal_to_stream_is_recognized(message: str, refuses: bool) -> None:
         ("openai", {"stream_options": {"include_usage": True}}),
     ],
 )
-def test_running_counts_are_requested_from_servers_that_have_them(
+def test_running_token_counts_are_requested_from_servers_that_have_them(
     owner: str, fields: dict[str, object]
 ) -> None:
     streaming = StreamSupport()
@@ -105,7 +105,7 @@ def test_running_count_is_emitted_every_few_chunks(counted: dict[str, object]) -
     assert counts == [TokenCount(7, 21)] * 2
 
 
-async def test_stopped_completion_is_counted_by_the_engines_running_count() -> None:
+async def test_usage_of_a_stopped_completion_follows_the_running_token_count() -> None:
     class Counting:
         async def complete(self, body: object, on_delta: object) -> object:
             assert callable(on_delta)

@@ -306,7 +306,7 @@ def test_run_events_have_no_frame(steps: str) -> None:
     assert frames(*others, steps=steps) == [[], [], [], []]
 
 
-def test_steps_off_streams_only_the_models_reasoning() -> None:
+def test_with_steps_off_only_the_models_reasoning_is_streamed() -> None:
     assert frames(ReasoningDelta("Hm."), STARTED, FINISHED, AnswerDelta("42"), steps="off") == [
         [reasoning_chunk("Hm.")],
         [],

@@ -36,7 +36,7 @@ def test_invalid_base64_is_refused(text: str) -> None:
         bare(text).measure()
 
 
-def test_padding_in_the_middle_is_refused_at_piece_borders() -> None:
+def test_base64_padding_before_the_end_is_refused_even_between_pieces() -> None:
     padded = "A" * ((1 << 18) - 1) + "="
     assert bare(padded).measure() == (1 << 18) // 4 * 3 - 1
     with pytest.raises(ValueError, match="it "):

@@ -24,7 +24,7 @@ def suspended_in(resume_from: ResumePoint | None) -> SuspendedRun:
     )
 
 
-def test_request_without_session_only_has_a_place_to_suspend() -> None:
+def test_request_without_a_session_can_only_suspend_its_run() -> None:
     session = Session("me", container_id("me", "r1"))
     assert session_plan({}) == SessionPlan(session, suspend_as=SessionState(session, "r1"))
 
@@ -97,7 +97,7 @@ def test_stored_request_saves_its_files_under_its_run_id() -> None:
     )
 
 
-def test_followed_response_has_priority_over_chat_but_not_over_session() -> None:
+def test_previous_response_takes_precedence_over_chat_but_not_over_session() -> None:
     resume_point = ResumePoint(Session("me", "cntr_1"), ["r1"], starts_empty=True)
     for headers in ({}, CHAT):
         assert stored_session_plan(headers, resume_point).resume_from == resume_point

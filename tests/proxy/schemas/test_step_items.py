@@ -87,7 +87,7 @@ def status(description: str, *, done: bool = False) -> dict[str, Any]:
     return {"event": {"type": "status", "data": data}}
 
 
-def test_frames_of_a_card() -> None:
+def test_finished_step_is_sent_as_the_frames_of_a_card() -> None:
     stream = Stream(ReasoningDelta("Hm."), started(1), finished(1, "Exit code: 0\n[stdout]\na"))
     item = {
         "type": "function_call",

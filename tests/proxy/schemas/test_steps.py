@@ -214,7 +214,7 @@ def test_submit_is_not_shown_as_a_step() -> None:
     assert text.abandon() == ""
 
 
-def test_steps_off_shows_only_reasoning() -> None:
+def test_with_steps_off_only_reasoning_is_shown() -> None:
     text = StepText("off")
     events: list[Event] = [started("nonsense", {}), finished(0, 1), ReasoningDelta("Hm.")]
     assert [text.render(event) for event in events] == ["", "", "Hm."]

@@ -139,7 +139,7 @@ def test_settings_rules_and_connections_beyond_the_size_limit_are_left_out() -> 
     assert (cut["rules"], cut["settings"]) == ([], [{"note": LEFT_OUT}])
 
 
-def test_contents_that_quote_the_note_are_not_truncated() -> None:
+def test_message_that_quotes_the_truncation_note_is_not_truncated() -> None:
     quoting = {"role": "assistant", "content": LEFT_OUT}
     assert read([model_call(0, QUESTION, reply=quoting)])["is_truncated"] is False
 
@@ -242,7 +242,7 @@ def test_tokens_of_each_call_are_found_in_its_segment(calls: list[tuple[str, Any
     assert len(segments) == (splits + 1 if known else 0)
 
 
-def test_tokens_of_a_trajectory_that_is_too_long_are_left_out_whole() -> None:
+def test_tokens_of_a_call_beyond_the_size_limit_are_left_out_whole() -> None:
     first = CallTokens([1, 2], [3], [-0.5])
     second = CallTokens([1, 2, 3, 4], [5], [-0.25])
     calls = [replace(model_call(0, LONG, reply=FIRST), tokens=each) for each in (first, second)]

@@ -320,7 +320,7 @@ async def exists(store: Store, id: str) -> bool:
     return found is not None
 
 
-async def test_worker_of_a_closed_store_is_dead(tmp_path: Path, clock: ManualClock) -> None:
+async def test_worker_of_a_closed_store_counts_as_dead(tmp_path: Path, clock: ManualClock) -> None:
     with opened(tmp_path, clock) as store:
         with opened(tmp_path, clock) as other:
             await begin(other, "resp_1")

@@ -43,9 +43,7 @@ async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> N
 
 
 @pytest.mark.parametrize("kind", ["take", "overdraw"])
-async def test_expense_of_a_request_cancelled_while_taking_is_returned(
-    kind: str, store: Store
-) -> None:
+async def test_expense_is_returned_if_its_reservation_is_cancelled(kind: str, store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     taking = asyncio.create_task(getattr(account, kind)(Expense(tokens=60)))
     await asyncio.sleep(0)
@@ -67,7 +65,7 @@ async def test_cancellation_while_settling_keeps_the_actual_expense(store: Store
     assert await store.spending.spent(OWNER) == Expense(tokens=5)
 
 
-async def test_receipt_names_the_used_up_budget(store: Store) -> None:
+async def test_refused_reservation_names_the_exhausted_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     await account.take(Expense(tokens=100))
     refused = await account.take(Expense(tokens=1))
@@ -75,7 +73,7 @@ async def test_receipt_names_the_used_up_budget(store: Store) -> None:
     assert await store.spending.spent(OWNER) == Expense(tokens=100)
 
 
-async def test_overdraft_counts_beyond_the_budget(store: Store) -> None:
+async def test_overdrawn_expense_counts_even_beyond_the_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
         reservation = await account.overdraw(Expense(tokens=70))
@@ -122,7 +120,7 @@ async def test_budgets_are_reset_at_midnight(store: Store, clock: ManualClock) -
     assert (await account.take(ONE)).spent == ONE
 
 
-async def test_expense_counts_on_the_day_on_which_it_was_taken(
+async def test_expense_counts_on_the_day_of_its_reservation(
     store: Store, clock: ManualClock
 ) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
@@ -143,7 +141,9 @@ async def test_past_days_are_deleted(store: Store, clock: ManualClock) -> None:
     assert await store.spending.spent(OWNER) == Expense()
 
 
-async def test_failing_store_gives_no_receipt(tmp_path: Path, store: Store) -> None:
+async def test_failing_store_raises_instead_of_reserving_an_expense(
+    tmp_path: Path, store: Store
+) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
         database.execute("DROP TABLE spending")
         database.commit()

@@ -110,7 +110,7 @@ print(socket.send_fds(near, [b"x"], [0]))
 
 
 @needs_root
-async def test_files_in_flight_are_counted_per_sandbox() -> None:
+async def test_file_descriptors_in_flight_are_counted_per_sandbox() -> None:
     """The kernel counts them for the host's user: beyond RLIMIT_NOFILE that user sends no more."""
     async with (
         new_sandbox() as neighbour,
@@ -122,7 +122,7 @@ async def test_files_in_flight_are_counted_per_sandbox() -> None:
 
 
 @needs_root
-async def test_proxy_run_by_root_gives_each_sandbox_its_own_uid() -> None:
+async def test_proxy_running_as_root_gives_each_sandbox_its_own_uid() -> None:
     backend = BubblewrapBackend(state_dir=NOWHERE)
     guests = [await backend.start(SMALL) for _ in range(2)]
     try:
@@ -140,7 +140,7 @@ async def test_proxy_run_by_root_gives_each_sandbox_its_own_uid() -> None:
     )
 
 
-async def test_settings_of_the_hosts_kernel_do_not_open_for_writing() -> None:
+async def test_host_kernel_settings_cannot_be_opened_for_writing() -> None:
     async with new_sandbox() as sandbox:
         for path in (
             "/proc/sys/kernel/core_pattern",

@@ -80,7 +80,7 @@ def test_engine_without_seccomp_fails_the_check() -> None:
     assert said(SecurityOptions=None)["system calls"][0] is False
 
 
-def test_check_reports_confinement() -> None:
+def test_check_reports_the_security_module_that_confines_containers() -> None:
     assert said()["confinement"][1].endswith("; apparmor")
     assert said(SecurityOptions=["name=seccomp"])["confinement"][1].endswith("no SELinux")
 

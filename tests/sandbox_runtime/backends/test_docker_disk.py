@@ -62,7 +62,9 @@ signal.pause()
 """
 
 
-async def test_deleted_open_files_count_as_disk_usage(backend: DockerBackend) -> None:
+async def test_deleted_files_that_are_still_open_count_as_disk_usage(
+    backend: DockerBackend,
+) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     await output(sandbox, f"cat > keep.py <<'end'{KEEP_WHAT_IS_DELETED}end")
     assert "exceeded the limit of 16 MiB" in await failure_of(sandbox, "python3 keep.py")

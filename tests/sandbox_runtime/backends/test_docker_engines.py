@@ -90,7 +90,7 @@ async def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
         DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host="carrier-pigeon://roof")
 
 
-async def test_lost_engine_loses_the_sandbox_which_still_closes(
+async def test_sandbox_of_a_lost_engine_is_lost_but_can_still_be_closed(
     line: EngineSocketRelay, tmp_path: Path
 ) -> None:
     backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)

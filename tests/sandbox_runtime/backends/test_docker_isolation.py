@@ -147,7 +147,7 @@ time.sleep(60)
 """
 
 
-async def test_timers_of_a_sandbox_do_not_use_up_those_of_host_root(
+async def test_timers_of_a_sandbox_leave_timers_for_the_hosts_root_user(
     backend: DockerBackend,
 ) -> None:
     """Both are the same user, whose timers and queued signals are counted once."""

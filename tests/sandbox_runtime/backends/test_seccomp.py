@@ -59,7 +59,9 @@ def verdict(code: bytes, audit: int, number: int | None, *arguments: int) -> str
 
 
 @every_machine
-def test_calls_are_allowed_refused_or_unknown_as_the_policy_says(machine: str, audit: int) -> None:
+def test_system_calls_are_allowed_refused_or_unknown_as_the_policy_says(
+    machine: str, audit: int
+) -> None:
     code, numbers = bpf_filter(machine), SYSCALL_NUMBERS[machine]
     verdicts = {name: verdict(code, audit, number) for name, number in numbers.items()}
     assert {verdicts[name] for name in ALLOWED & numbers.keys()} == {ALLOW}

@@ -126,7 +126,9 @@ async def test_cancelling_one_command_does_not_disturb_another(sandbox: Sandbox)
     assert results == ["opened\nundisturbed\n"]
 
 
-async def test_error_of_on_output_ends_its_command_and_is_raised(sandbox: Sandbox) -> None:
+async def test_exception_of_the_output_listener_ends_the_command_and_propagates(
+    sandbox: Sandbox,
+) -> None:
     class ListenerError(Exception):
         pass
 

@@ -51,7 +51,9 @@ async def test_file_can_be_put_in_pieces_of_arbitrary_size(sandbox: Sandbox) -> 
     assert await read(sandbox, "/testbed/file") == b"a" + b"b" * 3_000_000 + b"c"
 
 
-async def test_commands_read_put_files_and_get_reads_their_files(sandbox: Sandbox) -> None:
+async def test_commands_read_uploaded_files_and_their_files_can_be_read_back(
+    sandbox: Sandbox,
+) -> None:
     await write(sandbox, "/testbed/documents/in.txt", b"from outside")
     await output(sandbox, "cat documents/in.txt > output/out.txt; echo '!' >> output/out.txt")
     assert await read(sandbox, "/testbed/output/out.txt") == b"from outside!\n"

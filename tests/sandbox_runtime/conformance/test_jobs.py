@@ -54,7 +54,7 @@ async def test_output_of_a_job_between_two_waits_is_not_lost(sandbox: Sandbox) -
     assert (await sandbox.wait(job.job_id, wait_s=PLENTY_S)).stdout == "1\n2\n3\n"
 
 
-async def test_job_that_has_not_ended_is_still_running(sandbox: Sandbox) -> None:
+async def test_waiting_again_reports_an_unfinished_job_as_running(sandbox: Sandbox) -> None:
     job_id = await start_waiting_job(sandbox)
     again = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
     assert (again.running, again.job_id, again.stdout) == (True, job_id, "")
@@ -111,7 +111,7 @@ async def test_result_of_an_ended_job_is_returned_once(sandbox: Sandbox) -> None
         await sandbox.wait(job.job_id, wait_s=PLENTY_S)
 
 
-async def test_command_that_waits_for_input_returns_and_accepts_it(
+async def test_command_that_waits_for_input_becomes_a_job_that_accepts_input(
     sandbox: Sandbox,
 ) -> None:
     command = "echo question; read answer; echo heard $answer"

@@ -25,5 +25,5 @@ async def test_unread_large_stdin_does_not_delay_the_end_of_a_command(sandbox: S
     assert (result.exit_code, result.stdout) == (0, "done\n")
 
 
-async def test_stdin_without_data_is_at_its_end(sandbox: Sandbox) -> None:
+async def test_command_without_stdin_data_reads_end_of_file(sandbox: Sandbox) -> None:
     assert await output(sandbox, "cat; head -c 5 | wc -c; sh -c cat; echo end") == "0\nend\n"

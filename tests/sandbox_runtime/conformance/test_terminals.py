@@ -56,7 +56,7 @@ async def test_end_of_input_closes_the_pipe(sandbox: Sandbox) -> None:
     assert end.stdout.endswith("text\nend\n")
 
 
-async def test_unread_input_of_a_pipe_is_harmless(sandbox: Sandbox) -> None:
+async def test_unread_pipe_input_does_not_disturb_the_command(sandbox: Sandbox) -> None:
     command = "mkfifo gate; exec 0< /dev/null; echo closed; read line < gate; echo $line"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=WAIT_S, stdin=None)
     assert job.running

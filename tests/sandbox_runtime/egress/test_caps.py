@@ -143,7 +143,7 @@ async def test_connection_without_a_request_times_out(sent: bytes) -> None:
     assert internet.dialed == []
 
 
-async def test_slow_request_has_no_longer_timeout() -> None:
+async def test_slowly_sent_request_head_does_not_extend_its_timeout() -> None:
     timeouts = Timeouts(head_s=0.1)
     async with gateway_client(
         allowlist("allowed.example"), Internet(), timeouts=timeouts
@@ -240,7 +240,7 @@ async def test_server_that_does_not_answer_times_out() -> None:
     assert answer.startswith(b"HTTP/1.1 504 Gateway Timeout: nothing passed for 0.1 s\r\n")
 
 
-async def test_program_that_stays_after_its_answer_times_out() -> None:
+async def test_connection_left_open_after_the_answer_times_out() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),

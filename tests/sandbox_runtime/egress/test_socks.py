@@ -120,14 +120,14 @@ async def test_tls_in_a_socks_tunnel_must_name_its_host() -> None:
     ],
     ids=repr,
 )
-async def test_refusal_is_a_socks_reply(sent: bytes, answer: bytes) -> None:
+async def test_refused_socks_request_gets_a_socks_reply(sent: bytes, answer: bytes) -> None:
     internet = Internet()
     async with gateway_client(allowlist("allowed.example", "gone.example"), internet) as sandbox:
         with fail_after(5):
             assert await sandbox.exchange(HELLO, sent) == answer
 
 
-async def test_only_no_authentication_is_offered() -> None:
+async def test_socks_greeting_without_the_no_authentication_method_is_refused() -> None:
     async with gateway_client(Egress(mode="open"), Internet()) as sandbox:
         with fail_after(5):
             assert (await sandbox.exchange(b"\x05\x02\x01\x02")).startswith(b"\x05\xff")

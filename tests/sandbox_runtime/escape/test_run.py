@@ -78,7 +78,9 @@ async def made(attack: Attack) -> EscapeFinding:
 
 
 @pytest.mark.docker
-async def test_separate_kernel_does_not_excuse_effects_on_a_neighbour(tmp_path: Path) -> None:
+async def test_separate_kernel_excuses_attacks_on_itself_but_not_on_a_neighbour(
+    tmp_path: Path,
+) -> None:
     """An attack on the sandbox's own kernel is harmless, an effect on a neighbour is not."""
 
     async def takes(context: EscapeContext) -> str | None:
@@ -145,19 +147,19 @@ async def test_results_from_inside_are_validated_and_truncated() -> None:
         (["not tried", "not tried"], None),
     ],
 )
-def test_server_refuses_open_and_partly_untried_findings(
+def test_server_refuses_to_start_with_open_or_partly_untried_findings(
     verdicts: Sequence[Verdict], said: str | None
 ) -> None:
     findings = [finding(name, verdict) for name, verdict in zip("ab", verdicts, strict=True)]
     assert refusal(findings) == said
 
 
-def test_doctor_shows_every_other_verdict_in_capitals() -> None:
+def test_doctor_shows_every_verdict_except_held_in_capitals() -> None:
     assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
     assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
 
 
-async def test_an_attack_without_an_end_counts_as_open() -> None:
+async def test_attack_that_does_not_end_in_time_counts_as_open() -> None:
     async def endless(context: EscapeContext) -> None:
         await anyio.sleep_forever()
 

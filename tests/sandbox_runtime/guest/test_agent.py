@@ -77,7 +77,7 @@ def test_report_is_repeated_until_it_is_acknowledged(agent: AgentProcess) -> Non
     assert agent.read_to_end(7)[2]["error"] == "unknown"
 
 
-def test_reading_is_repeated_until_the_next_is_requested(agent: AgentProcess) -> None:
+def test_reading_of_a_job_is_repeated_until_the_next_is_requested(agent: AgentProcess) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after", wait_s=0.3)
     first = agent.read_to_end(1)
     assert (first[0], first[2]["running"], first[2]["reading"]) == ("before\n", True, 0)
@@ -92,7 +92,7 @@ def test_reading_is_repeated_until_the_next_is_requested(agent: AgentProcess) ->
     assert agent.read_to_end(9)[2]["error"] == "unknown"
 
 
-def test_second_stream_takes_over_a_reading(agent: AgentProcess) -> None:
+def test_second_stream_takes_over_the_reading_of_a_job(agent: AgentProcess) -> None:
     agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after")
     while (received := agent.receive()) and received[:2] != (1, DATA):
         pass

@@ -104,7 +104,7 @@ async def test_shell_state_does_not_change_the_image_check(sandbox: Sandbox) -> 
 
 
 @pytest.mark.docker
-async def test_failing_shell_is_one_escaped_check(
+async def test_failing_shell_is_reported_as_one_failed_check_with_escaped_text(
     sandbox: Sandbox,
 ) -> None:
     broken = "#!/usr/bin/python3\nimport sys\nsys.exit('\\x1b]0;broken\\x07')\n"

@@ -89,7 +89,7 @@ async def test_sandbox_started_for_a_cancelled_waiter_fills_the_pool() -> None:
         assert fixture.backend.asked == 1
 
 
-async def test_miss_starts_a_sandbox_beside_running_starts() -> None:
+async def test_each_lease_without_an_idle_sandbox_starts_its_own_at_once() -> None:
     async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
@@ -101,7 +101,7 @@ async def test_miss_starts_a_sandbox_beside_running_starts() -> None:
         await holder.end_all()
 
 
-async def test_miss_with_on_miss_fail_has_a_retry_after() -> None:
+async def test_lease_without_an_idle_sandbox_has_a_retry_after_if_on_miss_is_fail() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
@@ -114,7 +114,7 @@ async def test_miss_with_on_miss_fail_has_a_retry_after() -> None:
         assert (fixture.stats.hits, fixture.stats.misses, fixture.stats.refused) == (1, 1, 1)
 
 
-async def test_dead_idle_sandbox_is_a_miss_with_on_miss_fail() -> None:
+async def test_dead_idle_sandbox_fails_the_lease_if_on_miss_is_fail() -> None:
     async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
@@ -136,7 +136,7 @@ async def test_full_queue_refuses_the_next_waiter() -> None:
         await holder.end_all()
 
 
-async def test_waiter_with_a_start_takes_no_place_in_the_queue() -> None:
+async def test_waiter_whose_sandbox_is_starting_takes_no_place_in_the_queue() -> None:
     async with fake_pool(PoolSettings(min_ready=0, queue_size=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)

@@ -106,7 +106,7 @@ async def test_crlf_is_shown_as_a_note() -> None:
     assert "[some lines end in CRLF]" in await _view(MemorySandbox({FILE: b"a\r\nb\n"}))
 
 
-async def test_a_file_beyond_ten_mebibytes_is_left_to_bash() -> None:
+async def test_view_of_a_file_beyond_ten_mebibytes_advises_bash() -> None:
     sandbox = MemorySandbox({FILE: b"x" * (MAX_FILE_BYTES + 1)})
     text = await _view(sandbox)
     assert "is larger than this tool's 10485760 bytes. Use bash" in text
