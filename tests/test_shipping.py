@@ -52,7 +52,7 @@ def metric_names() -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana-dashboard.json"])
-def test_expressions_name_only_metrics_that_exist(name: str) -> None:
+def test_alert_and_dashboard_expressions_name_only_metrics_that_exist(name: str) -> None:
     named = {word for text in expressions(name) for word in re.findall(r"llm_sandbox_\w+", text)}
     assert named
     assert named - metric_names() == set()
@@ -175,7 +175,7 @@ def test_dockerfile_has_the_base_of_the_sandbox_image_and_no_root() -> None:
 # systemd
 
 
-def test_unit_starts_commands_that_exist() -> None:
+def test_systemd_unit_starts_only_commands_that_exist() -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # as configparser documents it
     parser.read_string(UNIT.read_text(encoding="utf-8"))

@@ -59,7 +59,7 @@ async def test_concurrent_large_bodies_share_one_limit_and_small_ones_pass(
     [("x", True, 3), ("x\u00e9", True, 3), ("x\u20ac", True, 4), ("x\U0001f600", True, 6),
      ("x\U0001f600", False, 6)],
 )  # fmt: skip
-async def test_body_is_charged_for_its_received_parsed_and_relayed_form(
+async def test_body_memory_counts_the_received_parsed_and_relayed_form_of_a_body(
     text: str, in_utf_8: bool, weight: int, tmp_path: Path
 ) -> None:
     """Python stores each character of a string in as many bytes as its widest one needs."""
@@ -111,7 +111,7 @@ async def test_refused_or_truncated_body_releases_its_memory(tmp_path: Path) -> 
     assert memory.held_bytes == 0
 
 
-async def test_background_run_keeps_its_body_charged_until_it_ends(tmp_path: Path) -> None:
+async def test_background_run_counts_its_body_as_memory_until_the_run_ends(tmp_path: Path) -> None:
     memory = BodyMemory(15 * MIB)
     first, second = asyncio.Event(), asyncio.Event()
     script = [Held(text_reply("One."), first), Held(text_reply("Two."), second), text_reply("3.")]

@@ -178,7 +178,9 @@ async def test_x_api_key_header_carries_the_client_key(tmp_path: Path) -> None:
     assert all(seen.headers["authorization"] == f"Bearer {ADA}" for seen in proxy.backend.requests)
 
 
-async def test_rejected_key_gets_the_backend_error_and_owns_nothing(tmp_path: Path) -> None:
+async def test_request_with_a_rejected_key_gets_the_backend_error_and_stores_nothing(
+    tmp_path: Path,
+) -> None:
     gate = KeyGate()
     async with proxy_server(gate, tmp_path) as proxy:
         client = proxy.client(WRONG)

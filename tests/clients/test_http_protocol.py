@@ -113,7 +113,9 @@ async def test_large_head_within_the_limit_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("upgrade_offer", [b"", UPGRADE_OFFER], ids=["http/1.1", "http/2 offered"])
-async def test_head_and_body_are_sent_in_one_packet(upgrade_offer: bytes, tmp_path: Path) -> None:
+async def test_head_and_body_of_a_response_are_sent_in_one_packet(
+    upgrade_offer: bytes, tmp_path: Path
+) -> None:
     async with raw_connection(tmp_path) as connection:
         await connection.send(POST + upgrade_offer + LENGTH + BODY)
         assert (await connection.answer())[0] == 200

@@ -71,7 +71,7 @@ async def test_last_finished_request_sets_the_files_of_the_next(first: str, tmp_
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_choices_start_from_the_newest_files_and_the_first_choice_continues(
+async def test_choices_start_from_the_newest_files_and_the_first_choice_saves_its_own(
     restart: bool, tmp_path: Path
 ) -> None:
     def script(body: dict[str, Any]) -> Item:

@@ -360,7 +360,7 @@ async def test_stop_reason_is_translated(
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
-async def test_refusal_is_a_text_with_stop_details(tmp_path: Path) -> None:
+async def test_model_refusal_becomes_a_text_block_with_stop_details(tmp_path: Path) -> None:
     script: list[Any] = [{"message": {"role": "assistant", "content": None, "refusal": "No."}}]
     async with messages_client(script, tmp_path) as client:
         message = await client.message()

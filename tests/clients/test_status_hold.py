@@ -120,7 +120,9 @@ async def test_stream_starts_with_the_backend_response_before_any_content(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_silent_backend_gets_status_200_after_the_wait(path: str, tmp_path: Path) -> None:
+async def test_client_of_a_silent_backend_gets_status_200_after_the_wait(
+    path: str, tmp_path: Path
+) -> None:
     speak = asyncio.Event()
     async with (
         scripted_backend([Held(BUSY, speak), text_reply("42")]) as backend,
@@ -241,7 +243,7 @@ async def test_disconnect_before_the_status_ends_the_run(path: str, tmp_path: Pa
                 await seen.gone.wait()
 
 
-async def test_joining_an_accepted_run_gets_the_status_at_once(tmp_path: Path) -> None:
+async def test_client_that_joins_an_accepted_run_gets_the_status_at_once(tmp_path: Path) -> None:
     script = [Held(text_reply("The answer is 42."), asyncio.Event(), after_pieces=1)]
     async with (
         scripted_backend(script) as backend,
@@ -260,7 +262,7 @@ async def test_joining_an_accepted_run_gets_the_status_at_once(tmp_path: Path) -
     assert len(backend.requests) == 1
 
 
-async def test_joining_a_failing_run_gets_the_backend_status(tmp_path: Path) -> None:
+async def test_client_that_joins_a_failing_run_gets_the_backend_status(tmp_path: Path) -> None:
     fail = asyncio.Event()
     async with (
         scripted_backend([Held(Refusal(404, "no such model"), fail)]) as backend,
@@ -284,7 +286,7 @@ async def test_joining_a_failing_run_gets_the_backend_status(tmp_path: Path) -> 
     assert found == [404] * 3
 
 
-async def test_status_of_refused_choices_is_that_of_the_first(
+async def test_request_whose_choices_are_refused_gets_the_status_of_the_first_one(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -303,7 +303,9 @@ async def test_request_refused_for_its_tools_is_retried_plain(tmp_path: Path) ->
     assert "--tool-call-parser PARSER" in shown["warnings"][0]["message"]
 
 
-async def test_malformed_calls_switch_the_model_to_plain_for_that_key(tmp_path: Path) -> None:
+async def test_malformed_calls_withdraw_the_sandbox_from_the_model_for_one_key(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(call=tool_reply(call("no_such_tool", command="ls")))
     our_key, other_key = ({"authorization": f"Bearer {key}"} for key in ("ours", "theirs"))
     async with served(engine, tmp_path, keyring=EachKey()) as server:
@@ -431,7 +433,7 @@ async def test_refusal_of_file_parts_is_explained(stream: bool, tmp_path: Path) 
         assert error["message"].endswith(f"The backend answered: {NO_FILES}")
 
 
-async def test_part_that_the_backend_accepts_is_relayed(tmp_path: Path) -> None:
+async def test_file_part_that_the_backend_accepts_is_relayed(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with served(engine, tmp_path, NEVER) as server:
         for part in (PICTURE, INLINE, {"type": "file", "file": {"file_id": "file-elsewhere"}}):

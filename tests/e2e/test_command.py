@@ -226,7 +226,7 @@ async def test_port_in_use_is_reported(tmp_path: Path) -> None:
     assert line.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
-async def test_foreign_listen_address_is_reported(tmp_path: Path) -> None:
+async def test_listen_address_of_another_host_is_reported(tmp_path: Path) -> None:
     line = await error_line(
         tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", "192.0.2.1"
     )

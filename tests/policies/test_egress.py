@@ -127,7 +127,7 @@ def test_allowlist_without_effect_is_an_error(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("caps", [{"max_connections": 0}, {"max_mib_per_s": 0.0}], ids=str)
-def test_cap_of_zero_is_an_error(caps: dict[str, Any]) -> None:
+def test_connection_or_rate_cap_of_zero_is_an_error(caps: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least"):
         Egress(**caps)
 

@@ -31,7 +31,7 @@ def test_message_in_a_string_of_the_request_is_quoted(body: object, expected: bo
     assert not is_quoted("", body)
 
 
-def test_message_counts_as_quoted_beyond_the_search_limit() -> None:
+def test_message_is_assumed_to_be_quoted_beyond_the_search_limit() -> None:
     half = "so it " * (MAX_SEARCHED_CHARS // 12)
     assert not is_quoted(MESSAGE, [half, half])
     assert is_quoted(MESSAGE, [Unsearched(" too much"), half, half])

@@ -104,7 +104,7 @@ def test_endless_key_is_redacted_in_bounded_memory(end: str, shown: str) -> None
     assert redacted == f"see [redacted private_key]{shown}"
 
 
-def test_own_pattern_redacts_its_group() -> None:
+def test_configured_pattern_redacts_only_its_group() -> None:
     own = (SecretPattern("pin", r"pin: (\d{4})"), SecretPattern("name", "Rumpel[a-z]+"))
     secrets = SecretFinder(Redaction(patterns=own))
     redacted = secrets.redact("pin: 1234, Rumpelstiltskin")

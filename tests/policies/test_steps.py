@@ -27,7 +27,7 @@ def test_client_headers_choose_the_default_steps_mode(headers: list[str], mode: 
 
 
 @pytest.mark.parametrize("mode", STEPS_MODES)
-def test_server_setting_overrides_the_default_mode(mode: str) -> None:
+def test_server_setting_overrides_the_default_steps_mode(mode: str) -> None:
     assert default_mode(mode, ["X-OpenWebUI-Chat-Id"]) == mode
 
 

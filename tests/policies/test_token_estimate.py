@@ -51,7 +51,7 @@ def test_token_count_is_near_a_threshold_within_a_factor_of_two() -> None:
 
 
 @pytest.mark.parametrize("character", ["a", "7", "é", "語", "🦊", "\ud800", ";"])
-def test_text_far_below_a_threshold_is_neither_above_nor_near_it(character: str) -> None:
+def test_text_far_below_a_token_threshold_is_neither_above_nor_near(character: str) -> None:
     for length in range(100):
         text = character * length
         if is_far_below(text, 100):

@@ -137,7 +137,7 @@ def test_token_count_takes_precedence_over_the_estimate() -> None:
     assert plan_workspace(messages, (), over_tokens=30_000, counted={BOOK: 30_001}).files
 
 
-def test_only_texts_near_the_limit_are_counted() -> None:
+def test_tokens_are_counted_only_of_user_texts_near_the_limit() -> None:
     tokens = estimate_tokens(BOOK)
     messages = [{"role": role, "content": BOOK} for role in ("system", "user", "tool", "assistant")]
     for over, counted in ((tokens, [BOOK]), (2 * tokens, []), (tokens // 2, []), (None, [])):

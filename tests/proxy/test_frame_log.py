@@ -5,7 +5,7 @@ import anyio
 from proxy.api.response_recorder import FrameLog
 
 
-async def test_reader_gets_past_frames_and_then_new_ones() -> None:
+async def test_reader_gets_the_earlier_frames_and_then_new_ones() -> None:
     frame_log = FrameLog()
     frame_log.add(["a", "b"])
     received: list[list[str]] = []

@@ -258,7 +258,7 @@ async def test_frames_of_one_byte_use_no_more_memory_than_large_frames(
     await channel.close()
 
 
-async def test_short_queue_keeps_the_order_of_two_kinds_of_output() -> None:
+async def test_short_queue_keeps_the_order_of_stdout_and_stderr() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [(DATA, b"a"), (DATA, b"b"), (STDERR, b"c"), (DATA, b"d"), (DATA, CHUNK)]
@@ -272,7 +272,7 @@ async def test_short_queue_keeps_the_order_of_two_kinds_of_output() -> None:
     await channel.close()
 
 
-async def test_slow_reader_gets_two_kinds_of_output_in_order() -> None:
+async def test_slow_reader_gets_stdout_and_stderr_in_order() -> None:
     channel, guest = await connected()
     stream = await channel.open({"op": "exec"})
     said = [((DATA, STDERR)[n % 2], b"line %d\n" % n) for n in range(1000)]

@@ -106,7 +106,7 @@ async def test_command_cancelled_before_the_agent_reads_does_not_run() -> None:
             assert RESET in kinds or OPEN not in kinds, number
 
 
-async def test_operation_that_waits_for_room_begins_once_the_agent_reads() -> None:
+async def test_operation_that_waits_for_a_full_channel_begins_once_the_agent_reads() -> None:
     async with socket_sandbox() as (sandbox, guest, peer):
         uploads = await fill(sandbox, guest)
         reading = asyncio.create_task(sandbox.get(LONG_PATH, drop, max_bytes=1))

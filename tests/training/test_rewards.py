@@ -76,7 +76,9 @@ LETTERS = st.sets(st.sampled_from("ABCDEFGH"), min_size=1)
 
 
 @given(LETTERS, LETTERS)
-def test_f1_of_choices_is_that_of_precision_and_recall(right: set[str], given: set[str]) -> None:
+def test_reward_of_choices_is_the_f1_of_precision_and_recall(
+    right: set[str], given: set[str]
+) -> None:
     found, _ = score(made_row(",".join(sorted(right)), "mcqN"), ", ".join(sorted(given)))
     precision, recall = (len(right & given) / len(each) for each in (given, right))
     expected = 2 * precision * recall / (precision + recall) if right & given else 0
@@ -149,7 +151,7 @@ def own(name: str, answer: str = "Edda", **options: Any) -> Reward:
     return reward(made_row("Omar", "span"), attempt(answer), function=function, **options)
 
 
-def test_own_function_gets_the_row_and_the_answer() -> None:
+def test_custom_reward_function_gets_the_row_and_the_answer() -> None:
     assert own("same_length") == Reward(1.0, "function")
     assert own("same_length", "Rollo") == Reward(0.5, "function")
 
@@ -164,13 +166,13 @@ def test_own_function_gets_the_row_and_the_answer() -> None:
         ("killed", "the process ended with exit code -6"),
     ],
 )
-def test_own_function_that_fails_gives_no_reward(name: str, detail: str) -> None:
+def test_custom_reward_function_that_fails_gives_no_reward(name: str, detail: str) -> None:
     found = own(name)
     assert (found.value, found.reason) == (None, "grader failure")
     assert detail in found.detail
 
 
-def test_own_function_has_a_timeout() -> None:
+def test_custom_reward_function_has_a_timeout() -> None:
     assert own("endless", timeout_s=0.5) == Reward(
         None, "grader failure", detail="no result within 0.5 s"
     )
@@ -186,7 +188,9 @@ def test_own_function_has_a_timeout() -> None:
         ("a:b:c", "a:b:c: not of the form package.module:function"),
     ],
 )
-def test_own_function_that_does_not_exist_is_an_error(function: str, message: str) -> None:
+def test_custom_reward_function_that_does_not_exist_is_an_error(
+    function: str, message: str
+) -> None:
     with pytest.raises(TaskError) as caught:
         reward(made_row("B", "mcq1"), attempt("B"), function=function)
     assert str(caught.value) == message

@@ -316,7 +316,7 @@ def test_race_file_that_is_not_json_is_named(
     assert "sandbox-train: 1.txt: not JSON: " in capsys.readouterr().err
 
 
-def test_input_files_are_the_json_of_an_object(tmp_path: Path) -> None:
+def test_column_input_files_holds_a_json_object_of_names_and_texts(tmp_path: Path) -> None:
     (row,) = build(
         write_lines(tmp_path / "rows.jsonl", GENERIC), "generic", tmp_path / "out"
     ).all_rows

@@ -260,7 +260,7 @@ DOCUMENTS = st.lists(st.lists(st.sampled_from("abcdef"), max_size=8), min_size=1
 
 
 @given(DOCUMENTS, st.lists(st.sampled_from("abcdefg"), max_size=4), st.integers(0, 6))
-def test_ranking_is_that_of_the_formula_of_bm25(
+def test_distractor_ranking_follows_the_bm25_formula(
     documents: list[list[str]], query: list[str], count: int
 ) -> None:
     mean = sum(map(len, documents)) / len(documents) or 1
@@ -491,7 +491,7 @@ async def test_converted_suite_is_evaluated_by_sandbox_eval(tmp_path: Path) -> N
         (["--out", "."], ".: Is a directory"),
     ],
 )
-def test_conversion_that_is_impossible_is_refused(
+def test_conversion_with_impossible_options_is_refused(
     options: Sequence[str], fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build("2", "synthetic", tmp_path / "tasks")

@@ -115,7 +115,7 @@ async def test_files_not_hashed_in_time_are_skipped_files(session: SandboxSessio
 
 
 @pytest.mark.parametrize(("command", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
-async def test_files_of_a_later_turn_do_not_delay_its_answer(
+async def test_large_or_many_files_of_a_later_run_do_not_delay_its_answer(
     session: SandboxSession, command: str, why: str
 ) -> None:
     await session.turn("echo x > output/old.txt")

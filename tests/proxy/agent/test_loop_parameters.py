@@ -108,7 +108,7 @@ async def test_client_tool_calls_are_returned_to_the_client() -> None:
     assert run.events.reasoning == "I will look."
 
 
-async def test_mixed_turn_runs_proxy_tools_and_returns_client_calls_with_proxy_ids() -> None:
+async def test_turn_with_both_kinds_of_calls_runs_the_proxys_and_returns_the_clients() -> None:
     client_call = {
         "id": "t1",
         "type": "function",

@@ -317,7 +317,7 @@ async def test_plain_turn_follows_a_refusal_of_tools(kind: type[Refusing]) -> No
 @pytest.mark.parametrize(
     "limits", [Limits(max_turns=0), Limits(max_total_tokens=0), Limits(max_commands=0)]
 )
-async def test_limit_that_allows_no_turn_leads_to_the_plain_turn(limits: Limits) -> None:
+async def test_limit_of_zero_leads_to_a_plain_turn_without_tools(limits: Limits) -> None:
     model = SequentialModel([text_reply("There are 42.")])
     result = await Run(model, limits=limits).go()
     assert (result.answer, model.requests) == ("There are 42.", [PLAIN])

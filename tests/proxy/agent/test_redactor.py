@@ -54,7 +54,7 @@ def test_secret_split_across_output_pieces_is_redacted_despite_events_between() 
     ]
 
 
-def test_held_back_end_of_the_answer_precedes_the_end_of_the_run() -> None:
+def test_held_back_rest_of_the_answer_is_emitted_before_the_run_ends() -> None:
     pieces = (AnswerDelta(SECRET[:9], {"content": []}), AnswerDelta(SECRET[9:]), FINISHED)
     assert redacted(*pieces) == [AnswerDelta(SHOWN), FINISHED]
 
@@ -95,7 +95,7 @@ def test_arguments_in_a_model_call_are_redacted_however_they_are_written(
     assert redacted_arguments(arguments) == shown
 
 
-def test_value_with_too_many_levels_becomes_a_note() -> None:
+def test_too_deeply_nested_value_is_replaced_by_a_note() -> None:
     deep: Any = SECRET
     for _ in range(900):
         deep = [deep]

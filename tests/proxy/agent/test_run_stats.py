@@ -89,7 +89,7 @@ async def test_run_without_tool_calls_has_no_env_tokens() -> None:
     assert stats.trajectory_tokens == 143 + 10
 
 
-async def test_final_answer_request_is_no_env_token() -> None:
+async def test_final_answer_request_does_not_count_as_env_tokens() -> None:
     replies = [
         {**tool_reply(LOOK), "usage": usage(100, 10)},
         {**text_reply("42"), "usage": usage(200, 10)},
@@ -98,7 +98,7 @@ async def test_final_answer_request_is_no_env_token() -> None:
     assert 0 < result.stats.env_tokens < 90
 
 
-async def test_final_answer_call_is_no_turn() -> None:
+async def test_final_answer_call_does_not_count_as_a_turn() -> None:
     run = Run(ScriptedModel([tool_reply(LOOK), text_reply("42")]), limits=Limits(max_turns=1))
     result = await run.go()
     assert (result.stats.turns, result.stats.llm_calls) == (1, 2)
@@ -136,7 +136,7 @@ async def test_stopwatch_is_paused_during_wrapped_callbacks() -> None:
     assert watch.spent_s == 3
 
 
-async def test_stopwatch_counts_failed_blocks() -> None:
+async def test_stopwatch_counts_the_time_of_failed_blocks() -> None:
     clock = ManualClock()
     watch = Stopwatch(clock.time)
 

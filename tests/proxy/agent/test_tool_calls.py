@@ -37,7 +37,7 @@ def test_well_formed_message_is_returned_as_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("calls", [None, [], "none", {}])
-def test_message_without_calls_has_none(calls: object) -> None:
+def test_message_without_tool_calls_is_parsed_as_a_turn_without_calls(calls: object) -> None:
     sent = {"role": "assistant", "content": "42", "tool_calls": calls}
     assert parse(sent) == Turn(sent, (), as_text=False)
 
@@ -173,7 +173,7 @@ def test_calls_in_several_fences_and_in_a_list_are_found() -> None:
     ]
 
 
-def test_parameter_named_command_is_kept() -> None:
+def test_parameter_named_command_of_a_call_in_text_is_kept() -> None:
     text = '{"name": "str_replace_editor", "command": "view", "path": "/x"}'
     assert calls_in_text(text) == [("str_replace_editor", {"command": "view", "path": "/x"})]
 

@@ -125,7 +125,7 @@ def test_data_appended_to_a_log_is_found(tmp_path: Path, data: bytes) -> None:
     assert len(errors(tmp_path)) == 1
 
 
-def test_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
+def test_log_replaced_by_that_of_another_run_is_found(tmp_path: Path) -> None:
     first, second = write(tmp_path, "a", "b")
     first.write_bytes(second.read_bytes())
     assert errors(tmp_path) == [f"{DAY}/a: line 1 does not continue the line before it"]

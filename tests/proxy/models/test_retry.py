@@ -107,7 +107,7 @@ class TruncatedModel(ScriptedModel):
         raise BackendError("lost", status=502)
 
 
-async def test_listener_that_has_sent_a_piece_prevents_a_retry() -> None:
+async def test_listener_that_stops_retrying_after_a_sent_piece_prevents_a_retry() -> None:
     async def show(delta: ModelDelta) -> None:
         if isinstance(delta, ModelCallFailed):
             raise StopRetryingError

@@ -237,7 +237,7 @@ def test_invalid_value_is_refused_with_param_and_code(
         ),
     ],
 )
-def test_error_messages_are_openais(body: dict[str, Any], message: str) -> None:
+def test_parameter_error_messages_equal_those_of_openai(body: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_parameters(body)
     assert raised.value.message == message
@@ -266,7 +266,7 @@ def test_error_messages_are_openais(body: dict[str, Any], message: str) -> None:
         {"structured_outputs": {"regex": "["}},
     ],
 )
-def test_values_that_a_backend_accepts_pass(body: dict[str, Any]) -> None:
+def test_parameter_values_that_a_backend_accepts_are_not_refused(body: dict[str, Any]) -> None:
     check_parameters(body)
 
 

@@ -203,7 +203,7 @@ def test_blank_and_late_output_do_not_change_the_status() -> None:
     assert stream.reader.statuses == [("Running: ls -la", False), ("Ran: ls -la", False)]
 
 
-def test_end_lists_files_and_closes_the_status_line() -> None:
+def test_end_of_a_run_lists_its_files_and_closes_the_status_line() -> None:
     stream = Stream(started(1), finished(1), started(2), finished(2))
     stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE, TABLE, HUGE])))
     assert stream.reader.statuses[-1] == ("2 steps, 3 files", True)

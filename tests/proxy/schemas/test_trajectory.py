@@ -90,7 +90,7 @@ def test_compaction_begins_a_segment_and_repeated_messages_are_kept_once() -> No
     ]
 
 
-def test_segment_continues_after_a_call_whose_prompt_is_not_part_of_it() -> None:
+def test_segment_continues_after_a_call_with_another_prompt() -> None:
     trajectory = read(
         [
             model_call(0, SYSTEM, QUESTION, reply=FIRST),
@@ -103,7 +103,7 @@ def test_segment_continues_after_a_call_whose_prompt_is_not_part_of_it() -> None
     assert prompts(trajectory)[2] == prompts(trajectory)[3] == [SYSTEM, QUESTION, FIRST, LONG]
 
 
-def test_settings_are_kept_once() -> None:
+def test_equal_settings_of_calls_are_kept_once_in_a_trajectory() -> None:
     tools = [{"type": "function", "function": {"name": "execute_bash"}}]
     trajectory = read(
         [

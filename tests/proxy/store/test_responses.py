@@ -92,7 +92,7 @@ async def items(store: Store, conversation: StoredConversation) -> list[str]:
     return [item["id"] for item in page.items]
 
 
-async def test_response_belongs_to_its_owner_from_the_beginning(store: Store) -> None:
+async def test_response_is_found_by_its_owner_only_while_running_and_after(store: Store) -> None:
     await begin(store, "resp_1")
     running = await store.responses.get(MINE, "resp_1")
     assert running
@@ -157,7 +157,7 @@ async def test_chain_contains_only_its_own_branch(store: Store) -> None:
     assert chain.states == ("state_resp_4", "state_resp_3", "state_resp_1")
 
 
-async def test_chain_has_the_snapshots_of_its_last_container(store: Store) -> None:
+async def test_response_chain_has_only_the_snapshots_of_its_last_container(store: Store) -> None:
     await create(store, "resp_1")
     await create(store, "resp_2", previous="resp_1")
     chain = await store.responses.chain(MINE, "resp_2")

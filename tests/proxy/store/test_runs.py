@@ -78,7 +78,7 @@ async def test_run_of_a_dead_process_is_lost(
     assert await store.runs.find(OWNER, "r1") is None
 
 
-async def test_result_for_a_retry_is_taken_once(store: Store) -> None:
+async def test_result_kept_for_a_retry_is_taken_once_unless_returned(store: Store) -> None:
     result = replace(ENDED, key=None)
     await end(store, result, for_retry=True)
     assert await store.runs.take_for_retry(OWNER, "f1", excluding=["r1"]) is None

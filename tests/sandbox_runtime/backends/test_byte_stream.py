@@ -54,7 +54,7 @@ async def read_all(byte_stream: ByteStreamProtocol) -> bytes:
     return bytes(said)
 
 
-async def test_bytes_before_listen_are_delivered_first() -> None:
+async def test_bytes_that_arrive_before_listen_are_delivered_first() -> None:
     async with connected() as (byte_stream, peer):
         peer.send(b"head\r\n\r\nearly ")
         assert await byte_stream.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
@@ -194,7 +194,7 @@ async def test_pauses_keep_all_bytes_in_order() -> None:
         assert taken == said
 
 
-async def test_bytes_before_listen_are_delivered_after_the_end() -> None:
+async def test_bytes_that_arrive_before_listen_are_delivered_after_the_end() -> None:
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> float | None:

@@ -65,7 +65,9 @@ async def test_other_commands_run_beside_a_job(sandbox: Sandbox) -> None:
     assert await output(sandbox, "x=1; echo $x") == "1\n"
 
 
-async def test_job_does_not_overwrite_the_state_of_later_commands(sandbox: Sandbox) -> None:
+async def test_ended_job_does_not_overwrite_the_shell_state_of_later_commands(
+    sandbox: Sandbox,
+) -> None:
     job = await sandbox.exec(f"x=old; {GATED}", timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
     await output(sandbox, "x=new")
     await output(sandbox, "echo go > gate")
@@ -136,7 +138,7 @@ async def test_command_that_ignores_its_terminal_ends_normally(sandbox: Sandbox)
     assert (result.running, result.stdout) == (False, "done\n")
 
 
-async def test_command_id_runs_once_and_its_result_is_repeated_until_received(
+async def test_command_with_one_id_runs_once_and_repeats_its_result_until_received(
     sandbox: Sandbox,
 ) -> None:
     first = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, command_id="one")

@@ -83,7 +83,7 @@ async def test_exit_code_does_not_carry_over(sandbox: Sandbox) -> None:
     assert await output(sandbox, "echo $? $# $1") == "0 0\n"
 
 
-async def test_cwd_applies_to_one_command(sandbox: Sandbox) -> None:
+async def test_argument_cwd_applies_to_one_command_only(sandbox: Sandbox) -> None:
     result = await sandbox.exec("pwd; x=1", cwd="/tmp", timeout_s=PLENTY_S)
     assert result.stdout == "/tmp\n"
     assert await output(sandbox, 'pwd; echo "[$x]"') == "/testbed\n[]\n"
@@ -96,7 +96,7 @@ async def test_missing_cwd_fails_the_command_before_it_runs(
     assert (result.exit_code != 0, result.stdout) == (True, "")
 
 
-async def test_env_applies_to_one_command(sandbox: Sandbox) -> None:
+async def test_argument_env_applies_to_one_command_only(sandbox: Sandbox) -> None:
     await output(sandbox, "export NAME=mine")
     awkward = 'it\'s "$x"\nnew line'
     result = await sandbox.exec(

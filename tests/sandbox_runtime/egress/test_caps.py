@@ -69,7 +69,7 @@ async def test_bytes_beyond_the_cap_do_not_pass() -> None:
     assert decision.bytes_down <= MIB
 
 
-async def test_both_directions_count() -> None:
+async def test_traffic_in_both_directions_counts_toward_the_cap() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
@@ -96,7 +96,7 @@ def test_traffic_of_one_second_passes_at_once_and_more_is_delayed() -> None:
     assert traffic.reserve(MIB, now=1000.0) == 1.0
 
 
-def test_refused_bytes_use_up_the_quota() -> None:
+def test_reservation_beyond_the_traffic_quota_uses_up_the_quota() -> None:
     traffic = TrafficQuota()
     traffic.limit_further_traffic(2 * MIB)
     assert traffic.reserve(MIB, now=0.0) == 0

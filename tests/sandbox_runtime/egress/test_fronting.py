@@ -72,7 +72,9 @@ async def test_missing_host_header_is_refused_except_in_http_1_0() -> None:
         ("http://allowed.example:80?x", "\uff41llowed.example"),
     ],
 )
-async def test_spellings_of_one_host_are_equal(url: str, host: str) -> None:
+async def test_different_spellings_of_one_host_in_a_request_are_accepted(
+    url: str, host: str
+) -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
@@ -112,7 +114,7 @@ async def test_internationalised_name_equals_its_ascii_form() -> None:
         b"\x16\x03\x01\x00\x05hello\r\n\r\n",
     ],
 )
-async def test_in_a_tunnel_to_port_80_only_requests_for_its_host_pass(
+async def test_tunnel_to_port_80_refuses_requests_that_are_not_for_its_host(
     opening: str, request_bytes: bytes
 ) -> None:
     internet, origin = Internet(), Origin()
@@ -134,7 +136,7 @@ async def test_in_a_tunnel_to_port_80_only_requests_for_its_host_pass(
     assert (decision.host, decision.verdict) == ("allowed.example", "denied")
 
 
-async def test_in_a_tunnel_to_port_80_a_request_for_its_host_passes() -> None:
+async def test_tunnel_to_port_80_passes_a_request_for_its_host() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),

@@ -24,7 +24,7 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def test_both_families_of_a_name_are_found(tmp_path: Path) -> None:
+async def test_ipv4_and_ipv6_addresses_of_a_name_are_found(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, server):
         assert sorted(await resolver("both.example")) == [THERE, HERE]
         assert await resolver("a.example") == [HERE]
@@ -92,14 +92,14 @@ async def test_host_without_resolver_files_queries_localhost(tmp_path: Path) -> 
         assert await resolver("a.example") == [HERE]
 
 
-async def test_addresses_of_one_family_do_not_wait_for_the_other(tmp_path: Path) -> None:
+async def test_addresses_of_one_ip_version_do_not_wait_for_the_other(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS, silent_kinds=["AAAA"]) as (resolver, _):
         with fail_after(5):
             assert await resolver("both.example") == [HERE]
 
 
 @pytest.mark.parametrize(("denied", "found"), [("AAAA", HERE), ("A", THERE)])
-async def test_name_that_is_denied_for_one_family_is_found_in_the_other(
+async def test_name_that_is_denied_for_one_ip_version_is_found_in_the_other(
     denied: str, found: str, tmp_path: Path
 ) -> None:
     """RFC 4074, section 4.2: some name servers say so of names that have addresses."""
@@ -107,7 +107,7 @@ async def test_name_that_is_denied_for_one_family_is_found_in_the_other(
         assert await resolver("both.example") == [found]
 
 
-async def test_name_that_is_denied_for_one_family_does_not_wait_long_for_the_other(
+async def test_lookup_denied_for_one_ip_version_does_not_wait_long_for_the_other(
     tmp_path: Path,
 ) -> None:
     bad = {"silent_kinds": ["A"], "denied_kinds": ["AAAA"]}

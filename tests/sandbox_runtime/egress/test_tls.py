@@ -170,7 +170,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("sent", [*HIDING.values(), *PLAIN.values()], ids=[*HIDING, *PLAIN])
-async def test_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> None:
+async def test_client_hello_that_hides_its_host_on_port_443_is_denied(sent: bytes) -> None:
     internet = Internet()
     received: list[bytes] = []
 

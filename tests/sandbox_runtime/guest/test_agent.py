@@ -202,7 +202,7 @@ def _sent(agent: AgentProcess, stream: int, most: int) -> int:
     return received
 
 
-def test_output_is_limited_by_the_credit(agent: AgentProcess) -> None:
+def test_agent_sends_no_more_output_than_the_credit_of_its_host(agent: AgentProcess) -> None:
     agent.exec(1, "c", "head -c 1000000 /dev/zero", max_bytes=4_000_000)
     first = _sent(agent, 1, FIRST_WINDOW_BYTES)
     agent.send(frame(1, WINDOW, CREDIT.pack(WINDOW_BYTES)))

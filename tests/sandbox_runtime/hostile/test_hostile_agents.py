@@ -195,7 +195,9 @@ async def test_hostile_answer_to_a_command_loses_only_its_own_sandbox(
             await sandbox.exec("silence", timeout_s=1)
 
 
-async def test_unread_file_loses_only_its_own_sandbox(hostile: Backend, neighbour: Sandbox) -> None:
+async def test_agent_that_never_reads_a_file_loses_only_its_own_sandbox(
+    hostile: Backend, neighbour: Sandbox
+) -> None:
     async with attacked(hostile, neighbour) as sandbox:
         with pytest.raises(SandboxLostError, match="no answer"):
             await write(sandbox, "/silence", bytes(8 << 20))
@@ -231,7 +233,7 @@ async def drop(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("attack", ["data_of_one_byte", "frames_byte_by_byte"])
-async def test_data_in_small_pieces_is_only_read_more_slowly(
+async def test_file_sent_in_tiny_pieces_times_out_but_keeps_the_sandbox(
     hostile: Backend, neighbour: Sandbox, attack: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:

@@ -269,7 +269,7 @@ async def test_undo_of_create_reports_a_missing_file() -> None:
     assert (await session.do("undo_edit")).startswith("Nothing was undone: rm:")
 
 
-async def test_undo_is_per_path() -> None:
+async def test_undo_reverts_only_the_last_edit_of_its_own_path() -> None:
     session = EditorSession({FILE: b"a", "/testbed/other": b"b"})
     await session.do("str_replace", old_str="a", new_str="A")
     await session.do("str_replace", "/testbed/other", old_str="b", new_str="B")

@@ -81,7 +81,7 @@ async def test_pip_is_quiet_and_uses_no_mirror(computer: ToolSession) -> None:
     )
 
 
-async def test_path_is_never_evaluated_by_the_shell(computer: ToolSession) -> None:
+async def test_path_argument_is_never_evaluated_by_the_shell(computer: ToolSession) -> None:
     for path in ("/testbed/my file.py", "/testbed/x.py; touch pwned", "/testbed/$(touch pwned).py"):
         assert (await computer.edit(command="create", path=path, file_text="1")).startswith(
             f"File created at {path}. Here's the result"

@@ -37,7 +37,9 @@ def offered(script: Script, number: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("remembers", ["all", "its own part", "nothing"])
-def test_mixed_turn_returns_the_client_call_and_resumes(client: Any, remembers: str) -> None:
+def test_turn_with_client_and_sandbox_calls_returns_the_client_call_and_resumes(
+    client: Any, remembers: str
+) -> None:
     script = Script(MIXED, bash("cat f"), submits("21 degrees."))
     first = ask(client, script, **TOOLS)
     call = called(first)
@@ -68,7 +70,7 @@ def test_two_client_calls_are_answered_together(client: Any) -> None:
     assert (answer(second), script.observations()) == ("21 and 30.", ["0", "1"])
 
 
-def test_streamed_client_call_resumes_streamed(client: Any) -> None:
+def test_run_suspended_by_a_streamed_client_call_resumes_as_a_stream(client: Any) -> None:
     script = Script(MIXED, bash("cat f"), submits("21 degrees."))
     name, arguments, ids = "", "", []
     for chunk in ask(client, script, stream=True, **TOOLS):

@@ -31,14 +31,14 @@ def test_sdk_retry_joins_its_abandoned_run(connect: Any) -> None:
     assert (answer(done), len(script.requests())) == ("Once.", 2)
 
 
-def test_same_key_has_one_run_and_one_answer(client: Any) -> None:
+def test_requests_with_one_idempotency_key_get_one_run_and_one_answer(client: Any) -> None:
     script, once = Script(bash("echo once"), submits("Once.")), key()
     first = ask(client, script, **once)
     assert ask(client, script, **once) == first
     assert len(script.requests()) == 2
 
 
-def test_stored_answer_of_a_key_can_be_streamed(client: Any) -> None:
+def test_stored_answer_of_an_idempotency_key_can_be_streamed(client: Any) -> None:
     script, once = Script(bash("echo once"), submits("Once.")), key()
     first = ask(client, script, **once)
     chunks = list(ask(client, script, stream=True, **once))
@@ -47,7 +47,7 @@ def test_stored_answer_of_a_key_can_be_streamed(client: Any) -> None:
     assert len(script.requests()) == 2
 
 
-def test_same_key_creates_one_response(client: Any) -> None:
+def test_requests_with_one_idempotency_key_create_one_response(client: Any) -> None:
     script, once = Script(bash("echo once"), submits("Once.")), key()
     first = client.responses.create(model=NAME, input=script.prompt, **once)
     second = client.responses.create(model=NAME, input=script.prompt, **once)
