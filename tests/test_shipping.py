@@ -59,7 +59,7 @@ def test_alert_and_dashboard_expressions_name_only_metrics_that_exist(name: str)
 
 
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana-dashboard.json"])
-def test_expressions_name_only_stop_reasons_that_exist(name: str) -> None:
+def test_alert_and_dashboard_expressions_name_only_stop_reasons_that_exist(name: str) -> None:
     named = [re.findall(r'stop_reason="(\w+)"', text) for text in expressions(name)]
     assert {reason for reasons in named for reason in reasons} <= set(ENDINGS)
 

@@ -66,7 +66,7 @@ async def test_description_contains_every_route(tmp_path: Path) -> None:
     assert described == routes
 
 
-async def test_description_has_no_dangling_references_and_unique_operations(tmp_path: Path) -> None:
+async def test_description_has_unique_operations_and_no_dangling_references(tmp_path: Path) -> None:
     async with description_client(tmp_path) as client:
         tree = await api_description(client)
     schemas = tree["components"]["schemas"]

@@ -64,7 +64,9 @@ async def test_capabilities_report_passthrough_of_an_http_backend(tmp_path: Path
     assert answer.json()["features"]["passthrough"] is True
 
 
-async def test_model_listing_keeps_all_backend_fields_under_both_names(tmp_path: Path) -> None:
+async def test_model_listing_keeps_backend_fields_with_and_without_plain_suffix(
+    tmp_path: Path,
+) -> None:
     async with scripted_backend([]) as backend:
         model = model_client(backend)
         listing = (await get(model, "/v1/models", tmp_path)).json()

@@ -163,7 +163,7 @@ async def test_plain_request_keeps_its_files_in_the_message(tmp_path: Path) -> N
     assert backend.requests[0].body["messages"] == messages
 
 
-async def test_repeated_conversation_has_the_same_prefix(tmp_path: Path) -> None:
+async def test_continued_conversation_with_files_keeps_its_prompt_prefix(tmp_path: Path) -> None:
     first = user(QUESTION, file_part(filename="a.csv"), image_part(data_url("image/png", PNG)))
     second = [
         *first,

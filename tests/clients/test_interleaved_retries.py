@@ -134,7 +134,7 @@ async def held_run(
 @pytest.mark.parametrize("point", [*IN_PROGRESS, *ENDED])
 @pytest.mark.parametrize("disconnects", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_same_key_joins_the_run_at_every_point(
+async def test_request_with_the_same_idempotency_key_joins_the_run_at_every_point(
     stream: bool, disconnects: bool, point: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -226,7 +226,7 @@ async def test_only_long_texts_of_user_messages_become_files(tmp_path: Path) -> 
     assert sent["tools"][-1]["function"]["description"] == BOOK
 
 
-async def test_growing_conversation_keeps_its_prefix_and_files(tmp_path: Path) -> None:
+async def test_growing_conversation_keeps_its_prompt_prefix_and_files(tmp_path: Path) -> None:
     other = LONG_PROMPT.replace("book", "play")
     first: list[dict[str, Any]] = [{"role": "user", "content": LONG_PROMPT}]
     second = [*first, {"role": "assistant", "content": "Anon."}, {"role": "user", "content": other}]

@@ -81,7 +81,9 @@ async def test_domain_prompts_are_sent_and_the_answer_file_is_the_answer(
         ("instructions", "Write the final answer"),
     ],
 )
-def test_problem_asks_for_the_form_of_the_domain(domain: Domain, form: str) -> None:
+def test_problem_statement_asks_for_the_answer_form_of_the_domain(
+    domain: Domain, form: str
+) -> None:
     text = DOMAIN_PROMPTS[domain].problem(PROBLEM)
     assert f"<problem>\n{PROBLEM}\n</problem>" in text
     assert form in text
@@ -123,7 +125,7 @@ def test_domain_differs_from_paper_only_in_prompts_and_trajectory_limit(domain: 
     assert named["short"].agent == found.agent
 
 
-def test_operators_profile_selects_a_domain() -> None:
+def test_custom_profile_can_select_a_domain_and_change_its_prompts() -> None:
     tree = {"lab": {"extends": "paper", "agent": {"domain": "math", "prompts": {"no_call": "Go."}}}}
     agent = profiles(profiles=tree).named["lab"].agent
     assert (agent.prompts.system, agent.prompts.no_call) == (DOMAIN_PROMPTS["math"].system, "Go.")

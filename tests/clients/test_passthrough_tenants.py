@@ -48,7 +48,9 @@ async def test_refused_stateful_path_names_the_setting(tmp_path: Path) -> None:
     assert "backend.passthrough: all" in error["message"]
 
 
-async def test_backend_response_is_continued_only_by_its_key(tmp_path: Path) -> None:
+async def test_plain_response_can_be_continued_only_with_the_key_that_made_it(
+    tmp_path: Path,
+) -> None:
     """A client that knows another's response id cannot continue it through `:plain`."""
     backend = Recorder(b'{"id": "resp_of_a", "object": "response"}', 200)
     keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])

@@ -121,7 +121,7 @@ KEYS = [("sk-a", Key("a")), ("sk-b", Key("b"))]
         (Keyring(KEYS, operator="sk-operator"), "sk-operator", 200),
     ],
 )
-async def test_only_the_operator_pauses(
+async def test_only_the_operator_key_can_pause_the_server(
     keyring: Keyring, sent: str, status: int, tmp_path: Path
 ) -> None:
     headers = {"authorization": f"Bearer {sent}"}

@@ -77,7 +77,9 @@ async def test_plain_answer_equals_the_backend_answer(
     assert list(second.items()) == list(first.items())
 
 
-async def test_backend_gets_its_own_key_and_other_client_headers(tmp_path: Path) -> None:
+async def test_plain_request_has_the_backends_key_and_the_other_client_headers(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
         running_proxy(backend, "memory", tmp_path) as url,

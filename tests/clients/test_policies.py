@@ -72,7 +72,7 @@ async def test_key_limits_apply_under_every_profile(tmp_path: Path) -> None:
     assert response.json()["sandbox"]["stop_reason"] == "max_turns"
 
 
-async def test_request_can_lower_the_key_limits(tmp_path: Path) -> None:
+async def test_request_can_set_lower_limits_than_its_key(tmp_path: Path) -> None:
     async with served(tmp_path, STEPS, text_reply("Enough.")) as (http, _):
         response = await post_chat(http, STUDENT, sandbox={"limits": {"max_turns": 1}})
     assert response.json()["sandbox"]["stop_reason"] == "max_turns"
@@ -274,7 +274,7 @@ async def test_idempotency_key_is_bound_to_its_profile(tmp_path: Path) -> None:
     assert len(backend.requests) == 1
 
 
-async def test_answer_names_its_route(tmp_path: Path) -> None:
+async def test_response_names_the_route_of_its_request(tmp_path: Path) -> None:
     async with served(tmp_path, text_reply("Hello you.")) as (http, _):
         response = await post_chat(http)
     assert response.json()["sandbox"]["route"] == "auto"

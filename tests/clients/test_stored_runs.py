@@ -58,7 +58,7 @@ async def run_record(backend: ScriptedBackend, state_dir: Path, run_id: str) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stream_again", [False, True])
-async def test_result_of_a_key_survives_a_restart(
+async def test_result_of_an_idempotency_key_survives_a_restart(
     stream: bool, stream_again: bool, tmp_path: Path
 ) -> None:
     async with scripted_backend([STEP, text_reply("42")]) as backend:
@@ -92,7 +92,9 @@ async def test_expired_result_is_computed_again(later_s: float, tmp_path: Path) 
     assert answers == ["one", "one" if later_s < KEEP_S else "two"]
 
 
-async def test_key_of_another_request_is_refused_after_a_restart(tmp_path: Path) -> None:
+async def test_idempotency_key_of_another_request_is_refused_after_a_restart(
+    tmp_path: Path,
+) -> None:
     async with scripted_backend([text_reply("42")]) as backend:
         await answer_of_new_server(backend, tmp_path, KEY)
         other = await answer_of_new_server(backend, tmp_path, KEY, temperature=0.1)
@@ -166,7 +168,7 @@ async def test_run_interrupted_by_shutdown_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streams", [(False, True), (True, False)])
-async def test_same_key_in_two_processes_is_one_run(
+async def test_same_idempotency_key_in_two_processes_is_one_run(
     streams: tuple[bool, bool], tmp_path: Path
 ) -> None:
     release = asyncio.Event()
@@ -198,7 +200,9 @@ async def test_same_key_in_two_processes_is_one_run(
     assert len(backend.requests) == 2
 
 
-async def test_many_requests_with_one_key_in_two_processes_are_one_run(tmp_path: Path) -> None:
+async def test_many_requests_with_one_idempotency_key_in_two_processes_are_one_run(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
         running_proxy(backend, "memory", tmp_path) as one,

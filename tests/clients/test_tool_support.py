@@ -142,7 +142,7 @@ async def test_model_without_a_verdict_keeps_its_sandbox(
         assert engine.probes == []
 
 
-async def test_unlisted_model_is_not_probed(tmp_path: Path) -> None:
+async def test_unlisted_model_is_not_probed_for_tool_support(tmp_path: Path) -> None:
     engine = FakeEngine(template="ignores tools")
     async with served(engine, tmp_path, model="another") as server:
         response = await server.ask_with_verdict()
@@ -188,7 +188,7 @@ async def test_positive_verdict_holds_for_a_day_without_a_version(tmp_path: Path
     assert len(engine.probes) == 2 * probed
 
 
-async def test_negative_verdict_is_checked_again_after_an_interval(tmp_path: Path) -> None:
+async def test_negative_tool_verdict_is_checked_again_after_an_interval(tmp_path: Path) -> None:
     engine = FakeEngine(refusal=NO_PARSER)
     async with served(engine, tmp_path) as server:
         assert (await server.ask_with_verdict()).headers[ROUTE] == "tools_refused"
@@ -254,7 +254,7 @@ async def test_setting_tool_support_to_always_sends_no_probes(tmp_path: Path) ->
     assert (engine.probes, engine.paths) == ([], [])
 
 
-async def test_model_setting_overrides_the_backend_setting(tmp_path: Path) -> None:
+async def test_tool_support_of_a_model_overrides_that_of_the_backend(tmp_path: Path) -> None:
     engine = FakeEngine()
     settings = ToolSettings("always", [("small*", "never"), ("*", "always")])
     async with served(engine, tmp_path, settings) as server:

@@ -229,7 +229,7 @@ def test_all_documents_of_the_package_are_in_the_sandbox_and_in_the_plain_prompt
     assert evaluated.refused == {name: int(count[0]) for name, count in evaluated.counts.items()}
 
 
-def test_answers_are_those_of_the_model(evaluated: Evaluated) -> None:
+def test_recorded_answers_are_those_that_the_model_gave(evaluated: Evaluated) -> None:
     results = read_results(evaluated.home / "output")
     assert {(each.mode, each.sample): (each.status, each.answer) for each in results} == {
         **{("plain", name): ("context_overflow", "") for name in evaluated.answers},

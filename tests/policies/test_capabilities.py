@@ -49,7 +49,7 @@ def command_letters(text: str) -> str:
     return letters("execute_bash", {"command": text})
 
 
-def test_labelled_commands_are_numerous_and_distinct() -> None:
+def test_there_are_at_least_200_distinct_labelled_commands() -> None:
     assert len({command for _, command in LABELLED}) == len(LABELLED) >= 200
     assert {label for label, _ in LABELLED} == {"", "E", "F", "C", "EF", "EC", "FC", "EFC"}
 

@@ -18,7 +18,7 @@ def allowlist(*allow: str) -> Egress:
     return Egress(mode="allowlist", allowed_hosts=allow)
 
 
-def test_nothing_is_allowed_by_default() -> None:
+def test_no_host_is_allowed_by_default() -> None:
     assert refusal(Egress(), "pypi.org") == "this sandbox has no network"
 
 

@@ -45,7 +45,7 @@ def depth(tree: object) -> int:
 
 
 @given(TREES, st.integers(1, 9), st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-32"]))
-def test_values_are_counted_for_any_piece_size(
+def test_json_values_are_counted_for_any_piece_size(
     tree: object, size: int, is_ascii: bool, encoding: str
 ) -> None:
     text = "    " + json.dumps(tree, ensure_ascii=is_ascii)
@@ -54,7 +54,9 @@ def test_values_are_counted_for_any_piece_size(
 
 
 @given(TREES, st.integers(1, 9))
-def test_nesting_above_the_limit_is_refused_for_any_piece_size(tree: object, size: int) -> None:
+def test_json_nesting_above_the_limit_is_refused_for_any_piece_size(
+    tree: object, size: int
+) -> None:
     wrapper_depth = MAX_DEPTH - depth(tree)
     text = json.dumps(tree).encode()
     check_in_pieces(b"[" * wrapper_depth + text + b"]" * wrapper_depth + b"    ", size)
@@ -83,7 +85,7 @@ def test_too_large_json_is_refused_before_its_end(text: bytes, size: int) -> Non
         check_in_pieces(text, size)
 
 
-def test_length_of_strings_is_not_limited() -> None:
+def test_length_of_json_strings_is_not_limited() -> None:
     text = json.dumps({"file": "QUJD" * (MAX_STRUCTURE_BYTES // 2), "text": "{,[" * MAX_VALUES})
     assert check_in_pieces(text.encode(), 1 << 16).values == 2
 
@@ -100,7 +102,7 @@ WIDE = ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
 
 @settings(deadline=None)
 @given(TREES, st.lists(st.sampled_from("\ud800\udc00"), max_size=4), st.sampled_from(WIDE))
-def test_values_are_counted_despite_lone_surrogates(
+def test_json_values_are_counted_despite_lone_surrogates(
     tree: object, surrogates: list[str], encoding: str
 ) -> None:
     text = f'["{"".join(surrogates)}", {json.dumps(tree)}]'.encode(encoding, "surrogatepass")

@@ -104,7 +104,7 @@ def test_settings_without_numbers_have_their_own_order_of_strictness(
     ) is is_allowed
 
 
-def test_key_restricts_the_model_policy_and_is_named_in_refusals() -> None:
+def test_policy_of_a_key_restricts_that_of_the_model_and_is_named_in_refusals() -> None:
     by_model = EffectivePolicy(PROFILE).restricted(
         profile_with("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )

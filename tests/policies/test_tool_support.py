@@ -24,7 +24,7 @@ from policies.tool_support import (
         (None, None, HOLDS_WITHOUT_VERSION_S, True),
     ],
 )
-def test_verdict_is_valid_for_a_version_or_a_day(
+def test_tool_verdict_is_valid_for_an_engine_version_or_a_day(
     found_version: str | None, version: str | None, age: float, outdated: bool
 ) -> None:
     assert (

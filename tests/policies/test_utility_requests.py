@@ -56,7 +56,7 @@ def test_every_client_with_a_template_has_a_recorded_request() -> None:
     assert named <= known
 
 
-def test_prompts_of_users_are_numerous() -> None:
+def test_there_are_at_least_200_distinct_prompts_of_users() -> None:
     assert len(set(NATURAL)) == len(NATURAL) >= 200
 
 

@@ -161,7 +161,7 @@ async def test_disconnects_with_pipelined_requests_do_not_raise_the_limit() -> N
         assert (await late.response())[0] == 503
 
 
-async def test_single_address_may_use_half_of_the_connections() -> None:
+async def test_clients_of_one_address_may_use_half_of_the_connections() -> None:
     app = App()
     async with running_server(app, 2 * MOST, is_shared="127.0.0.1".__eq__) as server:
         idle = await server.connect(http_request("/"), "127.0.0.2")

@@ -56,7 +56,7 @@ def test_request_cannot_leave_an_audited_profile_for_one_without_audit() -> None
             watched.of(ANYONE, "m", name, {})
 
 
-def test_error_for_unknown_profile_lists_only_the_keys_profiles() -> None:
+def test_error_for_an_unknown_profile_lists_only_the_profiles_of_the_key() -> None:
     with pytest.raises(BadRequestError, match="'research'") as raised:
         profiles().of(STUDENT, "m", "fast", {})
     assert "'paper'" not in str(raised.value)
@@ -70,7 +70,7 @@ def test_policy_of_a_key_adds_rules_and_removes_none() -> None:
     assert profile.audit.enabled
 
 
-def test_rules_and_detectors_of_a_profile_follow_those_of_config_yaml() -> None:
+def test_rules_and_detectors_of_a_profile_are_added_to_those_of_config_yaml() -> None:
     rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     secret = {"name": "badge", "pattern": "B-[0-9]+"}
     redaction = {"detectors": ["aws"], "patterns": [secret]}

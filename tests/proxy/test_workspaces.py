@@ -95,7 +95,9 @@ async def test_failed_run_saves_nothing(harness: Harness) -> None:
     assert await harness.run("cat file", "2", "1") == ("one\n", "restored")
 
 
-async def test_other_owner_has_another_workspace(harness: Harness) -> None:
+async def test_session_of_the_same_name_of_another_owner_has_its_own_workspace(
+    harness: Harness,
+) -> None:
     await harness.run("echo one > file", "1")
     other = Session("somebody else", CHAT.name)
     assert await harness.run("ls", "2", "1", session=other) == ("documents\noutput\n", "new")

@@ -155,7 +155,7 @@ FILE_OPERATIONS: dict[str, Callable[[GuestSandbox], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("operate", FILE_OPERATIONS.values(), ids=FILE_OPERATIONS.keys())
-async def test_deadline_of_a_file_operation_does_not_stop_the_kill_of_a_hostile_guest(
+async def test_hostile_guest_is_killed_despite_the_deadline_of_a_file_operation(
     operate: Callable[[GuestSandbox], Awaitable[object]],
 ) -> None:
     answers = iter([b"", frame(3, DATA, b"no JSON\n")])
@@ -178,7 +178,7 @@ async def test_deadline_of_a_file_operation_does_not_stop_the_kill_of_a_hostile_
     await ending
 
 
-async def test_cancelled_caller_does_not_stop_the_kill_of_a_hostile_guest() -> None:
+async def test_hostile_guest_is_killed_although_the_caller_is_cancelled() -> None:
     answers = iter([b"", frame(3, DATA, b"more than asked for")])
     sandbox, guest = await slow_to_end(lambda n: next(answers))
     other = asyncio.create_task(sandbox.get("/other", drop, max_bytes=1))
@@ -257,7 +257,7 @@ async def test_silent_guest_that_answers_pings_is_not_killed() -> None:
     assert guest.kinds.count(PING) == 5
 
 
-async def test_small_file_and_held_back_data_are_sent_in_one_write() -> None:
+async def test_small_file_and_held_back_frames_are_sent_in_one_write() -> None:
     sandbox, guest = await scripted_sandbox(reporting(bytes=2))
     await sandbox.exec("true", timeout_s=5)
     writes = guest.writes
@@ -307,7 +307,7 @@ async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[
     return sandbox, guest, decided
 
 
-async def test_closed_connection_frees_its_slot_at_once() -> None:
+async def test_closed_connection_makes_room_for_another_at_once() -> None:
     all_there_may_be = range(2, 2 * MAX_CONNECTIONS + 2, 2)
     frames = b"".join(map(_opened, all_there_may_be))
     one_for_another = frame(2, RESET) + _opened(2 * MAX_CONNECTIONS + 2)

@@ -157,7 +157,7 @@ async def test_excess_data_on_a_cancelled_stream_loses_the_sandbox(
     await channel.close()
 
 
-async def test_nothing_is_in_flight_once_the_agent_has_answered_a_later_ping() -> None:
+async def test_no_frames_are_in_flight_once_the_agent_has_answered_a_later_ping() -> None:
     channel, guest = await connected()
     await cancelled_operation(channel)
     pinging = asyncio.create_task(channel.ping(timeout_s=20))

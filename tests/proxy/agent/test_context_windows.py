@@ -98,7 +98,7 @@ async def test_failed_listing_is_not_repeated_for_a_while() -> None:
     assert model.list_calls == 1
 
 
-async def test_refusal_takes_precedence_over_the_listing() -> None:
+async def test_window_in_a_refusal_takes_precedence_over_the_listing() -> None:
     model, windows = ListedModels({"id": "m", "max_model_len": 4096}), ContextWindows()
     assert await windows.get(model, OWNER, "m") == 4096
     windows.record_refusal(OWNER, "m", ContextSizes())
@@ -116,14 +116,14 @@ async def test_window_from_a_refusal_is_unknown_after_a_call_used_more_tokens() 
     assert await windows.get(ListedModels(), OWNER, "m") is None
 
 
-async def test_refusal_applies_to_its_owner_only() -> None:
+async def test_window_in_a_refusal_applies_to_the_refused_owner_only() -> None:
     model, windows = ListedModels({"id": "m", "max_model_len": 32768}), ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     found = [await windows.get(model, owner, "m") for owner in ("a", "b")]
     assert found == [5000, 32768]
 
 
-async def test_refusal_applies_until_a_call_uses_more_tokens() -> None:
+async def test_window_in_a_refusal_applies_until_a_call_uses_more_tokens() -> None:
     """A refusal with a smaller window than earlier usage resets that usage."""
     windows = ContextWindows()
     windows.record_usage("a", "m", 30_000)
@@ -133,7 +133,7 @@ async def test_refusal_applies_until_a_call_uses_more_tokens() -> None:
     assert windows.known("a", "m") is None
 
 
-async def test_usage_of_one_owner_does_not_affect_refusals_of_another() -> None:
+async def test_usage_of_one_owner_does_not_change_the_window_of_another() -> None:
     windows = ContextWindows()
     windows.record_refusal("a", "m", ContextSizes(5000))
     windows.record_usage("b", "m", 6000)

@@ -217,7 +217,7 @@ async def test_submit_written_as_text_ends_the_run() -> None:
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
 
 
-async def test_text_of_a_written_call_is_never_the_answer() -> None:
+async def test_tool_call_written_as_text_is_never_the_answer() -> None:
     text = '<tool_call>{"name": "submit", "arguments": {}}</tool_call>'
     model = ScriptedModel([text_reply(text), text_reply("There are 42.")])
     assert (await Run(model).go()).answer == "There are 42."

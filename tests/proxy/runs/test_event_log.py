@@ -103,12 +103,12 @@ def test_narration_of_dropped_turns_is_kept_separate_from_the_answer() -> None:
     assert replayed_events[-1] == AnswerDelta("42")
 
 
-def test_single_turn_beyond_the_limit_is_kept() -> None:
+def test_single_turn_beyond_the_limit_of_the_log_is_kept() -> None:
     events = [TurnStarted(1), *(call_finished("x" * 1000) for _ in range(50))]
     assert replayed(*events, max_chars=10_000) == events
 
 
-def test_further_choices_are_kept_like_the_first() -> None:
+def test_events_of_further_choices_are_kept_like_those_of_the_first() -> None:
     pieces = [ChoiceEvent(1, ToolOutput(1, "stdout", "x" * 1000)) for _ in range(300)]
     event_log = EventLog()
     for event in (AnswerDelta("a"), *pieces, ChoiceEvent(1, AnswerDelta("b"))):

@@ -94,7 +94,7 @@ class ForeignEngine(DockerEngine):
         return {**await super().image(name), "Architecture": "s390x"}
 
 
-async def test_image_for_a_machine_without_an_agent_is_an_error(
+async def test_image_for_an_architecture_without_an_agent_is_an_error(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     await backend._engine.aclose()

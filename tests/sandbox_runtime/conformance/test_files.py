@@ -110,7 +110,7 @@ async def test_putting_below_a_file_is_refused(sandbox: Sandbox) -> None:
     assert await read(sandbox, "/testbed/file") == b"x"
 
 
-async def test_put_whose_source_fails_leaves_only_the_old_file(
+async def test_upload_whose_source_fails_leaves_only_the_old_file(
     sandbox: Sandbox,
 ) -> None:
     await write(sandbox, "/testbed/file", b"old")
@@ -201,7 +201,9 @@ async def test_get_refuses_files_larger_than_max_bytes_only(
     assert await read(sandbox, "/testbed/empty", max_bytes=0) == b""
 
 
-async def test_error_of_a_sink_is_raised_and_the_sandbox_stays_usable(sandbox: Sandbox) -> None:
+async def test_exception_of_a_download_sink_propagates_and_the_sandbox_stays_usable(
+    sandbox: Sandbox,
+) -> None:
     class SinkError(Exception):
         pass
 

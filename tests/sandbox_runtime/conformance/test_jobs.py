@@ -98,7 +98,9 @@ async def test_output_cap_applies_to_each_reading_of_a_job(sandbox: Sandbox) -> 
     assert end.stdout == job.stdout
 
 
-async def test_unknown_job_is_missing(sandbox: Sandbox) -> None:
+async def test_waiting_for_or_stopping_an_unknown_job_raises_job_missing_error(
+    sandbox: Sandbox,
+) -> None:
     with pytest.raises(JobMissingError):
         await sandbox.wait("nothing", wait_s=PLENTY_S)
     with pytest.raises(JobMissingError):

@@ -47,7 +47,7 @@ async def test_running_command_raises_when_its_sandbox_closes(
             await sandbox.close()
 
 
-async def test_closing_finishes_when_it_is_cancelled(sandbox: Sandbox) -> None:
+async def test_cancelled_close_still_closes_the_sandbox(sandbox: Sandbox) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
         await sandbox.close()

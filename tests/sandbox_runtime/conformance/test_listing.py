@@ -36,7 +36,9 @@ async def test_an_empty_directory_has_no_entries(sandbox: Sandbox) -> None:
     assert (listing.entries, listing.truncated) == ((), False)
 
 
-async def test_links_and_fifos_are_other_and_no_link_is_followed(sandbox: Sandbox) -> None:
+async def test_links_and_fifos_are_listed_as_other_and_links_are_not_followed(
+    sandbox: Sandbox,
+) -> None:
     await output(sandbox, "mkdir -p real d; touch real/file; mkfifo d/fifo")
     await output(sandbox, "ln -s ../real d/to-directory; ln -s ../real/file d/to-file")
     await output(sandbox, "ln -s nowhere d/to-nothing; ln -s . d/loop")

@@ -17,7 +17,7 @@ async def test_output_of_exactly_the_cap_is_not_truncated(sandbox: Sandbox) -> N
     assert (result.stdout, result.truncated) == ("".join(f"{n}\n" for n in range(1, 101)), False)
 
 
-async def test_output_beyond_the_cap_is_head_marker_and_tail(
+async def test_output_beyond_the_cap_becomes_its_head_a_marker_and_its_tail(
     sandbox: Sandbox,
 ) -> None:
     cap = OutputCap(max_bytes=1000)
@@ -144,7 +144,7 @@ async def test_silent_command_streams_nothing(sandbox: Sandbox) -> None:
     assert recorder.pieces == []
 
 
-async def test_only_the_head_of_the_cap_is_streamed(sandbox: Sandbox) -> None:
+async def test_only_the_head_of_capped_output_is_streamed(sandbox: Sandbox) -> None:
     recorder = OutputRecorder()
     await sandbox.exec(
         f"echo start; {_letters(200_000)}; seq 1 1000 >&2",

@@ -131,7 +131,7 @@ async def test_traffic_above_the_rate_waits(rate: float) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", GET[:-2], GET.replace(b"GET", b"POST")[:-1]], ids=repr)
-async def test_connection_without_a_request_times_out(sent: bytes) -> None:
+async def test_connection_without_a_complete_request_times_out(sent: bytes) -> None:
     internet = Internet()
     timeouts = Timeouts(head_s=0.05)
     async with gateway_client(allowlist("allowed.example"), internet, timeouts=timeouts) as sandbox:
@@ -210,7 +210,7 @@ async def test_bytes_in_one_direction_keep_a_tunnel_open() -> None:
     assert (len(received), arrived) == (15, 15)
 
 
-async def test_program_that_does_not_read_times_out() -> None:
+async def test_tunnel_of_a_program_that_does_not_read_times_out() -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),

@@ -183,7 +183,7 @@ PIECES = (
 )
 
 
-def test_other_parsers_agree_with_every_accepted_request() -> None:
+def test_other_http_parsers_agree_with_every_accepted_request() -> None:
     dice = random.Random(20260116)
     passed = 0
     for _ in range(20_000):

@@ -116,7 +116,7 @@ def test_attempts_are_independent_of_each_other() -> None:
     ]
 
 
-async def test_attempts_without_python_count_as_not_tried() -> None:
+async def test_escape_attempts_without_python_count_as_not_tried() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
     assert untried(findings) == "the isolation could not be tested: there is no python3 inside"

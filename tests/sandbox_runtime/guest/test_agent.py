@@ -39,7 +39,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
         yield process
 
 
-def test_machine_without_an_agent_is_an_error() -> None:
+def test_architecture_without_an_agent_is_an_error() -> None:
     with pytest.raises(
         SandboxStartError, match=r"no guest agent for the machine 'pdp11'.*make install"
     ):
@@ -65,7 +65,7 @@ def test_fifos_at_paths_of_the_agent_do_not_block_it(agent: AgentProcess) -> Non
 # At most once, and told until it has arrived
 
 
-def test_report_is_repeated_until_it_is_acknowledged(agent: AgentProcess) -> None:
+def test_report_of_a_command_is_repeated_until_acknowledged(agent: AgentProcess) -> None:
     agent.exec(1, "one", "echo ran; echo ran >> count")
     first = agent.read_to_end(1)
     agent.exec(3, "one", "echo ran; echo ran >> count")
@@ -223,7 +223,7 @@ def test_credit_sent_with_a_request_applies_to_its_output(agent: AgentProcess) -
 # The way out
 
 
-def test_connection_becomes_a_stream_opened_by_the_agent(tmp_path: Path) -> None:
+def test_agent_opens_a_stream_for_each_connection_to_its_port(tmp_path: Path) -> None:
     port = _free_port()
     with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))  # once it is answered, the port is there

@@ -123,7 +123,7 @@ def test_host_parses_frames_from_arbitrary_pieces(frames: list[bytes], cuts: lis
 
 @settings(max_examples=EXAMPLES)
 @given(cap=CAPS, text=TEXTS, cuts=st.lists(st.integers(0, 20_000), max_size=6))
-def test_head_and_tail_are_cut_by_bytes_and_lines(
+def test_head_and_tail_of_output_are_cut_by_bytes_and_lines(
     capture: BuiltPart, cap: tuple[int, int], text: bytes, cuts: list[int]
 ) -> None:
     pieces = _pieces(text, cuts)

@@ -187,7 +187,7 @@ def _entries(
 
 
 @given(cuts=st.lists(st.integers(0, 1200), max_size=40))
-def test_frames_may_be_cut_anywhere(agent: AgentProcess, cuts: list[int]) -> None:
+def test_agent_reads_frames_that_are_cut_anywhere(agent: AgentProcess, cuts: list[int]) -> None:
     put, cat, get = (agent.new_stream() for _ in range(3))
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/file"

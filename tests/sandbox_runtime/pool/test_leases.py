@@ -120,7 +120,7 @@ async def test_sandbox_starts_while_the_leases_block_runs() -> None:
         assert (fixture.stats.hits, fixture.stats.misses) == (0, 1)
 
 
-async def test_entry_is_registered_before_the_backend_starts_it() -> None:
+async def test_sandbox_counts_as_starting_before_the_backend_starts_it() -> None:
     backend = FakeSandboxBackend()
     async with fake_pool(COLD, backend) as fixture:
         counted = []

@@ -54,7 +54,7 @@ def test_requests_with_one_idempotency_key_create_one_response(client: Any) -> N
     assert (second, second.output_text, len(script.requests())) == (first, "Once.", 2)
 
 
-def test_key_of_another_request_is_refused(client: Any) -> None:
+def test_idempotency_key_of_another_request_is_refused(client: Any) -> None:
     once = key()
     ask(client, Script(says("One.")), **once)
     with pytest.raises(openai.UnprocessableEntityError):
