@@ -52,7 +52,7 @@ time."""
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Answers tasks with one model. `make_tools` returns the tools of a run by its profile."""
+    """Answers tasks with one model. `make_tools` returns the tools of a run with this profile."""
 
     model: Model
     workspaces: Workspaces
@@ -204,8 +204,8 @@ class _SingleCallHandler:
         self._has_shown = False
 
     async def on_delta(self, delta: ModelDelta) -> None:
-        """Emit a piece. After a failed attempt, raises StopRetryingError if the client has already
-        seen a piece of it, or if the status line can be held back no longer."""
+        """Emit a delta. Raises StopRetryingError for a failed attempt if the client has already
+        seen a part of its reply, or if a retry would come too late to decide the status line."""
         match delta:
             case ReasoningDelta():
                 self._has_shown = True

@@ -227,7 +227,8 @@ class LinkRewriter:
         return self._release(len(self._pending))
 
     def _settled_chars(self) -> int:
-        """Return the length of the pending text that no later text can turn into a path."""
+        """Return the number of pending characters that are ready to send, because no later text can
+        make them the beginning of a path."""
         text = self._pending
         for index in range(max(0, len(text) - self._longest), len(text)):
             if self._may_become_path(text[index:]):

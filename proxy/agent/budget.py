@@ -281,7 +281,8 @@ class DailyBudgetUse:
         self._spent = Expense()
         """Expenses of the key as of the last reservation, and this run's settlements since then."""
         self._calls: list[Reservation] = []
-        """Reservations of calls that are still to be made. The next call uses the last one."""
+        """Reservations of calls that are still to be made. The next call uses the last
+        reservation."""
         self._command: Reservation | None = None
         self._egress_counted = 0
         self._stop: StopReason | None = None
@@ -434,7 +435,8 @@ class CompletionRecorder:
         self._chars += len(text)
 
     def _usage(self) -> dict[str, Any]:
-        """Return the backend's running count, or an estimate marked `estimated`."""
+        """Return the usage so far: from the backend's running count, else an estimate that is
+        marked `estimated`."""
         if self._count is not None:
             prompt = self._count.prompt
             completion = self._count.completion + self._pieces - self._counted_pieces

@@ -95,9 +95,9 @@ class CapturedModel(MeteredModel):
 class TokenCapturedModel(CapturedModel):
     """A captured model that also requests the token ids and log probabilities of each call.
 
-    The calls are not streamed, because engines leave ids out of a stream. The pieces of a reply are
-    passed on once it is complete. If the backend refuses the parameters, the run continues without
-    them, and the trajectory says why.
+    The calls are not streamed, because engines leave token ids out of a stream. `on_delta` gets the
+    pieces of a reply once the reply is complete. If the backend refuses the parameters, the run
+    continues without them, and the trajectory says why.
     """
 
     _refusal: str | None = None

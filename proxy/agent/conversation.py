@@ -26,7 +26,8 @@ from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 MIN_LIMIT_DIVISOR = 4
 """The minimum token limit of a call is at most 1/4 of the context window."""
 LOGPROBS_PARAMS = ("logprobs", "top_logprobs")
-"""Parameters of the visible answer that are also sent with turns, whose prose may be the answer."""
+"""Parameters of the visible answer that are also sent with each turn, because the prose of a turn
+may be the answer."""
 
 
 @dataclass(slots=True)
@@ -252,7 +253,7 @@ class Conversation:
         self, body: Mapping[str, Any], on_delta: OnDelta | None, index_offset: int | None = None
     ) -> Completion:
         """Make a model call. `index_offset` is the number of the proxy's messages before the
-        client's; None: as in the history."""
+        client's messages in `body`; None: the number in the history."""
         if body.get("prompt_logprobs") is not None:
             on_delta = None  # no engine returns prompt_logprobs in a stream
         try:

@@ -93,9 +93,9 @@ class BestAnswer:
     async def find(
         self, stop: StopReason, sandbox: Sandbox | None, *, has_used_tools: bool, is_plain: bool
     ) -> str:
-        """Return the answer, or "" if the run ends in client tool calls, one of which may be cut
-        off, or in a refusal. `is_plain` is True if the client's parameters were sent with the call
-        that wrote the answer. Raises BackendError, OutOfTimeError."""
+        """Return the answer, or "" if the run ends in a refusal or in client tool calls, complete
+        or cut off. `is_plain` is True if the client's parameters were sent with the call that wrote
+        the answer. Raises BackendError, OutOfTimeError."""
         has_no_answer = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
         if has_no_answer or self._outcome.has_cut_call:
             return ""
@@ -192,8 +192,8 @@ class FinalCall:
         return await self._write_held(formed)
 
     async def _retry(self, form: AnswerForm, final: FinalAnswer) -> FinalAnswer:
-        """Request the answer once more and say how it violates the form. Return the first answer
-        if the backend fails."""
+        """Request the answer again, with a message that says how `final` violates the form. Return
+        `final` if the backend fails."""
         (warning,) = final.warnings
         request = form_request(warning.message, form)
         try:

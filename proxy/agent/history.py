@@ -99,7 +99,7 @@ class History:
         self._entries[-1] = replace(last, message=message, appended=text)
 
     def replace_with_stubs(self, stubs: Mapping[int, str]) -> None:
-        """Begin a segment with stubs in place of observations, by index."""
+        """Begin a segment in which stubs replace observations. The keys are message indexes."""
         segment = list(self.entries)
         for n, stub in stubs.items():
             segment[n] = replace(segment[n], message={**segment[n].message, "content": stub})

@@ -95,7 +95,7 @@ class Credentials:
 
 
 class Upstream(Protocol):
-    """The paths of a backend other than chat completions."""
+    """Sends requests unchanged to a backend's paths, for what chat completions do not cover."""
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request unchanged, without retries, and return the response of any status. Raises
@@ -137,11 +137,11 @@ class Model(ChatModel, Protocol):
 
     @property
     def upstream(self) -> Upstream | None:
-        """The backend's other paths, or None if there are none."""
+        """The sender of requests to the backend's other paths; None if it has no other paths."""
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """Keep a connection open for the next call during the block, for some minutes at most.
-        Backend failures are ignored."""
+        """Return a context manager that keeps a connection open for the next call, for some minutes
+        at most. Backend failures are ignored."""
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the backend's models as listed by `GET /v1/models`. Raises BackendError."""
@@ -151,8 +151,8 @@ class Model(ChatModel, Protocol):
 
 
 class ModelWrapper:
-    """Base of a model around another model. It forwards all calls except `complete`, which
-    subclasses add."""
+    """Base class of models that wrap another model and forward all calls except `complete`, which
+    subclasses define."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

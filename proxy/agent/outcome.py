@@ -58,9 +58,9 @@ class RunOutcome:
         return self.finish_reason if self.finish_reason in ("length", "content_filter") else "stop"
 
     def record_narration(self, turn: Turn, reply: Completion, *, is_echo: bool) -> None:
-        """Record the prose beside tool calls. It becomes the answer if the run finds no better
-        answer. Prose that repeats the proxy's own texts (`is_echo`) is ignored, and so is the
-        prose of calls that were written as text."""
+        """Record the prose beside tool calls, which becomes the answer if the run finds no better
+        answer. Ignore prose that repeats the proxy's own texts (`is_echo`), and the prose of a turn
+        whose calls were written as text."""
         prose = "" if turn.as_text or is_echo else text_of(reply.message).strip()
         if prose:
             self.prose = prose

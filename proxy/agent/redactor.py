@@ -105,8 +105,8 @@ class _ChoiceRedactor:
             self._sent_answer = ""
 
     def _redact_complete(self, event: Event) -> Iterator[Event]:
-        """Yield an event with complete texts, redacted. The end of a tool call follows the
-        held-back rest of the command's output."""
+        """Yield an event with complete texts, redacted. Before the end of a tool call, yield the
+        rest of the command's output, which was held back."""
         match event:
             case ToolCallFinished():
                 outputs, self._outputs = self._outputs, {}

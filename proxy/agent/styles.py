@@ -32,7 +32,7 @@ class AgentStyle(Protocol):
 
     @property
     def no_call_request(self) -> str:
-        """The request after a turn without tool calls that is no answer."""
+        """The request to the model after a turn that has no tool calls and is not the answer."""
 
     @property
     def accepts_prose(self) -> bool:
@@ -50,7 +50,7 @@ class AgentStyle(Protocol):
         """Return the system prompt. `names` are those of the proxy's tools."""
 
     def before_turn(self, history: History, turns_left: int) -> None:
-        """Add a text to the history before a turn."""
+        """Append the style's text for the next turn to the history, if the style has one."""
 
     def parse_turn(self, message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
         """Return the reply as it enters the history, and the calls to run. `names` are those of all

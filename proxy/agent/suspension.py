@@ -43,7 +43,7 @@ class SuspendedRun:
     resume_from: ResumePoint | None
     """The saved state of the run's workspace, if there is one."""
     used_sandbox: bool = True
-    """True if the run has used a sandbox, so that the answer files there are its own."""
+    """True if the run has used a sandbox. The answer files in the sandbox are then the run's."""
     message_kinds: Mapping[int, Any] = field(default_factory=dict)
     """Kinds, by message index, of the messages whose kind is not the default of their role. See
     `History`."""

@@ -182,7 +182,7 @@ class PendingInput:
     files: Sequence[InputFile]
     """The files that need no download."""
     load: Callable[[], Awaitable[AgentInput]]
-    """Download the files. Raises BusyError."""
+    """Downloads the files and returns the input of the run. Raises BusyError."""
 
 
 @dataclass(frozen=True, slots=True)

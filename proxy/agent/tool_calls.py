@@ -198,7 +198,8 @@ def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
 
 
 def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
-    """Return the JSON value after each opening, or None, and its offset."""
+    """Return, for each match of `opening`, the JSON value that follows, or None if there is none,
+    and the offset at which the match ends."""
     found = []
     position = 0
     while start := opening.search(text, position):

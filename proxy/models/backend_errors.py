@@ -23,7 +23,7 @@ from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 MAX_TEXT_CHARS = 1000
 """The longest message of an error that is not JSON, such as a gateway's HTML page."""
 _LONG_JSON_BYTES = 64 << 10
-"""Garbage collection pauses while longer JSON is decoded."""
+"""Garbage collection pauses while JSON longer than this is decoded."""
 _OVERFLOW_CODE = "context_length_exceeded"
 _LLAMA_CPP_OVERFLOW_TYPE = "exceed_context_size_error"
 _OVERFLOW_STATUSES = (400, 413, 422)
@@ -123,11 +123,12 @@ def backend_error(
     secret: str | None = None,
     overflows: bool = False,
 ) -> BackendError:
-    """Return the error for a backend's decoded JSON or text.
+    """Return the BackendError for an error that a backend sent as JSON or text.
 
-    `secret` is replaced in the error's message; see `redact`. `status` is None for an error inside
-    a stream: the payload's code is the status if it is a number from 400 to 599. `overflows` is
-    True if the caller knows that the conversation is too long.
+    `payload` is the decoded JSON, or the text. `secret` is replaced in the error's message; see
+    `redact`. `status` is None for an error inside a stream, whose status is its code if that is a
+    number from 400 to 599. `overflows` is True if the caller knows that the conversation is too
+    long.
     """
     body = _parse_error_body(payload)
     if status is None:
@@ -186,7 +187,8 @@ def decode_error_body(body: bytes) -> Any:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds of `retry-after-ms`, else of `retry-after`, or None."""
+    """Return the delay in seconds from the header `retry-after-ms`, else from `retry-after`, else
+    None. The names in `headers` are lower case."""
     milliseconds = _number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -250,7 +252,7 @@ def parse_json(text: bytes) -> Any:
 @contextmanager
 def wrong_types_as_backend_error(what: str) -> Iterator[None]:
     """Raise BackendError for an exception that a field of the wrong type causes in the block.
-    `what` is the subject of the message."""
+    `what` names the parsed value in the error's message."""
     try:
         yield
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -327,8 +329,8 @@ def _status_in(code: str | None) -> int | None:
 
 
 def _error_status(status: int | None, overflows: bool) -> int:
-    """Return the status of the BackendError. A status below 400, of a redirect or of an error in a
-    successful response, becomes 400 or 502."""
+    """Return `status` if it is from 400 to 599, else 400 for an overflow and 502 for any other
+    error."""
     if status is not None and 400 <= status < 600:
         return status
     return 400 if overflows else 502
@@ -353,8 +355,8 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
 
 
 def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
-    """Return the sizes in an error's message, or in llama.cpp's fields. Return no sizes if the size
-    of the context is missing, or if prompt and answer would have fit into the context."""
+    """Return the sizes in llama.cpp's `fields` of an error, else in the error's message. Return no
+    sizes if the size of the context is missing, or if prompt and answer would have fit."""
     n_ctx, (in_message, in_words) = _count(fields.get("n_ctx")), _first(_WINDOW_PATTERNS, message)
     window = n_ctx or in_message
     sizes = ContextSizes(
@@ -367,7 +369,7 @@ def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes
 
 
 def _llama_cpp_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return llama.cpp's size fields. Its clients read them to shorten a conversation."""
+    """Return llama.cpp's size fields, which clients of llama.cpp read to shorten a conversation."""
     counts = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
     return {name: count for name, count in counts.items() if count is not None}
 

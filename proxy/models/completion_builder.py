@@ -19,14 +19,14 @@ of its tool calls."""
 MAX_BLOCKS = 10_000
 """The most content parts, and the most thinking blocks, in one streamed completion."""
 COUNT_EVERY = 8
-"""The server's running token count is returned with every n-th chunk only."""
+"""`CompletionBuilder.add` returns the server's running token count once in this many chunks."""
 MAX_ARGUMENTS_CHARS = 64 << 20
 """The most characters in the arguments of all tool calls of one completion together."""
 MAX_NAME_CHARS = 4096
 """The longest name of a function."""
 MAX_FIELD_CHARS = 1 << 20
-"""The longest text that `merge` builds. Appending a piece copies the text, which takes quadratic
-time for long texts."""
+"""The longest text that `merge` builds. Each appended piece copies the whole text, so the time grows
+with the square of the length."""
 _REPLACED = frozenset({"id", "index", "object", "role", "type", "format"})
 """Fields that every chunk repeats: a new value replaces the old value."""
 
@@ -147,16 +147,16 @@ class CompletionBuilder:
                 merge(self._message, {key: value})
 
     def _add_parts(self, value: str | list[dict[str, Any]] | None) -> None:
-        """Append to a content that is, or becomes, a list of parts. Mistral sends parts while the
-        model thinks, and text afterwards."""
+        """Append to the content as a list of parts. Content that is text so far becomes a part.
+        Mistral sends parts while the model thinks, and text afterwards."""
         text = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": text}] if text else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
         self._message["content"] = _bounded(parts)
 
     def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
-        """Append to Anthropic's signed thinking, as litellm streams it: a signature ends a
-        block."""
+        """Append to the message's thinking blocks, which litellm streams in Anthropic's format. A
+        signature ends a block."""
         merged = self._message.setdefault("thinking_blocks", [])
         for block in blocks:
             if not (block.get("type") == "thinking" and merged and _is_unsigned(merged[-1])):
@@ -273,7 +273,7 @@ def _count(prompt: Any, completion: Any) -> TokenCount | None:
 
 
 def _llama_cpp_count(timings: Mapping[str, Any]) -> TokenCount | None:
-    """Return llama.cpp's running count, which has cached prompt tokens in a field of their own."""
+    """Return the token count in llama.cpp's `timings`, whose `prompt_n` excludes cached tokens."""
     cached, prompt = timings.get("cache_n"), timings.get("prompt_n")
     if isinstance(prompt, int) and isinstance(cached, int):
         prompt += cached

@@ -72,8 +72,8 @@ class LiteLLMModel:
 
     Without `api_key` and `api_base`, litellm takes them from the provider's environment variables.
     litellm has one connection pool per process: `aclose` closes the connections of all models.
-    litellm uses the forward proxies of the environment, except for this machine and an exempt
-    `api_base`.
+    litellm uses the forward proxies of the environment, except for this machine and for an
+    `api_base` that `operator_proxies.is_exempt` accepts.
     """
 
     upstream = None
@@ -203,8 +203,8 @@ class LiteLLMModel:
             )
 
     def _name_of(self, body: Mapping[str, Any]) -> str:
-        """Return the model's name. Raises BackendError if the model is not configured: its provider
-        could get a key from the proxy's environment."""
+        """Return the model's name. Raises BackendError if the model is not configured: litellm
+        could send a key from the proxy's environment to the provider of any model."""
         name = body.get("model") or self._names[0]
         if name not in self._names:
             raise BackendError(
@@ -258,7 +258,7 @@ def load_litellm() -> Any:
 
 
 class _ChunkStream:
-    """The chunks of one streamed response, in OpenAI's format. Closing it early ends the
+    """The chunks of one streamed response, in OpenAI's format. Closing the stream early ends the
     provider's work."""
 
     def __init__(
@@ -318,8 +318,8 @@ def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `acompletion` for a request body.
 
     Fields that litellm does not translate are in `extra_body`. As arguments, a client's `api_base`
-    or `vertex_credentials` would send the proxy's key to a server of the client's choice. The copy
-    is deep because litellm modifies tools and messages in place.
+    or `vertex_credentials` would send the proxy's key to a server of the client's choice. The
+    arguments are deep copies because litellm modifies tools and messages in place.
     """
     fields = {key: deepcopy(value) for key, value in body.items() if key != "model"}
     arguments = {key: fields[key] for key in fields if key in _ARGUMENTS}
@@ -328,7 +328,7 @@ def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_openai(response: Mapping[str, Any], *, openai_like: bool) -> dict[str, Any]:
-    """Return a dumped completion or chunk as the provider sent it.
+    """Return a completion or chunk, dumped from litellm's object, in OpenAI's format.
 
     litellm moves unknown fields to `provider_specific_fields`. For an `openai_like` provider this
     function moves them back. For other providers they stay, without duplicates of other fields,
@@ -360,7 +360,8 @@ def _restored(fields: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
 
 
 def _backend_error(error: Exception, *, overflows: bool, secret: str | None) -> BackendError:
-    """Return the BackendError for litellm's exception. Its causes contain the provider's response.
+    """Return the BackendError for an exception of litellm, from the provider's response if a cause
+    of the exception contains one.
 
     `overflows` is True if litellm itself finds that the conversation is too long.
     """

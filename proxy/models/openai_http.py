@@ -79,8 +79,8 @@ TOKENIZE_PATH = "/tokenize"
 NO_ENDPOINT_STATUSES = (404, 405, 501)
 """Statuses of a server that lacks an endpoint."""
 _TextField = Literal["prompt", "content"]
-"""The field of `/tokenize` that contains the text: `content` for llama.cpp, which lists the tokens,
-else `prompt`. Without `content`, llama.cpp lists no tokens."""
+"""The field of a `/tokenize` request that contains the text: `content` for llama.cpp, else `prompt`.
+llama.cpp responds with a list of the tokens, which is empty for a request without `content`."""
 
 
 class OpenAIHTTPModel:
@@ -193,7 +193,8 @@ class OpenAIHTTPModel:
         return self
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        """See Upstream. Paths below /v1 are relative to `base_url`, other paths to its root."""
+        """See Upstream. Paths below /v1 are relative to `base_url`, other paths to `base_url`
+        without its /v1."""
         is_versioned = request.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
         base = self._base_url if is_versioned else self._root_url
         path = request.path.removeprefix(_VERSION) if is_versioned else request.path
@@ -446,8 +447,8 @@ class BackendResponse:
 
 
 class _KeepAlive:
-    """Calls `probe` every `every_s` seconds while its block runs. A shorter block costs only one
-    timer."""
+    """A context manager that calls `probe` every `every_s` seconds. A block that is shorter than
+    `every_s` costs only one timer."""
 
     def __init__(self, every_s: float, probe: Callable[[], Awaitable[None]]) -> None:
         self._every_s = every_s
@@ -474,7 +475,8 @@ class _KeepAlive:
             self._schedule()
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait `_PROBE_END_S` for a running probe: the next call needs its connection."""
+        """Wait up to `_PROBE_END_S` seconds for the end of a running probe, so that the next call
+        can use the probe's connection."""
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
@@ -498,8 +500,8 @@ def _tokenize_body(field: _TextField, model: str, text: str) -> dict[str, Any]:
 
 
 def _expects_content(answer: bytes) -> bool:
-    """Return True if the answer to a request with `prompt` comes from a server that expects
-    `content`."""
+    """Return True if this answer of `/tokenize` shows that the server reads the text from the field
+    `content`, not `prompt`."""
     fields = _json_object(answer)
     return "count" not in fields and isinstance(fields.get("tokens"), list)
 

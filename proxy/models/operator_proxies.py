@@ -33,8 +33,8 @@ def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
 
 def is_exempt(url: str) -> bool:
     """Return True if the host of a URL is a non-public address, `localhost`, a name under
-    `localhost`, or a name without a dot. Other names are not resolved: the operator lists them in
-    `NO_PROXY`."""
+    `localhost`, or a name without a dot. Names are not resolved: the operator lists other internal
+    hosts in `NO_PROXY`."""
     host = (urlsplit(url).hostname or "").removesuffix(".")
     if ip := parse_address(host):
         return not is_public(ip)

@@ -61,7 +61,7 @@ def _tariff(entry: Mapping[str, Any]) -> Tariff | None:
 
 
 def _long_prompt_prices(entry: Mapping[str, Any]) -> Iterator[tuple[int, Price]]:
-    """Yield the prices for prompts above a number of tokens."""
+    """Yield pairs of a number of tokens and the price for prompts with more tokens."""
     for key in entry:
         size = key.removeprefix(_ABOVE).removesuffix("k_tokens")
         if not key.startswith(_ABOVE) or not size.isdecimal():

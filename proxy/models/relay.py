@@ -40,7 +40,7 @@ _NOT_IN_RESPONSES = _CONNECTION_HEADERS | _HOST_HEADERS
 
 
 def completion_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the client's headers that the backend gets with a body written by the proxy."""
+    """Return the client's headers to send to the backend with a body that the proxy encodes."""
     return _relayed(headers, _NOT_WITH_OWN_BODY)
 
 

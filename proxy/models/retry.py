@@ -17,13 +17,13 @@ _RETRYABLE_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
 
 
 class RetryingModel(ModelWrapper):
-    """Makes up to `attempts` calls, with exponential backoff and full jitter.
+    """Calls a model up to `attempts` times, with exponential backoff and full jitter.
 
     Errors with other statuses than `_RETRYABLE_STATUSES` are raised without a retry, as are
     ContextOverflowError, ToolsRefusedError and AnswerTooLargeError. The delay is at least the
     backend's `Retry-After`; if `Retry-After` exceeds `max_delay_s`, there is no retry. Before each
-    retry, `on_delta` gets a `ModelCallFailed`. It can raise `StopRetryingError` to prevent the
-    retry, for example because the client has already received a part of the completion. Relayed
+    retry, `on_delta` gets a `ModelCallFailed`. `on_delta` can raise `StopRetryingError` to prevent
+    the retry, for example because the client has already received a part of the completion. Relayed
     calls are not retried: the client sees every failure and can retry.
     """
 

@@ -60,11 +60,12 @@ class ScriptedReply(_ScriptPart):
     usage: dict[str, Any] | None = None
     error: ScriptedError | None = None
     message: dict[str, Any] | None = None
-    """The assistant message, which is sent unchanged and not streamed."""
+    """An assistant message to send unchanged and not streamed, in place of `content`, `reasoning`
+    and `tool_calls`."""
 
 
 class Script(_ScriptPart):
-    """The replies of a model, and its name. A file may have a list of scripts."""
+    """The name and the replies of one model. A file contains one script or a list of scripts."""
 
     model: str = "script"
     """The model's name in `GET /v1/models`."""
@@ -90,7 +91,7 @@ def read_scripts(data: Any, source: str) -> list[Script]:
 class ScriptedModel:
     """Plays a script of replies, or one script for each model of a file.
 
-    A request for a model that has no script gets the replies of the first one.
+    A request for a model that has no script gets the replies of the first script.
 
     A request with k assistant messages gets reply number k, counted from 0, so that every
     conversation plays the script from the beginning. After the last reply the model starts again if
@@ -109,7 +110,7 @@ class ScriptedModel:
         self._replies = {script.model: script.replies for script in scripts}
         self._cycle = cycle
         self._raised: set[tuple[str, int]] = set()
-        """The script and the number of each error that was raised."""
+        """The script's name and the reply's index of each error that was raised."""
 
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
@@ -161,7 +162,7 @@ class ScriptedModel:
         return self
 
     def with_upstream(self, url: str) -> "ScriptedModel":
-        """See Model. A script sends no requests, and the configuration refuses upstreams for it."""
+        """See Model. The configuration refuses upstreams for a script, which sends no requests."""
         raise NotImplementedError
 
     async def count_tokens(self, model: str, text: str) -> int | None:
@@ -180,8 +181,8 @@ class ScriptedModel:
         """See Model. A script has no connection."""
 
     def _next(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return the next completion, and True if it can be streamed. A reply with a `message` is
-        not streamed, as by a server that ignores `stream`."""
+        """Return the completion for a request, and True if the completion can be streamed. A reply
+        with a `message` is not streamed, as if the server ignored `stream`. Raises BackendError."""
         self.requests.append(deepcopy(dict(body)))
         position = sum(message.get("role") == "assistant" for message in body["messages"])
         first = next(iter(self._replies))
@@ -229,7 +230,7 @@ def _backend_error(error: ScriptedError) -> BackendError:
 def build_completion(
     reply: ScriptedReply, *, model: str, position: int, reasoning_field: str = "reasoning_content"
 ) -> dict[str, Any]:
-    """Return the chat completion for a reply. Its ids contain `position`."""
+    """Return the chat completion for a reply. The completion's ids contain `position`."""
     message = deepcopy(reply.message) or _message(reply, position, reasoning_field)
     finish_reason = reply.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop")
     completion: dict[str, Any] = {
@@ -248,7 +249,7 @@ def build_completion(
 def completion_chunks(
     completion: Mapping[str, Any], *, include_usage: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a completion, as a backend streams them, in small pieces."""
+    """Yield the chunks in which a backend would stream a completion, each with a small piece."""
     common = {key: completion[key] for key in completion if key not in ("choices", "usage")}
     common["object"] = "chat.completion.chunk"
     choice = completion["choices"][0]

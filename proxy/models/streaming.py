@@ -47,11 +47,12 @@ MAX_USAGE_BYTES = 16 << 20
 """The longest JSON response that is parsed for its usage. Of a longer response only the end is
 parsed."""
 _TAIL_BYTES = 1 << 16
-"""The length of the parsed end: the usage follows the generated text."""
+"""The length of that end, in bytes. The usage follows the generated text."""
 _USAGE_PARENTS = ("response", "message")
-"""Fields of events of /v1/responses and /v1/messages whose object contains the usage."""
+"""In events of /v1/responses and /v1/messages, the fields whose object contains the usage."""
 _GENERATED = ("choices", "output", "content")
-"""Fields that contain the generated text in responses of the three APIs."""
+"""The fields that contain the generated text in responses of /v1/chat/completions, /v1/responses
+and /v1/messages."""
 _USAGE = re.compile(r'"usage"\s*:\s*\{')
 _MAX_PARSE_ATTEMPTS = 16
 
@@ -88,7 +89,7 @@ class StreamSupport:
         self._refused[model] = self._now() + REFUSAL_HOLDS_S
 
     def note_models(self, models: Iterable[Mapping[str, Any]]) -> None:
-        """Remember the kind of the server, which listed these models."""
+        """Remember the kind of the server, from the `owned_by` of the models that it lists."""
         self._owners = frozenset(str(model.get("owned_by")) for model in models)
 
     def request_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class StreamSupport:
 
 
 class CompletionStream:
-    """One streamed completion, from its first byte to its last."""
+    """Decodes the bytes of one streamed completion, first into deltas, then into a Completion."""
 
     def __init__(self, *, secret: str | None = None) -> None:
         self.done = False
@@ -140,8 +141,8 @@ class CompletionStream:
             raise connection_lost()
 
     def build(self) -> Completion:
-        """Return the completion so far. Until the backend has sent a finish reason, it is
-        `tool_calls` if there are calls, else `stop`."""
+        """Return the completion so far. Until the backend has sent a finish reason, the finish
+        reason is `tool_calls` if there are calls, else `stop`."""
         return self._builder.build()
 
     def _deltas(self, events: Iterable[bytes]) -> Iterator[ModelDelta]:
@@ -169,8 +170,7 @@ class EventTooLongError(Exception):
 
 
 class SSEDecoder:
-    """Decodes a stream of server-sent events, split at any byte, into the `data` of each event.
-    Raises EventTooLongError."""
+    """Decodes a stream of server-sent events, split at any byte, into the `data` of each event."""
 
     def __init__(self) -> None:
         self._unfinished_line = bytearray()
@@ -179,7 +179,7 @@ class SSEDecoder:
         """The length of the lines in `_data`, with their field names."""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the events that these bytes complete."""
+        """Return the `data` of the events that these bytes complete. Raises EventTooLongError."""
         if self._data_bytes + len(self._unfinished_line) + len(piece) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event is longer than {MAX_EVENT_BYTES >> 20} MiB")
         head, newline, tail = piece.rpartition(b"\n")
@@ -216,7 +216,8 @@ class SSEDecoder:
 
 
 class UsageReader:
-    """Reads the usage of one response, JSON or server-sent events, of any of the three APIs."""
+    """Reads the usage from the JSON or the server-sent events of one response of
+    /v1/chat/completions, /v1/responses or /v1/messages."""
 
     def __init__(self, content_type: str) -> None:
         kind = content_type.lower()
@@ -243,7 +244,7 @@ class UsageReader:
                 del self._body[:-_TAIL_BYTES]
 
     def end(self) -> None:
-        """Read the end of the response."""
+        """Read the usage from the bytes that are still buffered at the end of the response."""
         if self._decoder:
             self._read_events(self._decoder.flush())
         elif self._is_json:

@@ -99,8 +99,8 @@ class ToolProbe:
     """Tests whether a model's chat template contains the tools of a request. A probe costs at most
     two generated tokens.
 
-    `is_local` is True if the operator runs the server. Its prompt token counts are then trusted
-    even if it does not report its engine.
+    `is_local` is True if the operator runs the server. The server's prompt token counts are then
+    trusted even if the server does not report its engine.
     """
 
     def __init__(self, model: Model, *, is_local: bool = True) -> None:
@@ -188,7 +188,8 @@ async def _template_contains_tools(
 
 
 def _size(response: Any) -> int:
-    """Return the prompt's size: vLLM counts tokens, llama.cpp renders the text."""
+    """Return the size of the prompt, or 0 if it is unknown. vLLM sends a number of tokens,
+    llama.cpp the rendered text, whose characters are counted."""
     if not isinstance(response, dict):
         return 0
     count, prompt = response.get("count"), response.get("prompt")
@@ -200,8 +201,8 @@ def _size(response: Any) -> int:
 async def _fetch_json(
     upstream: Upstream, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the JSON at a path of the server, or None if the status is not 200 or the body is not
-    JSON. Raises BackendError if there is no response."""
+    """Return the JSON at a path of the server, or None if the status is not 200, or if the body is
+    too long or not JSON. Raises BackendError if there is no response."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"accept": "application/json"}
     if data is not None:
@@ -244,7 +245,8 @@ class ToolVerdicts:
         self._doubted: set[str] = set()
         """Models that support tools according to a probe, but were refused tools since."""
         self._evidence: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
-        """The verdict from the runs of an owner with a model, and the time of its expiry."""
+        """By owner and model, the time at which the verdict from the owner's runs expires, and the
+        verdict."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
@@ -290,8 +292,8 @@ class ToolVerdicts:
         return refused_verdict(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
-        """Note the trouble that a run had with tools. The trouble counts only for the owner of the
-        run."""
+        """Note the trouble that a run had with tools. Enough trouble leads to a verdict against the
+        model that holds only for the owner of the run, for `EVIDENCE_HOLDS_S`."""
         if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
@@ -402,7 +404,7 @@ def _warn(verdict: ToolVerdict) -> None:
 
 def _refusal_error(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
     """Return the error that the agent loop gets for a refusal of tools. With `tool_support: always`
-    it is a BackendError, so that the loop does not answer without tools."""
+    the error is not a ToolsRefusedError, so that the loop does not answer without tools."""
     if verdict.reason:
         return no_tools_error(verdict)
     return BackendError(
