@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 GC_THRESHOLDS = (3_000, 5, 2)
-"""Python's first threshold, 700, costs a run 6 % of its processor time. The others are lower than
-Python's, so that full collections stay as frequent and memory does not grow."""
+"""Python's first threshold, 700, costs a run 6 % of its processor time. The second and the third
+are lower than Python's, so that full collections stay as frequent and memory does not grow."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Print the version and exit. argparse's own action would need the version at every start."""
+    """The action of `--version`: prints the version and exits. argparse's own action would need the
+    version at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -384,7 +385,7 @@ def check_config(arguments: argparse.Namespace) -> int:
 
 
 def show_config(arguments: argparse.Namespace) -> int:
-    """Print all settings as YAML, which `--config` reads. Passwords in URLs are masked."""
+    """Print all settings as a YAML file for `--config`. Passwords in URLs are masked."""
     import yaml
 
     tree = _config(arguments).model_dump(mode="json")
@@ -466,7 +467,8 @@ def build_rootfs(arguments: argparse.Namespace) -> int:
 
 
 def _about_key(config: "Config") -> str:
-    """Return where the backend's key comes from, for the message when the backend refuses it."""
+    """Return the reason to report if the backend refuses the key. The reason says where the key
+    comes from."""
     from proxy.config import backend_key_variable
     from proxy.doctor import CLIENTS_KEY
 

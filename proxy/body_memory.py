@@ -66,7 +66,7 @@ class BodyReservation:
         self._bytes += count
 
     def retain(self) -> None:
-        """Add a hold on the bytes, which a further call of `release` drops."""
+        """Add a hold on the bytes. Each hold needs a call of `release`."""
         self._retain_count += 1
 
     def release(self) -> None:

@@ -163,8 +163,8 @@ def build_backend(config: Config) -> Backend:
 
 
 def engine_setting(config: Config) -> str:
-    """Return the setting by which the operator has named an engine, or an empty string. Setting
-    only the image does not name an engine."""
+    """Return the name of the setting with which the operator has named an engine, or an empty
+    string. The setting of the image does not name an engine."""
     docker = config.sandbox.docker
     named = {
         "sandbox.docker.runtime": docker.runtime,

@@ -26,7 +26,7 @@ from proxy.config import ConfigError
 from proxy.keys import Key, Keyring
 
 MAX_INPUT_FILES = 1000
-"""Maximum number of files of `--input-dir`, which is what one request may have."""
+"""Maximum number of files of `--input-dir`: one request may have no more."""
 FILES = "files"
 """Directory of the produced files, in `--output-dir`."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -36,7 +36,8 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the command, whose end stops the server."""
+    """A server that handles no signals. The command handles them, and stops the server at its
+    end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -259,8 +260,8 @@ async def _ask_and_save(
 async def _try_to_write_trajectory(
     client: openai.AsyncOpenAI, options: RunOptions, run_id: str
 ) -> None:
-    """Write the trajectory of a run that has failed. Report an error, which must not hide that of
-    the run."""
+    """Write the trajectory of a run that has failed. Print an error instead of raising it, so that
+    it does not hide the error of the run."""
     try:
         await _write_trajectory(client, options, run_id)
     except openai.APIError as error:

@@ -362,7 +362,7 @@ def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config
 
 
 def parse(tree: Any, source: str) -> Config:
-    """Return the settings of one tree; `source` names it in error messages. Old spellings of
+    """Return the settings of one tree; `source` names the tree in error messages. Old spellings of
     settings are logged. Raises ConfigError."""
     return _validated([_TreeSource(_upgraded(tree, source), source)])
 

@@ -36,8 +36,8 @@ _MARKS = {_WORKS: "ok  ", _OPTIONAL: "--  ", _BROKEN: "FAIL"}
 
 
 async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
-    """Check that the model backend answers. `key` describes where the backend's key comes from, for
-    the message when the backend refuses the key. `windows` records the context windows that the
+    """Check that the model backend answers. `key` is the reason to report if the backend refuses
+    the key, and says where the key comes from. `windows` records the context windows that the
     backend lists."""
     try:
         served = await model.models()

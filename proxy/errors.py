@@ -211,8 +211,8 @@ class BackendError(ProxyError):
         self.retry_after_s = retry_after_s
 
     def renumber(self, index_of: Callable[[int], int | None]) -> None:
-        """Replace the index of each message in the error with its index in the client's request.
-        `index_of` returns None for a message without an index there: its index is removed.
+        """Replace each message index in the error with the index that `index_of` returns: that of
+        the same message in the client's request. If `index_of` returns None, remove the index.
         """
 
         def named(found: re.Match[str]) -> str:
@@ -253,8 +253,8 @@ _FILE_REFUSAL_STATUSES = (400, 415, 422, 501)
 
 
 def may_refuse_files(error: BackendError) -> bool:
-    """Return True if a backend's error may refuse the file parts of a request. The wording differs
-    between backends, so errors with another known reason are excluded instead."""
+    """Return True if a backend may have refused a request because of its file parts. The wording
+    differs between backends, so all errors count except those with another known reason."""
     if error.status not in _FILE_REFUSAL_STATUSES or isinstance(error, ContextOverflowError):
         return False
     return error.param is None or error.param.startswith("messages")

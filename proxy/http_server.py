@@ -128,8 +128,9 @@ class _ConnectionGroup:
         return len(self.open) <= self._most or self.close_one()
 
     def close_one(self) -> bool:
-        """Close the connection that has been idle longest, and return False if none is idle. A
-        connection with unsent bytes becomes idle when `close_expired` finds them sent."""
+        """Close the connection that has been idle longest. Return False if none is idle. A
+        connection with unsent bytes is not idle; `close_expired` marks it as idle once the bytes
+        are sent."""
         while self.idle:
             connection, _ = self.idle.popitem(last=False)
             if connection.is_idle():
@@ -235,8 +236,8 @@ class HTTPProtocol(HttpToolsProtocol):
         """Bytes received since the last complete head, body piece or message."""
         self._is_in_head = False
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered, or the last one. `cycle` is the request that was
-        received last."""
+        """The request that is being answered, or the request that was answered last. `cycle` is the
+        request that was received last."""
         self._expires_at = math.inf
         """Time at which the connection is closed, unless the client sends more."""
         self._out: CoalescingTransport
@@ -309,7 +310,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expires_at = math.inf
 
     def on_response_complete(self) -> None:
-        """See uvicorn. Start the next pipelined request, or wait for one."""
+        """See uvicorn. Start the next pipelined request, or wait for a new request."""
         self.server_state.total_requests += 1
         if self not in self.connections:
             return
@@ -380,8 +381,9 @@ class HTTPProtocol(HttpToolsProtocol):
             self.parser.feed_data(head + data[offered.args[0] :])
 
     def _head_without_offer(self) -> bytes:
-        """Return the request head without the `upgrade` option of `Connection` and of
-        `Proxy-Connection`, which httptools treats alike. Without it, `Upgrade` has no effect."""
+        """Return the request head without the option `upgrade` in the headers `Connection` and
+        `Proxy-Connection`, which httptools treats alike. Without this option, the header `Upgrade`
+        has no effect."""
         version = self.parser.get_http_version().encode()
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:

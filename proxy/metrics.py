@@ -34,7 +34,7 @@ from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.tools import make_tools
 
 NAMESPACE, NEW_PREFIX = "llm_sandbox", "llm_"
-"""The prefix of all names; the names without `llm_` are deprecated."""
+"""The prefix of all names, and the part of the prefix that the deprecated names lack."""
 OTHER = "other"
 """The label value of models, profiles and tools that have no value of their own."""
 MAX_MODELS = 32
@@ -233,9 +233,9 @@ class _LabelValues:
 
 
 class _Durations:
-    """The histograms. Those with labels are functions that return the histogram of given label
-    values. They are cached, because `labels` takes longer than `observe`; `_LabelValues` bounds the
-    number of label values."""
+    """The histograms of durations. For a histogram with labels, the attribute is a function that
+    returns the histogram of given label values. The function is cached, because `labels` takes
+    longer than `observe`; `_LabelValues` bounds the number of label values."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.histograms: list[Histogram] = []

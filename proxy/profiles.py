@@ -78,8 +78,8 @@ class Profiles:
         return self.named[self._default]
 
     def of(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
-        """Return the profile of a request that asks for the profile `name`, with the settings of
-        `tree`, which may only restrict it.
+        """Return the profile of a request that asks for the profile `name`. The settings in `tree`
+        may only restrict this profile.
 
         Raises BadRequestError, ForbiddenError.
         """
@@ -234,8 +234,8 @@ def _extended(base: Profile, name: str, tree: Tree, prompts: Prompts) -> Profile
 
 
 def _with_inherited_entries(base: Profile, tree: Tree) -> Tree:
-    """Return the settings of `tree`. Its lists of rules and secrets are added to those of the base
-    instead of replacing them."""
+    """Return the settings of `tree`, with the base's entries added to the lists of rules and
+    secrets, which would otherwise replace the base's lists."""
     sections = {
         name: dict(tree[name])
         for name in ("watch", "redaction")
@@ -328,8 +328,8 @@ def _merged(base: Mapping[str, Any], tree: Any) -> Any:
 
 
 def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
-    """Return the settings that a change of the network mode resets: the hosts of `base` were
-    allowed for its own mode, and hosts have no meaning without a network."""
+    """Return the network settings that the mode resets. If `network` sets the mode, the hosts that
+    were allowed in the previous mode are dropped. Without a network, hosts have no meaning."""
     if "mode" not in network:
         return {"allowed_hosts": ()} if mode == "none" else {}
     kept = {"allowed_hosts": network.get("allowed_hosts", ())}

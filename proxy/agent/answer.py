@@ -137,7 +137,8 @@ class AnswerWriter:
         return self._artifact_store.url(path)
 
     async def _restart(self) -> None:
-        """Separate the text that follows from narration that was sent as an answer."""
+        """If narration was sent as the answer, send a separator after it and report that the answer
+        starts again."""
         narration, self._narration = self._narration, None
         if narration is not None:
             await self._emit(AnswerDelta(SEPARATOR))

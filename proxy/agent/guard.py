@@ -26,8 +26,8 @@ MAX_EMITTED, PERIOD_S = 50, 60.0
 
 
 class Guard:
-    """Applies the rules of the profile to one run. Each rule that matches is emitted before the run
-    acts."""
+    """Applies the rules of the profile to one run. Each match is emitted as a RuleMatched before
+    the run acts."""
 
     def __init__(self, profile: Profile, emit: Emit) -> None:
         self._watch = profile.watch

@@ -347,7 +347,7 @@ class AgentLoop:
         return None
 
     def _handle_timeout(self, prose: str) -> StopReason:
-        """Record the prose that the model wrote before the timeout."""
+        """Record the prose that the model wrote before the timeout. Return the stop reason."""
         outcome = self._outcome
         outcome.reply = self._conversation.partial_completion or outcome.reply
         if prose and not outcome.announced and self._style.accepts_prose:

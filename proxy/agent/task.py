@@ -276,8 +276,8 @@ class AgentTask:
     is_single_call: bool = False
     """True if the model answers in one call, without tools."""
     files_verdict: ToolVerdict = SUPPORTED
-    """The verdict by which the request gets no sandbox, if it has files that the backend may
-    refuse for lack of one."""
+    """The verdict on the model's tool support, if the request has files that the backend may refuse
+    and may get no sandbox; else SUPPORTED."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None

@@ -1,8 +1,8 @@
 """The audit logs of runs. A tool call is logged before it is run.
 
-`AuditLogs` contains the logs of a data directory, `RunAuditLog` observes one run, and the functions
-below make the lines. A line has no long text except commands, no API key, and nothing that the
-client does not get.
+`AuditLogs` creates the logs of a data directory, `RunAuditLog` observes one run, and the functions
+of this module make the lines. A line has no long text except commands, no API key, and nothing that
+the client does not get.
 """
 
 import asyncio

@@ -94,7 +94,7 @@ def _is_torn(tail: bytes) -> bool:
 
 
 def _canonical(value: Fields) -> bytes:
-    """Return the canonical JSON of these fields, the only one that a line may have."""
+    """Return these fields as canonical JSON, the only form that a line may have."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -152,8 +152,8 @@ def days(root: Path) -> list[Path]:
 
 
 class Index:
-    """The index of a day, with an entry for the begin and the end of each log. Several processes
-    may append to one index."""
+    """The index of a day, with an entry for the beginning and for the end of each log. Several
+    processes may append to one index."""
 
     def __init__(self, directory: Path, key: bytes | None) -> None:
         self._directory = directory
@@ -219,7 +219,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 class AuditLogWriter:
-    """The log of one run, with its entries in the day's index."""
+    """Writes the log of one run, and the entries for this log in the day's index."""
 
     def __init__(
         self, directory: Path, run_id: str, key: bytes | None, now: Callable[[], float]
@@ -237,7 +237,7 @@ class AuditLogWriter:
         return self._chain.next_line(time_of(self._now()), fields)
 
     def begin(self) -> None:
-        """Create the file, and append the begin of the log to the day's index."""
+        """Create the file, and append an entry for the beginning of the log to the day's index."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = log_path(self._directory, self.run_id)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)

@@ -25,8 +25,8 @@ MAX_ARGUMENTS_CHARS = 64 << 20
 MAX_NAME_CHARS = 4096
 """The longest name of a function."""
 MAX_FIELD_CHARS = 1 << 20
-"""The longest text that `merge` builds. Each appended piece copies the whole text, so the time grows
-with the square of the length."""
+"""The longest text that `merge` builds. Each appended piece copies the whole text, so that the time
+grows with the square of the length."""
 _REPLACED = frozenset({"id", "index", "object", "role", "type", "format"})
 """Fields that every chunk repeats: a new value replaces the old value."""
 

@@ -79,8 +79,8 @@ TOKENIZE_PATH = "/tokenize"
 NO_ENDPOINT_STATUSES = (404, 405, 501)
 """Statuses of a server that lacks an endpoint."""
 _TextField = Literal["prompt", "content"]
-"""The field of a `/tokenize` request that contains the text: `content` for llama.cpp, else `prompt`.
-llama.cpp responds with a list of the tokens, which is empty for a request without `content`."""
+"""The field of a `/tokenize` request that contains the text: `content` for llama.cpp, else
+`prompt`. llama.cpp responds with a list of the tokens, which is empty without `content`."""
 
 
 class OpenAIHTTPModel:

@@ -42,8 +42,8 @@ class RunArchive:
 
     async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
         """Store the start of a run and return None. If a stored run with the same idempotency key
-        can be joined, return a replay of that run instead. Raises IdempotencyError if its request
-        was a different one."""
+        can be joined, return a replay of that run instead. Raises IdempotencyError if the stored
+        run answers a different request."""
         found = await self._repository.begin(_stored_run(metadata, identity))
         return self._replay(found, identity) if found else None
 
@@ -95,7 +95,8 @@ class RunArchive:
         await self._repository.delete_ended(owner, run_id)
 
     async def find_by_key(self, identity: RequestIdentity) -> Run | None:
-        """Return the run with the request's idempotency key, or None. Raises IdempotencyError."""
+        """Return a replay of the stored run with the request's idempotency key, or None. Raises
+        IdempotencyError if the stored run answers a different request."""
         assert identity.key is not None
         found = await self._repository.find_by_key(identity.owner, identity.key)
         return self._replay(found, identity) if found else None

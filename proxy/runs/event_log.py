@@ -121,7 +121,8 @@ class EventLog:
         self._full_at = max(self._max_chars, 2 * self._chars)
 
     def _turns(self) -> Iterator[tuple[int, int]]:
-        """Yield the index of each turn's first event and the characters from there to the end."""
+        """Yield, for each turn, the index of its first event and the number of characters from this
+        event to the end of the log."""
         left = self._chars
         for at, event in enumerate(self._events):
             if isinstance(event, TurnStarted):
@@ -173,7 +174,7 @@ _OLD_FIELDS = {
     "notices": "warnings",
     "parked": "suspended_run",
 }
-"""The names that fields of a result had in the last release."""
+"""The present name of each field of a result, by its name in the last release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,8 @@ class Record:
 
     @classmethod
     def from_json(cls, status: RunStatus, text: str) -> "Record":
-        """Return the record of a JSON text. An empty text gives a record with only the status."""
+        """Return the record that `to_json` wrote, with this status. An empty text gives a record
+        with only the status."""
         if not text:
             return cls(status)
         value = json.loads(text)

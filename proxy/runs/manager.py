@@ -219,7 +219,8 @@ class RunManager:
         return await self._trajectories.delete(owner, run_id)
 
     async def write_trajectories(self, owner: str, run_id: str | None = None) -> None:
-        """Store what the owner's runs have recorded so far: all runs, or the one with `run_id`."""
+        """Store what the trajectory recorders of the owner's runs have recorded so far: of all
+        runs, or of the run with `run_id`."""
         found = [
             recorder
             for recorder in self._recorders.values()

@@ -32,9 +32,9 @@ class RequestIdentity:
 
     owner: str
     fingerprint: str
-    """SHA-256 of the path, the session, some headers and the body: of the parsed body without the
-    fields that only change its delivery if the request has an idempotency key, else of the body's
-    bytes."""
+    """SHA-256 of the path, the session, some headers and the bytes of the body. If the request has
+    an idempotency key, the parsed body without the fields that only change the delivery of the
+    response takes the place of the bytes."""
     key: str | None = None
     """The Idempotency-Key."""
     retry_count: int | None = None
@@ -52,8 +52,8 @@ class RequestIdentity:
 
     @property
     def may_be_retried(self) -> bool:
-        """True if a client that disconnects may retry. OpenAI's SDKs retry, except a stream whose
-        response headers they have received, which are sent within seconds."""
+        """True if a client that disconnects may retry. OpenAI's SDKs do not retry a stream once
+        they have received the response headers, which the proxy sends within seconds."""
         return self.key is not None or (self.retry_count is not None and not self.stream)
 
     def is_same_request(self, other: "RequestIdentity") -> bool:

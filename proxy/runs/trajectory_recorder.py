@@ -23,7 +23,7 @@ SMALL_BYTES = 256 << 10
 STORE_TIMEOUT_S = 10.0
 """Maximum wait for one transaction of the store, in seconds."""
 LAST_WRITE_DELAY_S = 0.1
-"""Maximum delay of the last write, so that it does not delay the answer."""
+"""Maximum time by which the last write is postponed, in seconds, so that the answer comes first."""
 WRITE_INTERVAL_S = 1.0
 """Minimum time between two writes of a run in progress, in seconds."""
 CANNOT_STORE = "run %s: its trajectory cannot be stored"
@@ -33,11 +33,11 @@ class TrajectoryRecorder:
     """A RunObserver that stores the trajectory of each choice of a run.
 
     The lines of the events are in memory until they are written: at the end of the run, when a
-    client reads the trajectory, and at the start of a turn if the last write is WRITE_INTERVAL_S
-    ago, because one transaction takes as long as several model calls are recorded. The run waits
-    for such a write, so that a slow store does not let lines accumulate. It does not wait for the
-    last one: requests for the trajectory do. If the store fails, the error is logged, the run
-    continues without a trajectory, and the trajectory is marked as failed at the end of the run.
+    client reads the trajectory, and at the start of a turn if the last write is at least
+    WRITE_INTERVAL_S ago. The run waits for a write at the start of a turn, so that lines do not
+    accumulate while the store is slow. The run does not wait for the write at its end; requests for
+    the trajectory do. If the store fails, the error is logged, the run continues without a
+    trajectory, and the trajectory is marked as failed at the end of the run.
     """
 
     event_types = CAPTURED_EVENTS

@@ -37,8 +37,8 @@ EXPIRE_BATCH = 50
 _MAX_IDS = 1000
 """Maximum number of ids in one statement: SQLite limits the number of parameters."""
 _QUOTA_STEPS = 16
-"""An owner's bytes are summed once 1 / `_QUOTA_STEPS` of the quota was added, because the sum is
-slow."""
+"""An owner's bytes are summed each time the owner has added 1 / `_QUOTA_STEPS` of the quota,
+because the sum is slow."""
 
 _NOT_DELETED = ITEMS.c.deleted_at.is_(None)
 

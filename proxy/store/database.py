@@ -100,7 +100,7 @@ class Database:
         """Return a page of the visible rows in `scope`. Raises BadRequestError if `request.after`
         names no row in `scope`.
 
-        The row may be invisible: a client can continue after a deleted row.
+        That row may be invisible: a client can continue after a deleted row.
         """
 
         def transaction(connection: Connection) -> Page[T]:

@@ -1,6 +1,7 @@
 """The store: all data that outlives a request, in one directory.
 
-Each repository contains the queries of one kind of record. `Store` builds and sweeps them.
+Each repository contains the queries for one kind of record. `Store` builds the repositories and
+sweeps them.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ FORGET_AFTER_S = 3600
 
 
 class Repository(Protocol):
-    """Records of one kind that expire."""
+    """Stores records of one kind, which expire."""
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete a batch of expired records, and a batch of rows that were marked as deleted before
@@ -45,7 +46,7 @@ class Repository(Protocol):
 
 
 class BlobRepository(Repository, Protocol):
-    """Records whose contents are blobs."""
+    """Stores records whose contents are blobs."""
 
     def blobs(self, connection: Connection) -> dict[str, int]:
         """Return the blobs in use and their sizes."""

@@ -11,7 +11,7 @@ from proxy.store.tables import TOOL_VERDICTS
 
 KEEP_S = 30 * 24 * 3600
 MAX_MODELS = 1024
-"""Maximum number of verdicts of one backend that are read: the newest."""
+"""Maximum number of verdicts of one backend that are read, the newest first."""
 
 
 class ToolVerdictRepository:

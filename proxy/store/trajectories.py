@@ -42,8 +42,8 @@ SWEEP_TRAJECTORIES = 50
 """Maximum number of trajectories that are evicted or expire in one transaction. Each may have
 megabytes."""
 GROWTH = 0.01
-"""Growth of an owner's trajectories, as a share of their limits, between two evictions: the sums of
-20,000 trajectories take 7 ms."""
+"""The limits of an owner's trajectories are checked each time the trajectories have grown by this
+share of the limits. A check of 20,000 trajectories takes 7 ms."""
 MAX_OWNERS = 10_000
 """Maximum number of owners whose growth is in memory. With `backend.forward_client_key`, every key
 of the backend is an owner."""
@@ -86,7 +86,7 @@ class StoredTrajectory:
     id: str
     created_at: int
     root_run_id: str
-    """The id of the run whose choice this trajectory is; `id` itself for the first choice."""
+    """The run id of the first choice of the same request; `id` itself for the first choice."""
     labels: TrajectoryLabels = TrajectoryLabels()
     parts: Sequence[bytes] = ()
     """The parts in the order in which they were appended; none for a tombstone."""
@@ -95,7 +95,7 @@ class StoredTrajectory:
     rewards: Sequence[Reward] = ()
     """The rewards in the order in which they were given."""
     is_running_here: bool = False
-    """True if this process has not stored the end of the run."""
+    """True if the run was started by this process, which has not stored the end of the run."""
     is_lost: bool = False
     """True if the run ended and its end was not stored."""
 
@@ -147,9 +147,10 @@ class TrajectoryRepository:
         labels: TrajectoryLabels = TrajectoryLabels(),
         created_at: int | None = None,
     ) -> None:
-        """Append a part to the trajectory of each choice of a run, unless it was deleted. The keys
-        of `parts` are the ids of the choices, the first one's first; an empty part is not stored.
-        The first call creates the trajectories. `is_last` is True if the run has ended."""
+        """Append a part to the trajectory of each choice of a run, unless the trajectory was
+        deleted. The keys of `parts` are the run ids of the choices, beginning with the first
+        choice; an empty part is not stored. The first call creates the trajectories. `is_last` is
+        True if the run has ended."""
         rows = self._new_rows(owner, list(parts), created_at)
         end = {"process": None, "ended_at": int(self._now())} if is_last else {"ended_at": None}
         added = [
@@ -167,7 +168,8 @@ class TrajectoryRepository:
         await self._evict_if_due(owner, sum(map(len, parts.values())), len(parts))
 
     async def fail(self, owner: str, run_ids: Sequence[str]) -> None:
-        """Leave tombstones in place of trajectories whose end is not stored."""
+        """Leave tombstones in place of the trajectories of a run's choices, unless the end of the
+        run is stored."""
         rows = self._new_rows(owner, run_ids)
 
         def transaction(connection: Connection) -> None:
@@ -178,12 +180,12 @@ class TrajectoryRepository:
 
     async def evict(self, owner: str) -> None:
         """Delete the owner's trajectories beyond the quota and beyond MAX_TRAJECTORIES: first those
-        whose run ended first. The newest one and those of running runs stay."""
+        whose run ended first. The newest trajectory and those of running runs stay."""
         while await self._database.write(partial(self._evict_batch, owner=owner)):
             pass  # transactions of requests run between two batches
 
     async def _evict_if_due(self, owner: str, size: int, count: int = 0) -> None:
-        """Evict trajectories once the owner's have grown by GROWTH since the last time."""
+        """Call `evict` if the owner's trajectories have grown by GROWTH since the last call."""
         quota, grown = self._settings.quota_mib << 20, self._growth.get(owner, 1.0)
         self._growth[owner] = grown + size / quota + count / self._max_trajectories
         if self._growth[owner] >= GROWTH:
@@ -344,8 +346,8 @@ class TrajectoryRepository:
         return len(ids)
 
     def _surplus(self, connection: Connection) -> list[ColumnElement[bool]]:
-        """Return a condition for each owner that has too many tombstones: it matches the oldest
-        ones."""
+        """Return a condition for each owner that has too many tombstones. The condition matches the
+        owner's oldest tombstones beyond the maximum."""
         counts = select(_COLUMNS.owner).where(~_IS_LIVE).group_by(_COLUMNS.owner)
         crowded = counts.having(func.count() > self._max_tombstones)
         return [
