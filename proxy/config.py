@@ -126,9 +126,9 @@ class BackendConfig(_Section):
     """True to send each client's own key to the backend. Requires provider openai, and no `keys`
     and no `backend.api_key_env`."""
     upstreams: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s?#@]+(/[^\s?#]*)?$")], ...] = ()
-    """openai: the URLs that a request's `sandbox.upstream` may name, and all URLs below them. They
-    belong to gateways that record or route model calls on their way to the same models. They get
-    the backend's key."""
+    """openai: the URLs of gateways, which record or route model calls on their way to the same
+    models. A request's `sandbox.upstream` may name these URLs and all URLs below them. The gateways
+    get the backend's key."""
     read_timeout_s: float = Field(default=600.0, gt=0)
     """Maximum time without a byte from the backend, in seconds."""
     keep_alive_s: float = Field(default=4.0, ge=1, le=3600)

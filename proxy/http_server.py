@@ -64,8 +64,8 @@ HEADROOM = 32
 ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
 """Paths that the connection limit does not apply to."""
 MAX_HELD_BYTES = 64 * 1024
-"""Maximum number of bytes that `CoalescingTransport` buffers. Further writes go to the underlying
-transport at once, whose flow control then pauses the writer."""
+"""Maximum number of bytes that `CoalescingTransport` buffers. Further writes go at once to the
+underlying transport, whose flow control then pauses the writer."""
 RUN_SHUTDOWN_S = 3.0
 """Maximum seconds that a run may continue after the start of the shutdown."""
 REQUEST_SHUTDOWN_S = 4.5

@@ -163,7 +163,7 @@ class Inputs:
     async def _check_other_urls(
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
     ) -> None:
-        """Check the URLs that only some backends download: those of parts without a type, and of
+        """Check the URLs that only some backends download: the URLs in parts without a type and in
         assistant messages. Raises BadRequestError for a private URL."""
         fetched = {part.source.url for part in parts if isinstance(part.source, RemoteFile)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
@@ -412,9 +412,9 @@ def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, i
 
 
 class ModelMedia:
-    """The files of one request that the model receives, as content parts with data URLs. A file is
-    encoded once. It is counted for each part that names it, because the backend's request contains
-    it for each part."""
+    """Makes content parts with data URLs of the files that the model receives with one request. A
+    file is encoded once. Its size counts for each part that names it, because the backend's request
+    repeats the file for each part."""
 
     def __init__(self, body: BodyReservation | None) -> None:
         """`body` reserves the memory of the files."""

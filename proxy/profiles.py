@@ -355,9 +355,9 @@ _TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---
 
 
 def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[str]:
-    """Yield the lines of a Markdown table: for each setting its value in the profile `usual`, the
-    profiles with another value than the profile that they extend, and the values to which a model,
-    a key or a request may restrict the setting."""
+    """Yield the lines of a Markdown table with a row for each setting: its value in the profile
+    `usual`, the profiles whose value differs from that of the profile they extend, and the values
+    to which a model, a key or a request may restrict the setting."""
     yield from _TABLE_HEAD
     for path in setting_paths(usual):
         value = get_setting(usual, path)

@@ -1,5 +1,5 @@
-"""The capture of model calls for the trajectory of a run: `metered_model` returns the model of a
-run, which emits each call if the task asks for a trajectory."""
+"""The capture of model calls for the trajectory of a run: if the task asks for a trajectory, the
+model that `metered_model` returns emits each call."""
 
 import asyncio
 import logging

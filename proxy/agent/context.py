@@ -37,7 +37,7 @@ MIN_ANSWER_TOKENS = 256
 """Minimum token limit that a call is lowered to."""
 SPARE_TOKENS = 32
 SPARE_DIVISOR = 32
-"""A prompt may be longer than its estimate by SPARE_TOKENS and 1/32."""
+"""A prompt may be longer than its estimate by SPARE_TOKENS and 1/32 of the estimate."""
 REFUSED_SHARE = 0.9
 """Maximum size of the next prompt, as a share of the refused prompt, if no smaller limit is
 known."""
@@ -212,7 +212,7 @@ class _Compactor:
         self.compactions: list[Compaction] = []
 
     async def make_room(self, overflow: _Overflow) -> bool:
-        """Compact the history. Return True if it was summarized or its stubs made it smaller."""
+        """Compact the history. Return True if a summary or stubs have made the history smaller."""
         after = await self._replace_observations(overflow)
         is_smaller = after < overflow.before
         lasts = after <= overflow.limit * (1 + COMPACTED_SHARE) / 2 or any(

@@ -71,7 +71,7 @@ class UpstreamResponse:
     headers: Mapping[str, str]
     """The headers that the client needs: content-type, request ids, rate limits."""
     body: UpstreamBody
-    """The caller must close it."""
+    """The caller must close the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Upstream(Protocol):
 
 
 class ChatModel(Protocol):
-    """Answers chat completions: a model, or a model whose calls are metered."""
+    """Answers chat-completions requests: a model, or a model whose calls are metered."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """Request one assistant message.
@@ -137,7 +137,7 @@ class Model(ChatModel, Protocol):
 
     @property
     def upstream(self) -> Upstream | None:
-        """The sender of requests to the backend's other paths; None if it has no other paths."""
+        """Sends requests to the backend's other paths; None if the backend has no other paths."""
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that keeps a connection open for the next call, for some minutes

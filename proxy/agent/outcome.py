@@ -1,5 +1,5 @@
 """The outcome of a run. `RunOutcome` collects it during the run; `client_tool_calls` returns the
-calls that the client gets, `suspend_run` the run that waits for their results."""
+calls that the client gets, and `suspend_run` the run that waits for the results of these calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -44,8 +44,8 @@ class InputFile:
 
 
 class StatusHold:
-    """The time until which the status line of a streamed response is held back: at most `hold_s`
-    seconds, so that a failed first model call can still decide the status."""
+    """Tells how long the status line of a streamed response is held back: at most `hold_s` seconds,
+    in which a failed first model call can still decide the status."""
 
     def __init__(self, hold_s: float) -> None:
         self.until = time.monotonic() + hold_s
@@ -276,8 +276,8 @@ class AgentTask:
     is_single_call: bool = False
     """True if the model answers in one call, without tools."""
     files_verdict: ToolVerdict = SUPPORTED
-    """The verdict on the model's tool support, if the request has files that the backend may refuse
-    and may get no sandbox; else SUPPORTED."""
+    """The verdict that the model does not support tools, if the request therefore gets no sandbox
+    and has files that the backend may refuse; else SUPPORTED."""
     limits: TaskLimits = TaskLimits()
     delivery: Delivery = Delivery()
     credentials: Credentials | None = None

@@ -92,8 +92,8 @@ def parse_turn(message: Message, names: Collection[str], new_id: Iterator[str]) 
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a call of a `custom` tool: the text of `input`, or the
-    arguments themselves if they have none."""
+    """Return the text in the arguments of a call of a `custom` tool: the value of `input`, or the
+    arguments themselves if `input` is missing or not a text."""
     parsed = _loads(arguments)
     text = parsed.get("input") if isinstance(parsed, dict) else None
     return text if isinstance(text, str) else arguments
@@ -341,7 +341,8 @@ class TextArgument:
 
 
 def recover_answer(arguments: str) -> str:
-    """Return the answer in invalid arguments, which are cut off or wrongly escaped, or ""."""
+    """Return the answer in arguments of `submit` that are cut off or wrongly escaped, or "" if no
+    answer can be read from them."""
     stream = TextArgument("answer")
     stream.feed(arguments)
     return stream.text if stream.is_complete else ""

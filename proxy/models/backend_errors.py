@@ -126,9 +126,9 @@ def backend_error(
     """Return the BackendError for an error that a backend sent as JSON or text.
 
     `payload` is the decoded JSON, or the text. `secret` is replaced in the error's message; see
-    `redact`. `status` is None for an error inside a stream, whose status is its code if that is a
-    number from 400 to 599. `overflows` is True if the caller knows that the conversation is too
-    long.
+    `redact`. `status` is None for an error inside a stream: the error's code is then the status, if
+    the code is a number from 400 to 599. `overflows` is True if the caller knows that the
+    conversation is too long.
     """
     body = _parse_error_body(payload)
     if status is None:

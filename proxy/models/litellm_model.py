@@ -61,7 +61,8 @@ _ARGUMENTS = frozenset(
 
 
 class _Library:
-    """The modules that the first call imports, shared by a model and its copies."""
+    """The modules litellm and openai, which the first call imports. A model shares them with its
+    copies."""
 
     litellm: Any = None
     openai: Any = None

@@ -487,7 +487,7 @@ class _KeepAlive:
 
 @dataclass(slots=True)
 class _Tokenizer:
-    """The learnt properties of the server's `/tokenize`."""
+    """The properties of the server's `/tokenize`, learnt from its responses."""
 
     is_available: bool = True
     text_field: _TextField = "prompt"

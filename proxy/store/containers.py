@@ -35,7 +35,7 @@ _FILE_NOT_DELETED = CONTAINER_FILES.c.deleted_at.is_(None)
 
 
 class ContainerRepository:
-    """The containers of all owners. Each owner sees only its own."""
+    """Stores the containers of all owners. Each owner sees only its own containers."""
 
     def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
@@ -137,7 +137,7 @@ class ContainerRepository:
 
 
 class ContainerFileRepository:
-    """The files in the containers of all owners."""
+    """Stores the files in the containers of all owners."""
 
     def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database

@@ -79,7 +79,7 @@ class ResponseQuota:
 
 
 class ConversationRepository:
-    """The conversations of all owners. Each owner sees only its own."""
+    """Stores the conversations of all owners. Each owner sees only its own conversations."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ EXPIRY_SLACK_S = 60
 
 
 class ResponseRepository:
-    """The responses of all owners. Each owner sees only its own."""
+    """Stores the responses of all owners. Each owner sees only its own responses."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ SUSPENDED_KEEP_S = 7 * 24 * 3600
 
 
 class RunRepository:
-    """The runs of all owners. Each owner sees only its own."""
+    """Stores the runs of all owners. Each owner sees only its own runs."""
 
     def __init__(self, database: Database, now: Callable[[], float], process: Owner) -> None:
         self._database = database
@@ -193,7 +193,7 @@ class RunRepository:
 
 
 class SuspendedRunRepository:
-    """The runs that wait for the results of their clients' tools. See `SuspendedRunStore`."""
+    """Stores the runs that wait for the results of the clients' tools. See `SuspendedRunStore`."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database

@@ -63,7 +63,7 @@ class StoredBudgetAccount:
 
 
 class SpendingRepository:
-    """The spending of all keys, one row per key and day.
+    """Stores the spending of all keys, one row per key and day.
 
     The check of a budget and the expense are one transaction, so that concurrent requests, even in
     several processes, cannot use the same rest of a budget.

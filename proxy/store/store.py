@@ -56,7 +56,7 @@ class BlobRepository(Repository, Protocol):
 
 
 class Store:
-    """All repositories. Several processes may share one directory."""
+    """Contains and sweeps all repositories. Several processes may share one directory."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Store:
         self.responses = ResponseRepository(self._database, now, responses, quota)
         self.conversations = ConversationRepository(self._database, now, responses, quota)
         self.worker = self._register_process()
-        """This process. Other processes can tell whether it is alive."""
+        """The Owner for this process, by which other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
         self.trajectories = TrajectoryRepository(self._database, now, self.worker, trajectories)
         self._with_blobs: tuple[BlobRepository, ...] = (

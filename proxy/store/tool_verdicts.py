@@ -1,4 +1,4 @@
-"""Verdicts on the tool support of models, which outlast restarts."""
+"""Stored verdicts on the tool support of models."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +15,7 @@ MAX_MODELS = 1024
 
 
 class ToolVerdictRepository:
-    """One verdict per backend and model. A backend is identified by its address."""
+    """Stores one verdict per backend and model. A backend is identified by its address."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database

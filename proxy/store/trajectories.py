@@ -63,7 +63,8 @@ _UPSERT = _NEW.on_conflict_do_update(
     },
     where=_IS_LIVE & (_COLUMNS.owner == _NEW.excluded.owner),
 )
-"""Creates a trajectory, or counts a part of an existing one unless it was deleted."""
+"""Inserts a trajectory, or adds the size of a part to a trajectory that exists and was not
+deleted."""
 _INSERT_PART = insert(TRAJECTORY_PARTS)
 
 
@@ -116,7 +117,7 @@ class TrajectorySummary:
 
 
 class TrajectoryRepository:
-    """The trajectories of all owners. Each owner sees only its own."""
+    """Stores the trajectories of all owners. Each owner sees only its own trajectories."""
 
     def __init__(
         self,
@@ -275,8 +276,8 @@ class TrajectoryRepository:
         )
 
     async def delete(self, owner: str, run_id: str) -> bool:
-        """Delete the owner's trajectory of a run, and those of its other choices if it is the run
-        of the first choice. Return False if there is none."""
+        """Delete the owner's trajectory of a run. If the run is that of a first choice, delete the
+        trajectories of the request's other choices too. Return False if there is no trajectory."""
         named = _named(owner, run_id) | _is_choice(owner, run_id)
         return await self._database.write(lambda c: self._remove(c, named, "deleted")) > 0
 

@@ -14,7 +14,7 @@ _NOT_DELETED = FILES.c.deleted_at.is_(None)
 
 
 class UploadRepository:
-    """The uploads of all owners. Each owner sees only its own."""
+    """Stores the uploads of all owners. Each owner sees only its own uploads."""
 
     def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database

@@ -16,7 +16,7 @@ MAX_STATES = 8
 
 
 class WorkspaceRepository:
-    """The snapshots of all owners. See `SnapshotStore`."""
+    """Stores the snapshots of all owners. See `SnapshotStore`."""
 
     def __init__(
         self,
