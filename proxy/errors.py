@@ -276,7 +276,7 @@ def unreadable_files_error(
 
 
 class AnswerTooLargeError(BackendError):
-    """The backend's answer exceeds a bound of the proxy. A retry would read a whole answer again."""
+    """The backend's answer exceeds a bound of the proxy. A retry would read all of it again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
