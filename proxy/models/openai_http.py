@@ -60,7 +60,6 @@ _PROBE_AFTER = 0.75
 """The share of the keep-alive time after which an unused connection is probed."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MODELS = "/models"
-_COMPLETIONS = "/chat/completions"
 _MAX_UNSPLIT_BYTES = 1 << 20
 """Longer request bodies are sent in pieces."""
 _PIECE_BYTES = 1 << 16
@@ -101,7 +100,7 @@ class OpenAIHTTPModel:
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._root_url = self._base_url.removesuffix(_VERSION)
-        self._completions_url = f"{self._base_url}{_COMPLETIONS}"
+        self._completions_base = self._base_url
         self._api_key = api_key
         self._account_headers: Mapping[str, str] = {}
         self._timeout = _timeout(timeout_s)
@@ -159,9 +158,11 @@ class OpenAIHTTPModel:
         return other
 
     def with_upstream(self, url: str) -> "OpenAIHTTPModel":
-        """See Model. The copy shares the connections and what is known about the server."""
+        """See Model. The copy shares the connections. What the other server refuses to stream is
+        known to the copy alone."""
         other = copy.copy(self)
-        other._completions_url = f"{url.rstrip('/')}{_COMPLETIONS}"  # noqa: SLF001 - as above
+        other._completions_base = url.rstrip("/")  # noqa: SLF001 - an instance of the same class
+        other._streaming = StreamSupport()  # noqa: SLF001 - as above
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
@@ -220,7 +221,7 @@ class OpenAIHTTPModel:
     async def _probe(self) -> None:
         with suppress(aiohttp.ClientError, OSError):
             async with self._connections.session().head(
-                self._base_url + _MODELS,
+                self._completions_base + _MODELS,
                 headers=self._with_auth({}),
                 timeout=_PROBE_TIMEOUT,
                 allow_redirects=False,
@@ -270,7 +271,7 @@ class OpenAIHTTPModel:
         added = {"content-type": "application/json", "content-length": str(len(data))}
         return await self._send(
             "POST",
-            self._completions_url,
+            f"{self._completions_base}/chat/completions",
             headers={**(headers or {}), **added},
             data=_split(data),
         )

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.models.tool_support import ToolSettings, ToolVerdicts
 from tests.clients.chat_http import BODY, answer_text, http_client, post_chat
 from tests.fakes.backend import ScriptedBackend, by_history, scripted_backend
 from tests.fakes.server import BACKEND_KEY, running_proxy
@@ -24,16 +25,20 @@ class Gateway:
     """A server that forwards chat completions, and keeps their paths and keys."""
 
     url: str = ""
+    refusal: str = ""
+    """The error message of all answers with status 400; empty: calls are forwarded."""
     calls: list[tuple[str, str]] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def gateway(backend: ScriptedBackend) -> AsyncIterator[Gateway]:
+async def gateway(backend: ScriptedBackend, refusal: str = "") -> AsyncIterator[Gateway]:
     """Run a gateway in front of a backend, with a base URL for each rollout."""
-    seen = Gateway()
+    seen = Gateway(refusal=refusal)
 
     async def forward(request: web.Request) -> web.Response:
         seen.calls.append((request.path, request.headers.get("authorization", "")))
+        if seen.refusal:
+            return web.json_response({"error": {"message": seen.refusal}}, status=400)
         async with httpx.AsyncClient() as http:
             answered = await http.post(
                 f"{backend.base_url}/chat/completions", content=await request.read()
@@ -158,6 +163,38 @@ async def test_request_with_an_unusable_upstream_is_refused(
     assert (refused.status_code, error["param"]) == (400, "sandbox.upstream")
     assert message in error["message"]
     assert not backend.requests
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "Streaming is not supported.",
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+    ],
+)
+async def test_refusal_of_a_gateway_does_not_change_requests_to_the_backend(
+    refusal: str, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend(by_history(REPLIES)) as backend,
+        gateway(backend, refusal) as between,
+        running_proxy(
+            backend,
+            "memory",
+            tmp_path,
+            upstreams=(between.url,),
+            make_verdicts=lambda *_: ToolVerdicts(ToolSettings("probe")),
+        ) as url,
+        http_client(url) as http,
+    ):
+        refused = await post_chat(http, sandbox={"upstream": f"{between.url}/a/v1"})
+        answered = await post_chat(http)
+    assert refused.status_code == 400
+    assert len(between.calls) > 1  # asked again without a stream, or without tools
+    assert answer_text(answered) == "It is 42."
+    for seen in backend.requests:
+        assert seen.body["stream"] is True
+        assert seen.body["tools"]
 
 
 async def test_upstream_that_is_down_is_an_error_of_the_backend(tmp_path: Path) -> None:
