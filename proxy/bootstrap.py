@@ -29,7 +29,6 @@ from proxy.config import (
     passthrough,
     require_forwarding_fits,
     secret,
-    upstreams,
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
@@ -284,7 +283,7 @@ def build_services(
         keyring=keyring,
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
         passthrough=passthrough(config),
-        upstreams=upstreams(config),
+        upstreams=config.backend.upstreams,
         public_url=config.server.public_url,
         steps=config.server.steps,
         narration=config.server.narration,

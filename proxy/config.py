@@ -173,6 +173,12 @@ class BackendConfig(_Section):
             return {"base_url": None, **tree}
         return tree
 
+    @model_validator(mode="after")
+    def _require_openai_for_upstreams(self) -> Self:
+        if self.upstreams and self.provider != "openai":
+            raise ValueError(f"upstreams needs provider openai (got {self.provider})")
+        return self
+
 
 class DockerConfig(_Section):
     """Sandboxes in Docker containers."""
@@ -539,16 +545,6 @@ def require_forwarding_fits(config: Config) -> None:
         raise ConfigError(f"{setting}: remove backend.api_key_env, clients' keys are sent instead")
     if config.keys:
         raise ConfigError(f"{setting}: remove keys, clients send the backend's keys instead")
-
-
-def upstreams(config: Config) -> tuple[str, ...]:
-    """Return `backend.upstreams`. Raises ConfigError if the provider cannot use them."""
-    backend = config.backend
-    if backend.upstreams and backend.provider != "openai":
-        raise ConfigError(
-            f"backend.upstreams: needs backend.provider openai (got {backend.provider})"
-        )
-    return backend.upstreams
 
 
 def passthrough(config: Config) -> PassthroughSetting:

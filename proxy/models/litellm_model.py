@@ -135,7 +135,7 @@ class LiteLLMModel:
 
     def with_upstream(self, url: str) -> "LiteLLMModel":
         """See Model. The configuration refuses upstreams for litellm."""
-        raise NotImplementedError
+        raise NotImplementedError("backend.upstreams needs backend.provider openai")
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. The tokens are counted with litellm's copy of OpenAI's tokenizers, for every

@@ -163,7 +163,7 @@ class ScriptedModel:
 
     def with_upstream(self, url: str) -> "ScriptedModel":
         """See Model. The configuration refuses upstreams for a script, which sends no requests."""
-        raise NotImplementedError
+        raise NotImplementedError("backend.upstreams needs backend.provider openai")
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. A script has no tokenizer."""

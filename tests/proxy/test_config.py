@@ -21,7 +21,6 @@ from proxy.config import (
     require_forwarding_fits,
     secret,
     setting_paths,
-    upstreams,
 )
 
 EXAMPLE = Path(__file__).parents[2] / "config.yaml"
@@ -271,9 +270,9 @@ def test_upstream_must_be_a_url(url: str) -> None:
 
 def test_upstreams_need_an_openai_compatible_backend() -> None:
     tree: dict[str, Any] = {"upstreams": ["http://gateway:9000"]}
-    assert upstreams(parse({"backend": tree}, "c.yaml")) == ("http://gateway:9000",)
-    with pytest.raises(ConfigError, match=r"needs backend\.provider openai"):
-        upstreams(parse({"backend": {**tree, "provider": "litellm"}}, "c.yaml"))
+    assert parse({"backend": tree}, "c.yaml").backend.upstreams == ("http://gateway:9000",)
+    with pytest.raises(ConfigError, match="upstreams needs provider openai"):
+        parse({"backend": {**tree, "provider": "litellm"}}, "c.yaml")
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
