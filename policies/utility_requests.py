@@ -364,7 +364,7 @@ def _opening_pattern() -> re.Pattern[str]:
 
 
 def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that may match a template, each with the value of `Template.role`."""
+    """Yield the texts that may match a template, each with the `role` the template must have."""
     for message in messages:
         if message.get("role") in ("system", "developer"):
             text = _text(message.get("content"))

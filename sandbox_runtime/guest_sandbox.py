@@ -198,8 +198,9 @@ class GuestSandbox:
         *,
         end_of_input: bool,
     ) -> Stream:
-        """Send `stdin`, read the output until the reading ends, and return the stream, which has
-        the report. Kills the guest if it sends too much output or no report in time."""
+        """Send `stdin`, read output until the command ends, and return the stream, which has its
+        report. `reading_s` is the time the guest has for that: it is killed if it sends no report
+        in time, or too much output."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + reading_s + REPORT_TIMEOUT_S
         try:

@@ -34,8 +34,8 @@ class Source:
 
 
 def read_source(kind: Kind, source: str, licence: str | None, seed: int) -> Source:
-    """Return the contexts of a source: a path, a name on the hub such as hf:OWNER/NAME, or the
-    number of contexts if the kind is `synthetic`.
+    """Read contexts. `source` is a path, a name on the hub such as hf:OWNER/NAME, or, if the kind
+    is `synthetic`, how many contexts to make.
 
     `licence` replaces the default licence of the kind. Raises TaskError or SuiteError with the
     row and the field that is wrong.

@@ -302,7 +302,7 @@ def run_of(request: Request, response_id: str) -> Run | None:
 
 
 async def is_running(request: Request, response: StoredResponse) -> bool:
-    """Return True if a run of any process is in progress for the response."""
+    """Return True if the response's run is in progress, in this server process or another."""
     if response.worker is None:
         return False
     if response.worker == get_services(request).store.worker.id:

@@ -204,7 +204,7 @@ def as_chat(body: Mapping[str, Any]) -> MessagesAsChat:
 
 
 def as_chat_to_count(body: Mapping[str, Any]) -> MessagesAsChat:
-    """Return the chat completion for a request to count tokens. Raises BadRequestError."""
+    """Convert a request for a token count to a chat request. Raises BadRequestError."""
     return _as_chat(body, ("model", "messages"))
 
 

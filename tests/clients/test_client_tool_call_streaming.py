@@ -215,7 +215,7 @@ async def test_sdk_stream_helper_assembles_a_responses_call(tmp_path: Path) -> N
     assert second.output_text == "Written."
 
 
-async def test_messages_call_is_a_block_after_the_text_block(tmp_path: Path) -> None:
+async def test_tool_call_in_a_messages_stream_follows_the_text_block(tmp_path: Path) -> None:
     path, body, _ = APIS[2]
     script = [tool_reply(WRITE, content="I write it.")]
     async with serve_script(script, tmp_path) as (http, _):

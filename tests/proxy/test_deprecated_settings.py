@@ -165,7 +165,7 @@ def test_server_api_key_env_becomes_the_first_key(caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_server_api_key_env_of_null_adds_no_key() -> None:
+def test_null_in_server_api_key_env_adds_no_key() -> None:
     assert parse({"server": {"api_key_env": None}}, "c.yaml") == Config()
 
 

@@ -163,7 +163,7 @@ async def test_trajectory_that_ended_first_is_evicted_first(
     assert await reasons(store, "long", "short") == [None, "quota"]
 
 
-async def test_eviction_deletes_more_trajectories_than_one_transaction_does(store: Store) -> None:
+async def test_eviction_continues_over_several_transactions(store: Store) -> None:
     small = b"x" * (10 << 10)
     names = [f"run-{number}" for number in range(SWEEP_TRAJECTORIES + 20)]
     for run_id in names:
