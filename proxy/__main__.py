@@ -225,11 +225,11 @@ def _config(arguments: argparse.Namespace) -> "Config":
             tree["isolation"]["network"]["allowed_hosts"] = []
     config = load(arguments.config, tree)
     if mode:
-        _require_network(config, mode)
+        _require_network_mode(config, mode)
     return config
 
 
-def _require_network(config: "Config", mode: str) -> None:
+def _require_network_mode(config: "Config", mode: str) -> None:
     """Raise ConfigError if the default profile has another network mode than `--network`."""
     from proxy.config import ConfigError
     from proxy.profiles import build_profiles
@@ -296,7 +296,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
         backend, profiles.default.isolation, self_test=config.sandbox.self_test
     )
     services, pool = build_services(config, model, backend, listener, software)
-    check = await check_model(model, _about_key(config), services.runs.agent.windows)
+    check = await check_model(model, _key_refusal_reason(config), services.runs.agent.windows)
     used = [name for key in config.keys for name in key.profiles]
     used += [model.profile for model in config.models.values() if model.profile]
     others = {name: profiles.named[name].isolation.network for name in used}
@@ -365,10 +365,10 @@ def doctor(arguments: argparse.Namespace) -> int:
     return asyncio.run(
         diagnose(
             model,
-            _about_key(config),
+            _key_refusal_reason(config),
             build_tool_probe(config, model),
             tool_settings(config),
-            _builders(config, need_image=True),
+            _backend_builders(config, needs_image=True),
             build_profiles(config).default.isolation,
             self_test=arguments.self_test,
         )
@@ -424,7 +424,7 @@ def gc(arguments: argparse.Namespace) -> int:
 
     from proxy.doctor import collect_garbage
 
-    return asyncio.run(collect_garbage(_builders(_config(arguments), need_image=False)))
+    return asyncio.run(collect_garbage(_backend_builders(_config(arguments), needs_image=False)))
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -466,14 +466,14 @@ def build_rootfs(arguments: argparse.Namespace) -> int:
     return build_rootfs(arguments.tar)
 
 
-def _about_key(config: "Config") -> str:
+def _key_refusal_reason(config: "Config") -> str:
     """Return the reason to report if the backend refuses the key. The reason says where the key
     comes from."""
     from proxy.config import backend_key_variable
-    from proxy.doctor import CLIENTS_KEY
+    from proxy.doctor import CLIENT_KEY_REQUIRED
 
     if config.backend.forward_client_key:
-        return CLIENTS_KEY
+        return CLIENT_KEY_REQUIRED
     if variable := backend_key_variable(config.backend):
         return f"it refuses the key in the environment variable {variable}"
     return (
@@ -482,17 +482,17 @@ def _about_key(config: "Config") -> str:
     )
 
 
-def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
+def _backend_builders(config: "Config", *, needs_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
-    `build_backend`. With `need_image`, the builder of the Docker backend fails without the image if
-    there is a fallback."""
+    `build_backend`. With `needs_image`, the builder of the Docker backend fails without the image
+    if there is a fallback."""
     from proxy.bootstrap import build_bubblewrap, build_docker, engine_setting
 
     setting = config.sandbox.backend
     may_fall_back = setting == "auto" and not engine_setting(config)
     found: dict[str, Callable[[], Backend]] = {}
     if setting != "bubblewrap":
-        found["docker"] = partial(build_docker, config, needs_image=need_image and may_fall_back)
+        found["docker"] = partial(build_docker, config, needs_image=needs_image and may_fall_back)
     if setting == "bubblewrap" or may_fall_back:
         found["bubblewrap"] = partial(build_bubblewrap, config)
     return found

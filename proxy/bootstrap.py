@@ -19,15 +19,15 @@ from proxy.agent.context_windows import ContextWindows
 from proxy.agent.model import Model
 from proxy.api.dependencies import Services
 from proxy.audit.audit import AuditLogs
-from proxy.body_memory import COPIES, BodyMemory
+from proxy.body_memory import COPIES_PER_BODY, BodyMemory
 from proxy.config import (
     BackendConfig,
     Config,
     ConfigError,
     backend_key_variable,
+    check_key_forwarding,
     data_dir,
-    passthrough,
-    require_forwarding_fits,
+    effective_passthrough,
     secret,
 )
 from proxy.errors import StoreError
@@ -65,7 +65,7 @@ def require_valid(config: Config) -> None:
     _egress_gateways(build_profiles(config), [])
     build_keyring(config)
     audit_key(config)
-    passthrough(config)
+    effective_passthrough(config)
 
 
 def _listen_address(host: str) -> str:
@@ -81,7 +81,7 @@ def _listen_address(host: str) -> str:
 def build_model(config: Config) -> Model:
     """Return the client of the model backend. Raises ConfigError."""
     backend = config.backend
-    require_forwarding_fits(config)
+    check_key_forwarding(config)
     key = secret(backend_key_variable(backend))
     if backend.provider == "scripted":
         if backend.script is None:
@@ -104,13 +104,13 @@ def build_model(config: Config) -> Model:
             backend.base_url,
             api_key=key,
             timeout_s=backend.read_timeout_s,
-            proxy=_proxy_for(backend),
+            proxy=_forward_proxy_url(backend),
             keep_alive_s=backend.keep_alive_s,
         )
     return RetryingModel(model, attempts=backend.max_retries + 1)
 
 
-def _proxy_for(backend: BackendConfig) -> str | None:
+def _forward_proxy_url(backend: BackendConfig) -> str | None:
     """Return the URL of the forward proxy for the backend, or None. Raises ConfigError."""
     try:
         proxy, *others = map(proxy_for, (backend.base_url or "", *backend.upstreams))
@@ -282,7 +282,7 @@ def build_services(
         tool_verdicts=verdicts,
         keyring=keyring,
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
-        passthrough=passthrough(config),
+        passthrough=effective_passthrough(config),
         upstreams=config.backend.upstreams,
         public_url=config.server.public_url,
         steps=config.server.steps,
@@ -303,7 +303,7 @@ def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory
     """Return the memory for request bodies. The memory has room for at least one body of the
     maximum size. With several keys, each key may use half of the memory, but at least the size of
     one such body."""
-    largest = COPIES * inputs.max_body_bytes
+    largest = COPIES_PER_BODY * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
     return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)
 
@@ -344,8 +344,8 @@ def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:
     return ToolProbe(model, is_local=is_local(config.backend.base_url or ""))
 
 
-def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGateways:
-    gateways = EgressGateways(forbidden=forbidden, secrets=os.environ)
+def _egress_gateways(profiles: Profiles, forbidden_addresses: list[Endpoint]) -> EgressGateways:
+    gateways = EgressGateways(forbidden=forbidden_addresses, secrets=os.environ)
     for name, profile in profiles.named.items():
         try:
             gateways.check(profile.isolation.network)
@@ -362,9 +362,9 @@ def _audit_logs(config: Config) -> AuditLogs:
     )
 
 
-def audit_dir(data: Path) -> Path:
+def audit_dir(data_directory: Path) -> Path:
     """Return the directory of the audit logs."""
-    return data / "audit"
+    return data_directory / "audit"
 
 
 def audit_key(config: Config) -> bytes | None:
@@ -374,12 +374,16 @@ def audit_key(config: Config) -> bytes | None:
 
 
 def _inputs(
-    config: Config, profiles: Profiles, forbidden: list[Endpoint], store: Store, agent: Agent
+    config: Config,
+    profiles: Profiles,
+    forbidden_addresses: list[Endpoint],
+    store: Store,
+    agent: Agent,
 ) -> Inputs:
     return Inputs(
         max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
         modalities=config.backend.modalities,
-        fetcher=Fetcher(forbidden=forbidden),
+        fetcher=Fetcher(forbidden=forbidden_addresses),
         uploads=FileLookup(store),
         lengths=TextLengths(agent.model),
         window=agent.window,

@@ -27,7 +27,7 @@ from policies.profile import (
     get_setting,
     setting_paths,
 )
-from proxy.config import NOT_FINITE, Config, ConfigError, invalid_amounts
+from proxy.config import INVALID_AMOUNT, Config, ConfigError, invalid_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key
 from proxy.paper_prompts import read_prompts
@@ -299,7 +299,7 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         path = ".".join(str(step) for step in first["loc"][1:])
         raise SettingError(path, first["msg"]) from error
     if below := next(invalid_amounts(asdict(profile)), None):
-        raise SettingError(below, NOT_FINITE)
+        raise SettingError(below, INVALID_AMOUNT)
     for name, minimum in MIN_LIMITS.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < minimum:

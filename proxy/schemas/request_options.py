@@ -22,8 +22,7 @@ from policies.profile import Enabled, PromptStyle
 from policies.steps import STEPS_MODES, USAGE_SCOPES, StepsMode, UsageScope, default_usage_scope
 from policies.workspace import InputLimits
 from proxy.agent.task import Capture
-from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
-from proxy.deprecated_settings import header as find_header
+from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, find_header, upgrade
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping
 
