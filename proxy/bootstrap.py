@@ -383,7 +383,7 @@ def _inputs(
     return Inputs(
         max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
         modalities=config.backend.modalities,
-        fetcher=Fetcher(forbidden=forbidden_addresses),
+        fetcher=Fetcher(forbidden_addresses=forbidden_addresses),
         uploads=FileLookup(store),
         lengths=TextLengths(agent.model),
         window=agent.window,

@@ -40,7 +40,7 @@ from proxy.api.parameters import (
     json_body,
 )
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
-from proxy.files import ARCHIVE
+from proxy.files import ARCHIVE_FILE_ID
 from proxy.schemas.resources import (
     ArchiveQuery,
     ContainerCreate,
@@ -147,7 +147,7 @@ def _container_object(
     request: Request, services: Services, container: Container
 ) -> ContainerObject:
     files = services.files
-    zip_url = files.url(base_url(request), container.id, ARCHIVE, files.link_expiry())
+    zip_url = files.url(base_url(request), container.id, ARCHIVE_FILE_ID, files.link_expiry())
     return container_object(container, zip_url)
 
 
@@ -193,7 +193,7 @@ async def zip_of_files(
 ) -> Response:
     """Return a zip archive of all files of a container, or of the files under `path`. A request
     with a signed link needs no key."""
-    reader = _reader(request, services, container_id, ARCHIVE, query)
+    reader = _reader(request, services, container_id, ARCHIVE_FILE_ID, query)
     store = services.store
     files = await store.container_files.all(container_id, reader, query.path)
     if files is None:

@@ -40,7 +40,7 @@ from proxy.errors import (
     ForbiddenError,
     ProxyError,
     UnauthorizedError,
-    error_body,
+    anthropic_error_body,
     request_id,
 )
 from proxy.inputs import Inputs
@@ -200,7 +200,7 @@ def error_response(request: Request, error: ProxyError) -> Response:
         return JSONResponse(error.body(), error.status, headers)
     name = server_request_id(request.scope)
     headers = {**headers, ResponseHeader.MESSAGES_REQUEST_ID: name}
-    return JSONResponse(error_body(error, name), error.status, headers)
+    return JSONResponse(anthropic_error_body(error, name), error.status, headers)
 
 
 def has_valid_key(request: Request) -> bool:

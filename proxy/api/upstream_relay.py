@@ -45,7 +45,7 @@ from proxy.errors import (
     BadRequestError,
     BudgetError,
     ProxyError,
-    may_refuse_files,
+    may_be_file_refusal,
     unreadable_files_error,
 )
 from proxy.models.backend_errors import backend_error_from_response
@@ -144,7 +144,7 @@ async def _explain_refusal(
     content = await read_at_most(relayed.body, MAX_BUFFERED_BYTES) or b""
     now = datetime.now(UTC)
     error = backend_error_from_response(relayed.status, relayed.headers, content, now=now)
-    if may_refuse_files(error):
+    if may_be_file_refusal(error):
         raise unreadable_files_error(decision.verdict, refusal=error.message) from error
     return replace(relayed, body=BufferedBody([content]))
 

@@ -23,7 +23,7 @@ from proxy.agent.suspension import SuspendedRunStore
 from proxy.agent.task import AgentTask, RunObserver
 from proxy.audit.audit import AuditLogs, RunAuditLog
 from proxy.errors import (
-    RESTART_S,
+    BUSY_RETRY_AFTER_S,
     IdempotencyError,
     PausedError,
     ProxyError,
@@ -493,7 +493,7 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
             log.info("run %s ended: %s", run.id, run.cancel_reason or SERVER_STOPS)
             if run.cancel_reason == SERVER_STOPS:
                 lost = RunLostError()
-                lost.headers[ResponseHeader.RETRY_AFTER] = str(RESTART_S)
+                lost.headers[ResponseHeader.RETRY_AFTER] = str(BUSY_RETRY_AFTER_S)
                 return lost
         case _:
             log.exception("run %s failed", run.id)

@@ -30,7 +30,7 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.result import Artifact, Result, usage_count
-from proxy.errors import ProxyError, error_body, request_id
+from proxy.errors import ProxyError, anthropic_error_body, request_id
 from proxy.schemas.answer_objects import StepEventName
 from proxy.schemas.result_objects import details, json_text, sandbox_object, usage
 from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
@@ -90,7 +90,7 @@ class MessageBuilder:
         return sendable
 
     def fail(self, error: ProxyError) -> dict[str, Any]:
-        return error_body(error, request_id(self._run_id))
+        return anthropic_error_body(error, request_id(self._run_id))
 
 
 class MessageStreamEncoder:
@@ -110,7 +110,7 @@ class MessageStreamEncoder:
         return _frames(self._encoder.finish(result))
 
     def fail(self, error: ProxyError) -> str:
-        body = error_body(error, request_id(self._run_id))
+        body = anthropic_error_body(error, request_id(self._run_id))
         return _frames([*self._encoder.abandon(), body])
 
 
