@@ -33,7 +33,7 @@ from proxy.config import (
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileLookup, FileStore
-from proxy.inputs import Inputs, TextLengths
+from proxy.inputs import Inputs, TextTokenCounter
 from proxy.keys import ClientKeys, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -208,7 +208,7 @@ def build_keyring(config: Config) -> Keyring:
     keys = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
     operator = secret(config.server.operator_key_env)
     if config.backend.forward_client_key:
-        return Keyring(is_closed=True, operator=operator)
+        return Keyring(is_closed=True, operator_secret=operator)
     names = [key.name for _, key in keys]
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"keys: two keys have the name {duplicates[0]!r}")
@@ -217,7 +217,7 @@ def build_keyring(config: Config) -> Keyring:
         raise ConfigError("keys: two keys have the same secret")
     if operator in [sent for sent, _ in secrets]:
         raise ConfigError("server.operator_key_env: this is also the secret of a client key")
-    return Keyring(secrets, operator=operator)
+    return Keyring(secrets, operator_secret=operator)
 
 
 def require_keys(config: Config, address: str) -> None:
@@ -295,7 +295,7 @@ def build_services(
 
 def _metrics(config: Config, pool: Pool) -> Metrics:
     metrics = Metrics([*config.backend.models, *config.models])
-    metrics.follow_pool(pool)
+    metrics.observe_pool(pool)
     return metrics
 
 
@@ -305,7 +305,7 @@ def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory
     one such body."""
     largest = COPIES_PER_BODY * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
-    return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)
+    return BodyMemory(most, max(most // 2, largest) if keyring.has_many_keys else None)
 
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:
@@ -385,9 +385,9 @@ def _inputs(
         modalities=config.backend.modalities,
         fetcher=Fetcher(forbidden_addresses=forbidden_addresses),
         uploads=FileLookup(store),
-        lengths=TextLengths(agent.model),
-        window=agent.window,
-        backend_fetches=config.backend.fetches_urls,
+        token_counter=TextTokenCounter(agent.model),
+        find_window=agent.window,
+        backend_fetches_urls=config.backend.fetches_urls,
     )
 
 

@@ -186,7 +186,10 @@ async def _body(
         if read is not None:
             return read
     # The fields of a form are never content parts, so the backend fetches no URL in them.
-    if not kind.startswith("multipart/form-data") and not request.services.inputs.backend_fetches:
+    if (
+        not kind.startswith("multipart/form-data")
+        and not request.services.inputs.backend_fetches_urls
+    ):
         if is_compressed:
             raise uncheckable_error("is compressed")
         stream.check_with(URLScanner().check)
@@ -225,7 +228,7 @@ async def require_owned_by_client(request: ClientRequest, body: Mapping[str, Any
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if not services.keyring.has_many or services.passthrough == "all":
+    if not services.keyring.has_many_keys or services.passthrough == "all":
         return
     if param := _stored_state_reference(body):
         raise NotFoundError(

@@ -206,10 +206,10 @@ async def prepare_request(
             model=decision.route.model,
             credentials=model_request.credentials,
             limits=profile.inputs,
-            body=body_reservation(model_request.http),
-            present=await _files_in_container(services, session),
+            reservation=body_reservation(model_request.http),
+            container_files=await _files_in_container(services, session),
             # The reference style appends the notes on files after the user's last message.
-            notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
+            style_adds_notes=profile.agent.style == "reference" and session.suspended_run is None,
         )
         messages = await services.files.replace_links(chat.messages, model_request.owner)
         agent_input = await services.inputs.load(messages, body, context)
@@ -263,7 +263,7 @@ async def _body_and_session(request: RunRequest, run_id: str) -> tuple[dict[str,
     model_request, owner = request.model_request, request.model_request.owner
     body = dict(request.body)
     if request.decision.is_passthrough:
-        await model_request.services.inputs.refuse_private(urls_in(body["messages"]), owner)
+        await model_request.services.inputs.check_backend_urls(urls_in(body["messages"]), owner)
         body["messages"], _ = extract_files(strip_links(body["messages"]))
         body |= {"tools": None, "tool_choice": None}
         return body, _new_session(owner, run_id)

@@ -72,7 +72,7 @@ class RunManager:
         self.metrics = metrics or Metrics()
         self.audit_logs = audit_logs
         if audit_logs:
-            self.metrics.read_audit_failures(lambda: audit_logs.failures)
+            self.metrics.register_audit_failures(lambda: audit_logs.failures)
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._suspended_runs = suspended_runs
         self._trajectories = trajectories
