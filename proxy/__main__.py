@@ -299,7 +299,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     check = await check_model(model, _key_refusal_reason(config), services.runs.agent.windows)
     used = [name for key in config.keys for name in key.profiles]
     used += [model.profile for model in config.models.values() if model.profile]
-    others = {name: profiles.named[name].isolation.network for name in used}
+    others = {name: profiles.by_name[name].isolation.network for name in used}
     announce(listener, backend.name, check, profiles.default.isolation.network, others)
     app = create_app(services, _lifespan(services, pool, backend))
     # Existing objects live as long as the server. Collecting them took 0.08 s each time, a fifth of
@@ -412,8 +412,8 @@ def profiles(arguments: argparse.Namespace) -> int:
     from proxy.profiles import build_profiles, profile_table
 
     built = build_profiles(_config(arguments))
-    about = [f"**{name}**: {profile.about}\n" for name, profile in built.named.items()]
-    table = profile_table(built.named, built.default)
+    about = [f"**{name}**: {profile.about}\n" for name, profile in built.by_name.items()]
+    table = profile_table(built.by_name, built.default)
     sys.stdout.writelines(f"{line}\n" for line in (*about, *table))
     return 0
 

@@ -346,7 +346,7 @@ def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:
 
 def _egress_gateways(profiles: Profiles, forbidden_addresses: list[Endpoint]) -> EgressGateways:
     gateways = EgressGateways(forbidden=forbidden_addresses, secrets=os.environ)
-    for name, profile in profiles.named.items():
+    for name, profile in profiles.by_name.items():
         try:
             gateways.check(profile.isolation.network)
         except ValueError as error:
@@ -381,7 +381,7 @@ def _inputs(
     agent: Agent,
 ) -> Inputs:
     return Inputs(
-        max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
+        max_total_mib=max(each.inputs.max_total_mib for each in profiles.by_name.values()),
         modalities=config.backend.modalities,
         fetcher=Fetcher(forbidden_addresses=forbidden_addresses),
         uploads=FileLookup(store),

@@ -155,7 +155,7 @@ def profiles() -> str:
         "`sandbox-proxy profiles --config config.yaml` prints this table with your own profiles.",
         "",
     ]
-    return "\n".join([*lines, *profile_table(built.named, built.default), ""])
+    return "\n".join([*lines, *profile_table(built.by_name, built.default), ""])
 
 
 def commands() -> str:

@@ -86,7 +86,7 @@ async def _relay(request: ClientRequest) -> Response:
     _require_stateless(request)
     await _require_owned(request, body, fields)
     calls_model = http.method == "POST"
-    profile = services.profiles.of(request.key, _model(plain or fields), None, {})
+    profile = services.profiles.select(request.key, _model(plain or fields), None, {})
     if calls_model and profile.enabled == "always":
         raise ForbiddenError(
             f"enabled: always holds here (profile {profile.name!r}), and requests that are"

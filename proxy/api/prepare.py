@@ -389,7 +389,9 @@ async def _files_in_container(services: Services, session: SessionPlan) -> Seque
     owner, container = session.owner, session.container_id
     await services.files.ensure_container(container, owner)
     client_files = await services.files.client_files(container, owner)
-    if resume_from.starts_empty or await services.store.workspaces.newest(session.session):
+    if resume_from.starts_empty or await services.store.workspaces.newest_state_name(
+        session.session
+    ):
         return client_files
     return [*client_files, *await services.files.produced_files(container, owner)]
 

@@ -57,7 +57,7 @@ def resolve_route(request: ModelRequest, body: Mapping[str, Any]) -> RoutingDeci
     translation into a chat completion. Raises BadRequestError, ForbiddenError,
     ToolsRefusedError."""
     services, requested = request.services, _requested_policy(request, body)
-    profile = services.profiles.of(
+    profile = services.profiles.select(
         request.key, backend_model_name(body["model"]), requested.profile, requested.settings
     )
     decided = choose_route(body, request.headers, profile)

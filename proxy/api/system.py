@@ -185,7 +185,7 @@ async def _models(request: Request) -> list[dict[str, Any]]:
 async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not list them."""
-    names = services.profiles.names_for(key) if key else list(services.profiles.named)
+    names = services.profiles.names_for(key) if key else list(services.profiles.by_name)
     served, failure = await while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
         {
@@ -225,7 +225,7 @@ def _settings(services: Services, profiles: Sequence[str]) -> dict[str, Any]:
         "egress": {"mode": egress["mode"]},
         "files": asdict(profile.artifacts),
         "responses": asdict(services.store.responses.settings),
-        "profiles": {name: services.profiles.named[name].about for name in profiles},
+        "profiles": {name: services.profiles.by_name[name].about for name in profiles},
         "profile": profile.name,
         "features": {
             "plain_suffix": PLAIN_SUFFIX,

@@ -36,18 +36,18 @@ class WorkspaceRepository:
             blob = await writer.commit()
         await self._add(state, blob)
 
-    async def alias(self, state: SessionState, of: SessionState) -> None:
-        blob = await self._blob(of)
-        if blob and state != of:
+    async def alias(self, state: SessionState, target: SessionState) -> None:
+        blob = await self._blob(target)
+        if blob and state != target:
             await self._add(state, await self._blobs.copy(blob))
 
-    async def newest(self, session: Session) -> str | None:
+    async def newest_state_name(self, session: Session) -> str | None:
         newest = (
             select(WORKSPACES.c.state).where(_in_session(session), self._live()).order_by(_LATEST)
         )
         return await self._database.read(lambda c: c.execute(newest).scalars().first())
 
-    async def known(self, session: Session, names: Sequence[str]) -> set[str]:
+    async def stored_names(self, session: Session, names: Sequence[str]) -> set[str]:
         if not names:
             return set()
         known = select(WORKSPACES.c.state).where(
