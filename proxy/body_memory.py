@@ -80,12 +80,12 @@ class BodyReservation:
             self._bytes = 0
 
 
-def size_of_copies(raw: bytes, value: Any) -> int:
+def size_of_copies(raw_body: bytes, value: Any) -> int:
     """Return the size of the copies that are made of a body, in bytes: the decoded `value`, and the
     encoded body for the backend."""
-    if raw.isascii() and b"\\" not in raw:
-        return 2 * len(raw)
-    return len(raw) + _size_of_strings(value)
+    if raw_body.isascii() and b"\\" not in raw_body:
+        return 2 * len(raw_body)
+    return len(raw_body) + _size_of_strings(value)
 
 
 def _size_of_strings(value: Any) -> int:

@@ -147,17 +147,17 @@ def identify(request: RunRequest) -> RequestIdentity:
     path, the session and `IDENTITY_HEADERS` must be equal too.
     """
     model_request, options = request.model_request, request.options
-    body, raw = model_request.body, model_request.raw
+    body, raw_body = model_request.body, model_request.raw_body
     if options.idempotency_key is not None:
         fields = {key: value for key, value in body.items() if key not in DELIVERY_FIELDS}
-        raw = json.dumps(fields, sort_keys=True).encode()
+        raw_body = json.dumps(fields, sort_keys=True).encode()
     headers = "\n".join(model_request.headers.get(name, "") for name in IDENTITY_HEADERS)
     session = named_session(model_request.headers, request.body)
     head = f"{model_request.http.url.path}\n{session}\n{headers}\n"
     on_disconnect = options.on_disconnect or model_request.services.on_disconnect
     return RequestIdentity(
         owner=model_request.owner,
-        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw).hexdigest(),
+        fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + raw_body).hexdigest(),
         key=options.idempotency_key,
         retry_count=options.retry_count,
         stream=bool(body.get("stream")),

@@ -129,7 +129,7 @@ class _RequestedPolicy:
     upstream: str | None = None
 
 
-_NONE_REQUESTED = _RequestedPolicy()
+_NO_POLICY = _RequestedPolicy()
 
 
 def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _RequestedPolicy:
@@ -138,7 +138,7 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
     if body.get("sandbox") is None and not any(
         name[:10] == b"x-sandbox-" for name, _ in request.headers.raw
     ):
-        return _NONE_REQUESTED
+        return _NO_POLICY
     sandbox, headers = body.get("sandbox") or {}, request.headers
     mapping(sandbox, "sandbox")
     sandbox = with_new_spellings(sandbox)

@@ -41,8 +41,8 @@ from proxy.schemas.trajectory_exports import EXPORTS
 from proxy.store.records import PageRequest
 from proxy.store.trajectories import DeletionReason, StoredTrajectory
 
-JSON_LINES = "application/jsonl"
-EXPORT_PAGE = 100
+JSON_LINES_TYPE = "application/jsonl"
+EXPORT_PAGE_SIZE = 100
 """Number of trajectories that an export looks up at once."""
 _CONVERTERS = {"openai": to_openai, "reference": to_reference}
 
@@ -67,23 +67,23 @@ async def list_trajectories(
 @router.get(
     "/v1/trajectories/export",
     response_class=StreamingResponse,
-    responses={200: {"content": {JSON_LINES: {}}}, **errors(400)},
+    responses={200: {"content": {JSON_LINES_TYPE: {}}}, **errors(400)},
 )
 async def export_trajectories(
     services: ServicesDep, owner: Owner, query: Annotated[TrajectoryExportQuery, Query()]
 ) -> StreamingResponse:
     """Return the trajectories of ended runs, the oldest first, in a format for trainers. Each line
     is a JSON object."""
-    lines = _exported(services, owner, query.format, query.labels)
-    return StreamingResponse(lines, media_type=JSON_LINES)
+    lines = _stream_export(services, owner, query.format, query.labels)
+    return StreamingResponse(lines, media_type=JSON_LINES_TYPE)
 
 
-async def _exported(
+async def _stream_export(
     services: Services, owner: str, format: TrajectoryExportFormat, labels: TrajectoryLabels
 ) -> AsyncIterator[bytes]:
     await services.runs.write_trajectories(owner)
     repository = services.store.trajectories
-    request = PageRequest(EXPORT_PAGE, newest_first=False)
+    request = PageRequest(EXPORT_PAGE_SIZE, newest_first=False)
     while True:
         page = await repository.page(owner, request, labels)
         for summary in page.items:
@@ -181,19 +181,21 @@ def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
 
 
 def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
-    found, convert = _read(stored), _CONVERTERS.get(format)
+    found, convert = _native_trajectory(stored), _CONVERTERS.get(format)
     pieces = json_pieces(convert(found) if convert else found)
     return b"".join(piece.encode() for piece in pieces)
 
 
 def _export_lines(stored: StoredTrajectory, format: TrajectoryExportFormat) -> bytes:
     pieces = (
-        piece for line in EXPORTS[format](_read(stored)) for piece in (*json_pieces(line), "\n")
+        piece
+        for line in EXPORTS[format](_native_trajectory(stored))
+        for piece in (*json_pieces(line), "\n")
     )
     return b"".join(piece.encode() for piece in pieces)
 
 
-def _read(stored: StoredTrajectory) -> dict[str, Any]:
+def _native_trajectory(stored: StoredTrajectory) -> dict[str, Any]:
     return read_trajectory(
         stored.id,
         stored.created_at,
