@@ -99,7 +99,7 @@ async def create_file(request: Request, services: ServicesDep, owner: Owner) -> 
             filename=form.filename or DEFAULT_FILENAME,
             purpose=fields.purpose,
             mime_type=guess_mime_type(form.filename),
-            expires_at=lambda created_at: limits.expiry(created_at, expires_after_s),
+            compute_expiry=lambda created_at: limits.expiry(created_at, expires_after_s),
             quota=limits.quota_mib << 20,
         )
     return file_object(upload)

@@ -96,7 +96,7 @@ async def _stream_export(
                 yield lines
         if not page.has_more:
             return
-        request = replace(request, after=page.items[-1].id)
+        request = replace(request, after_id=page.items[-1].id)
 
 
 @router.get(

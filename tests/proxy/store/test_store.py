@@ -65,7 +65,7 @@ async def uploaded(store: Store, data: bytes, name: str = "a.txt") -> StoredUplo
         filename=name,
         purpose="user_data",
         mime_type="text/plain",
-        expires_at=lambda created_at: created_at + HOUR_S,
+        compute_expiry=lambda created_at: created_at + HOUR_S,
         quota=100,
     )
 
@@ -185,7 +185,7 @@ async def test_upload_list_continues_after_a_deleted_upload(
     uploads = [await uploaded(store, b"a", name) for name in "abc"]
     await store.uploads.delete(OWNER, uploads[1].id)
     await store.sweep()
-    page = await store.uploads.page(OWNER, PageRequest(limit=1, after=uploads[1].id), None)
+    page = await store.uploads.page(OWNER, PageRequest(limit=1, after_id=uploads[1].id), None)
     assert [upload.filename for upload in page.items] == ["a"]
 
 
