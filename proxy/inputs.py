@@ -48,7 +48,7 @@ from proxy.schemas.content_parts import (
     UploadedFile,
     extract_files,
     local_file_error,
-    malformed_data,
+    malformed_data_error,
     media_type_to_show,
     replace_url,
     uploads_in_sandbox_field,
@@ -248,14 +248,14 @@ class Inputs:
             case InlineData() as data:
                 pieces = partial(_inline_pieces, data)
                 size = sizes[part.identity]
-                return _FileContent(part.mime_type, size, pieces, content_part=part.part)
+                return _FileContent(part.mime_type, size, pieces, content_part=part.content_part)
             case UploadedFile(file_id=file_id):
                 return await self._upload_content(part, owner, file_id, media)
         return _FileContent()
 
     def _received_file(self, part: FilePart, content: _FileContent) -> ReceivedFile:
         return ReceivedFile(
-            position=part.at,
+            position=part.position,
             kind=part.kind,
             identity=part.identity,
             filename=part.filename or content.filename,
@@ -288,7 +288,7 @@ class Inputs:
         """Return a downloaded file with its content part for the model. The part has the bytes and
         not the URL, which the backend would download from inside its network."""
         if self.backend_fetches_urls:
-            return replace(content, content_part=part.part)
+            return replace(content, content_part=part.content_part)
         if content.fetched_file is None or part.kind not in self._modalities:
             return content
         data = content.fetched_file.data
@@ -406,7 +406,7 @@ def _inline_sizes(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, i
         try:
             size = sizes[part.identity] = part.source.measure()
         except ValueError as error:
-            raise malformed_data(part.param, error) from error
+            raise malformed_data_error(part.param, error) from error
         bytes_left -= size
         if size > limits.max_file_mib << 20 or bytes_left < 0:
             raise FileTooLargeError(
@@ -448,7 +448,7 @@ class ModelMedia:
             return None  # the upload has just expired: the copy to the sandbox reports it
         if url is None:
             return None
-        written = part.part or {}
+        written = part.content_part or {}
         detail = {"detail": written["detail"]} if written.get("detail") else {}
         return {"type": "image_url", "image_url": {"url": url, **detail}}
 

@@ -56,7 +56,7 @@ from proxy.schemas.resources import (
     container_object,
     parse,
 )
-from proxy.schemas.validation import missing
+from proxy.schemas.validation import missing_error
 from proxy.store.records import Container, ContainerFile
 
 router = APIRouter(
@@ -244,7 +244,7 @@ async def _file_from_upload(
     services: Services, owner: str, container_id: str, file_id: str | None
 ) -> ContainerFile:
     if file_id is None:
-        raise missing("file")
+        raise missing_error("file")
     upload = await owned_upload(services, owner, file_id, "file_id")
     return await put_upload(services, owner, container_id, upload)
 

@@ -35,7 +35,7 @@ from proxy.schemas.resources import (
     file_object,
     parse,
 )
-from proxy.schemas.validation import missing
+from proxy.schemas.validation import missing_error
 from proxy.store.blobs import Blob, BlobWriter
 from proxy.store.records import ContainerFile, StoredUpload
 
@@ -91,7 +91,7 @@ async def create_file(request: Request, services: ServicesDep, owner: Owner) -> 
         form = await read_upload(request, services, owner, writer)
         fields = parse(UploadForm, form.fields)
         if form.filename is None:
-            raise missing(FILE_FIELD)
+            raise missing_error(FILE_FIELD)
         expires_after_s = fields.expires_after.seconds if fields.expires_after else None
         upload = await store.uploads.add(
             owner,

@@ -70,9 +70,9 @@ async def create_message(http: Request) -> Response:
             decision=decision,
             options=options,
             is_translated=True,
-            forces_tool=translation.code_execution and translation.starts_with_tool,
+            forces_tool=translation.has_code_execution and translation.starts_with_tool,
             # A client with code execution receives the container's id, and names it later.
-            is_stored=translation.code_execution,
+            is_stored=translation.has_code_execution,
             translate_error=translation.restore_param,
         ),
     )
@@ -100,14 +100,14 @@ def _message_context(
     """Return the options of the request that the encoders of the message need."""
     steps = options.steps or default_mode_for_messages(
         request.services.steps,
-        code_execution=translation.code_execution,
-        thinking=translation.thinking,
+        code_execution=translation.has_code_execution,
+        thinking=translation.wants_thinking,
     )
-    has_container = translation.code_execution and not decision.is_passthrough
+    has_container = translation.has_code_execution and not decision.is_passthrough
     return MessageContext(
         model=request.body["model"],
         steps=steps,
-        thinking=translation.thinking or steps == "reasoning",
+        has_thinking=translation.wants_thinking or steps == "reasoning",
         stop_sequences=translation.stop_sequences,
         container_expires=request.services.files.link_expiry() if has_container else None,
     )

@@ -33,7 +33,7 @@ from proxy.schemas.responses_response import (
     ResponseContext,
     ResponseStreamEncoder,
 )
-from proxy.schemas.validation import unsupported
+from proxy.schemas.validation import unsupported_error
 from proxy.store.records import StoredResponse
 
 router = APIRouter()
@@ -109,7 +109,9 @@ def _check_network(profile: Profile, translation: ResponsesAsChat) -> None:
     mode = profile.isolation.network.mode
     for param, wanted in translation.tools.network_policies:
         if (wanted == "disabled") != (mode == "none"):
-            raise unsupported(param, f"This server sets the network mode of sandboxes to {mode!r}.")
+            raise unsupported_error(
+                param, f"This server sets the network mode of sandboxes to {mode!r}."
+            )
 
 
 def _is_stored(body: Mapping[str, Any]) -> bool:

@@ -54,7 +54,7 @@ class MessageContext:
 
     model: str
     steps: StepsMode
-    thinking: bool
+    has_thinking: bool
     """True if the message has thinking blocks. If `steps` is `reasoning`, these blocks contain the
     steps too."""
     stop_sequences: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ class MessagesEncoder:
         text = self._narration
         if not text:
             return []
-        is_shown_step = self._context.thinking and isinstance(event, ToolCallStarted)
+        is_shown_step = self._context.has_thinking and isinstance(event, ToolCallStarted)
         if not is_shown_step and not isinstance(event, TurnStarted | AnswerDelta | Refused):
             return []
         self._narration = ""
@@ -253,7 +253,7 @@ class MessagesEncoder:
         """Return the events that add `text` as thinking. Return no events if the text is empty, if
         the message has no thinking blocks, or while a `tool_use` block is open: thinking would
         close the block."""
-        if not text or self._open == "tool_use" or not self._context.thinking:
+        if not text or self._open == "tool_use" or not self._context.has_thinking:
             return []
         return self._write("thinking", text)
 

@@ -31,11 +31,11 @@ from proxy.schemas.validation import (
     anything,
     array,
     integer,
-    missing,
-    too_long,
-    unsupported,
-    unsupported_value,
-    wrong_type,
+    missing_error,
+    too_long_error,
+    unsupported_error,
+    unsupported_value_error,
+    wrong_type_error,
 )
 from proxy.store.records import (
     Container,
@@ -103,16 +103,18 @@ def validation_error(error: Mapping[str, Any]) -> BadRequestError:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     param = _path(error["loc"])
     if kind == "missing":
-        return missing(param)
+        return missing_error(param)
     if kind in _EXPECTED or (kind == "literal_error" and not isinstance(value, str)):
-        return wrong_type(param, _EXPECTED.get(kind, "a string"), value)
+        return wrong_type_error(param, _EXPECTED.get(kind, "a string"), value)
     if kind == "literal_error":
-        return unsupported_value(value, _WORD.findall(context["expected"]), param)
+        return unsupported_value_error(value, _WORD.findall(context["expected"]), param)
     if kind == "string_too_long":
-        return too_long(param, "string_above_max_length", f"{context['max_length']} characters")
+        return too_long_error(
+            param, "string_above_max_length", f"{context['max_length']} characters"
+        )
     if kind == "too_long":
         code, noun = _TOO_LONG[context["field_type"]]
-        return too_long(param, code, f"{context['max_length']} {noun}")
+        return too_long_error(param, code, f"{context['max_length']} {noun}")
     if kind in ("greater_than_equal", "less_than_equal"):
         return _error_of(integer(context.get("ge"), context.get("le")), value, param)
     if kind == "too_short":
@@ -304,7 +306,7 @@ class NetworkPolicy(BaseModel):
         if policy["type"] == "disabled":
             return {"type": "disabled"}
         if policy.get("allowed_domains") is None:
-            raise wrong_type("network_policy.allowed_domains", "an array", None)
+            raise wrong_type_error("network_policy.allowed_domains", "an array", None)
         return policy
 
 
@@ -330,7 +332,7 @@ class ContainerCreate(BaseModel):
             ("network_policy.domain_secrets", secrets),
         ):
             if value not in (None, []):
-                raise unsupported(field, "Containers do not have this field here.")
+                raise unsupported_error(field, "Containers do not have this field here.")
         return {name: value for name, value in body.items() if value is not None}
 
     def to_new_container(self, *, max_minutes: int) -> NewContainer:

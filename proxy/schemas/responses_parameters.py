@@ -24,13 +24,13 @@ from proxy.schemas.validation import (
     mapping,
     object_with,
     one_of,
-    require,
+    require_field,
     text,
     text_or_object,
     text_or_parts,
     union,
-    unsupported,
-    unsupported_value,
+    unsupported_error,
+    unsupported_value_error,
 )
 
 _ROLES = ("assistant", "system", "developer", "user")
@@ -50,14 +50,14 @@ def _refused(hint: str) -> Check:
     """Return a check that accepts no value."""
 
     def check(value: Any, param: str) -> None:
-        raise unsupported(param, hint)
+        raise unsupported_error(param, hint)
 
     return check
 
 
 def _no_skills(value: Any, param: str) -> None:
     if value:
-        raise unsupported(param, "Skills are not available here.")
+        raise unsupported_error(param, "Skills are not available here.")
 
 
 _NO_SKILLS: Mapping[str, Check] = {"skills": _no_skills}
@@ -117,14 +117,14 @@ _PARTS: Mapping[str, Check] = {
     ),
     "output_text": object_with({"text": text}),
 }
-_CONTENT = text_or_parts(discriminated(_PARTS, others=content_part))
+_CONTENT = text_or_parts(discriminated(_PARTS, check_other=content_part))
 _CALL_ID: Mapping[str, Check] = {"call_id": text}
 
 
 def _local_output(value: Any, param: str) -> None:
     object_with({"output": text}, {**_CALL_ID, "id": text})(value, param)
     if value.get("call_id") is None:  # the id of the item is the call id
-        require(value, "id", f"{param}.call_id")
+        require_field(value, "id", f"{param}.call_id")
         text(value["id"], f"{param}.id")
 
 
@@ -174,7 +174,7 @@ def input_item(value: Any, param: str) -> None:
     if kind in _ITEMS:
         _ITEMS[kind](value, param)
     elif kind not in IGNORED_ITEM_TYPES:
-        raise unsupported_value(kind, sorted({*_ITEMS, *IGNORED_ITEM_TYPES}), f"{param}.type")
+        raise unsupported_value_error(kind, sorted({*_ITEMS, *IGNORED_ITEM_TYPES}), f"{param}.type")
 
 
 _TOOL_CHOICE = text_or_object(
@@ -285,8 +285,8 @@ def check_fields(body: Mapping[str, Any]) -> None:
     """Raise BadRequestError for a field of chat completions, or for the first invalid field."""
     for name, instead in CHAT_FIELDS.items():
         if body.get(name) is not None:
-            raise unsupported(name, f"The Responses API has {instead} instead.")
-    require(body, "input", "input")
+            raise unsupported_error(name, f"The Responses API has {instead} instead.")
+    require_field(body, "input", "input")
     FIELDS["input"](body["input"], "input")
     for name, value in body.items():
         if value is not None and (known := FIELDS.get(name)):
