@@ -120,7 +120,7 @@ async def list_containers(
     """List the containers."""
     found = await services.store.containers.page(owner, query.page_request, query.name)
     objects = [_container_object(request, services, container) for container in found.items]
-    return ListObject.of(objects, found.has_more)
+    return ListObject.from_page(objects, found.has_more)
 
 
 @router.get(
@@ -177,7 +177,7 @@ async def list_container_files(
         owner, container.id, query.page_request, query.path
     )
     objects = [_file_object(request, services, file) for file in found.items]
-    return ListObject.of(objects, found.has_more)
+    return ListObject.from_page(objects, found.has_more)
 
 
 @router.get(

@@ -111,7 +111,7 @@ async def list_files(
 ) -> ListObject[FileObject]:
     """List the uploads."""
     found = await services.store.uploads.page(owner, query.page_request, query.purpose)
-    return ListObject.of([file_object(upload) for upload in found.items], found.has_more)
+    return ListObject.from_page([file_object(upload) for upload in found.items], found.has_more)
 
 
 @router.get("/v1/files/{file_id}", responses=errors(404))

@@ -15,7 +15,7 @@ from proxy.errors import BadRequestError, ForbiddenError, no_tools_error
 from proxy.schemas.request_options import (
     PolicyOptions,
     SandboxOptions,
-    header,
+    read_header,
     with_new_spellings,
 )
 from proxy.schemas.validation import mapping, text
@@ -149,7 +149,7 @@ def _requested_policy(request: ModelRequest, body: Mapping[str, Any]) -> _Reques
             code="unknown_parameter",
         )
     by_header = {
-        "enabled": header(headers, RequestHeader.ENABLED),
+        "enabled": read_header(headers, RequestHeader.ENABLED),
         "prompt": headers.get(RequestHeader.PROMPT) or None,
     }
     settings = {

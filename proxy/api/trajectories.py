@@ -61,7 +61,7 @@ async def list_trajectories(
     await services.runs.write_trajectories(owner)
     found = await services.store.trajectories.page(owner, query.page_request, query.labels)
     items = [TrajectorySummaryObject(**asdict(each)) for each in found.items]
-    return ListObject.of(items, found.has_more)
+    return ListObject.from_page(items, found.has_more)
 
 
 @router.get(

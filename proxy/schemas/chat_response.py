@@ -157,7 +157,7 @@ class ChatEncoder:
             return []
         if isinstance(event, ClientCallStarted):
             kind, field = ("custom", "input") if event.takes_text else ("function", "arguments")
-            self._state.sent_calls.add(event.call_id)
+            self._state.sent_call_ids.add(event.call_id)
             self._call_fields[event.index] = kind, field
             made: dict[str, Any] = {"name": event.name, field: ""}
             piece = {"id": event.call_id, "type": kind, kind: made}
@@ -169,7 +169,7 @@ class ChatEncoder:
     def _unsent_fields(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return a client's call with its index. If the call was streamed, the fields that were
         sent are left out."""
-        if call["id"] not in self._state.sent_calls:
+        if call["id"] not in self._state.sent_call_ids:
             return {**call, "index": index}
         rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
         return {"index": index, **rest}

@@ -34,7 +34,7 @@ from proxy.schemas.validation import (
 )
 
 _ROLES = ("assistant", "system", "developer", "user")
-_CHOSEN = (
+_CHOICE_TYPES = (
     *("function", "custom", "shell", "code_interpreter"),
     *("local_shell", "apply_patch"),
 )
@@ -46,7 +46,7 @@ UNAVAILABLE_TOOL_TYPES = (
 """Tools that are accepted but not available. Coding agents send them with every request."""
 
 
-def _refused(hint: str) -> Check:
+def _refusing_check(hint: str) -> Check:
     """Return a check that accepts no value."""
 
     def check(value: Any, param: str) -> None:
@@ -109,7 +109,7 @@ _TOOLS: Mapping[str, Check] = {
 }
 _LOADED_TOOLS = array(discriminated({**_CLIENT_TOOLS, **_UNAVAILABLE_TOOLS}))
 """The check of the tools in an input item."""
-_PARTS: Mapping[str, Check] = {
+_PART_CHECKS: Mapping[str, Check] = {
     "input_text": object_with({"text": text}),
     "input_image": object_with(optional={"image_url": text, "file_id": text, "detail": text}),
     "input_file": object_with(
@@ -117,11 +117,11 @@ _PARTS: Mapping[str, Check] = {
     ),
     "output_text": object_with({"text": text}),
 }
-_CONTENT = text_or_parts(discriminated(_PARTS, check_other=content_part))
+_CONTENT = text_or_parts(discriminated(_PART_CHECKS, check_other=content_part))
 _CALL_ID: Mapping[str, Check] = {"call_id": text}
 
 
-def _local_output(value: Any, param: str) -> None:
+def _local_shell_output(value: Any, param: str) -> None:
     object_with({"output": text}, {**_CALL_ID, "id": text})(value, param)
     if value.get("call_id") is None:  # the id of the item is the call id
         require_field(value, "id", f"{param}.call_id")
@@ -140,7 +140,7 @@ _ITEMS: Mapping[str, Check] = {
     "shell_call": object_with({**_CALL_ID, "action": mapping}, {"environment": mapping}),
     "shell_call_output": object_with({**_CALL_ID, "output": array(mapping)}),
     "local_shell_call": object_with({**_CALL_ID, "action": mapping}),
-    "local_shell_call_output": _local_output,
+    "local_shell_call_output": _local_shell_output,
     "apply_patch_call": object_with({**_CALL_ID, "operation": mapping}),
     "apply_patch_call_output": object_with({**_CALL_ID, "status": text}, {"output": text}),
     "item_reference": object_with({"id": text}),
@@ -179,7 +179,7 @@ def input_item(value: Any, param: str) -> None:
 
 _TOOL_CHOICE = text_or_object(
     object_with(
-        {"type": one_of(*_CHOSEN, "allowed_tools")},
+        {"type": one_of(*_CHOICE_TYPES, "allowed_tools")},
         {"name": text, "mode": one_of("auto", "required"), "tools": array(mapping)},
     ),
     one_of("none", "auto", "required"),
@@ -249,7 +249,7 @@ FIELDS: Mapping[str, Check] = {
     "store": boolean,
     "previous_response_id": text,
     "conversation": text_or_object(object_with({"id": text})),
-    **{name: _refused(hint) for name, hint in REFUSED_FIELDS.items()},
+    **{name: _refusing_check(hint) for name, hint in REFUSED_FIELDS.items()},
     "metadata": mapping,
     "sandbox": mapping,
     "prompt_cache_options": anything,
