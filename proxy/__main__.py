@@ -58,14 +58,14 @@ def _parser() -> argparse.ArgumentParser:
         ("demo", demo, "answer one request from end to end, with a script in place of a model"),
         ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
         ("gc", gc, "remove the sandboxes of proxies that have crashed"),
-        ("profiles", profiles, "print the settings of each profile as Markdown"),
+        ("profiles", print_profiles, "print the settings of each profile as Markdown"),
         ("build-image", build_image, "build the image of Docker sandboxes"),
         ("build-rootfs", build_rootfs, "build a root file system for bubblewrap, without Docker"),
     ):
         _add_command(commands, name, run, help_text)
     help_text = "verify that no audit log was changed, truncated or removed"
     actions = _add_group(commands, "audit", help_text)
-    _add_command(actions, "verify", audit, help_text)
+    _add_command(actions, "verify", verify_audit_logs, help_text)
     actions = _add_group(commands, "config", "check or print the configuration")
     help_text = (
         "check the settings of file, environment and command line, and the secrets they name"
@@ -407,7 +407,7 @@ def print_schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def profiles(arguments: argparse.Namespace) -> int:
+def print_profiles(arguments: argparse.Namespace) -> int:
     """Print all profiles as Markdown."""
     from proxy.profiles import build_profiles, profile_table
 
@@ -427,7 +427,7 @@ def gc(arguments: argparse.Namespace) -> int:
     return asyncio.run(collect_garbage(_backend_builders(_config(arguments), needs_image=False)))
 
 
-def audit(arguments: argparse.Namespace) -> int:
+def verify_audit_logs(arguments: argparse.Namespace) -> int:
     """Verify the audit logs and print each finding. Return 1 if a log was changed, truncated or
     removed, is not in the index, or is named but does not exist. An unfinished log is no fault."""
     import logging

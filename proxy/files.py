@@ -191,7 +191,7 @@ class RunArtifactStore:
 
     async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
         store = self._files.store
-        async with store.blobs.new() as writer:
+        async with store.blobs.open_writer() as writer:
             write = writer.write
             await sandbox.get(file.path, write, max_bytes=file.bytes, timeout_s=timeout_s)
             blob = await writer.commit()

@@ -115,25 +115,25 @@ class _ConnectionGroup:
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        self.open: set[HTTPProtocol] = set()
-        self.idle: OrderedDict[HTTPProtocol, None] = OrderedDict()
+        self.open_connections: set[HTTPProtocol] = set()
+        self.idle_connections: OrderedDict[HTTPProtocol, None] = OrderedDict()
         """Idle connections, longest idle first."""
 
     @property
     def exceeds_headroom(self) -> bool:
         """True if the number of connections exceeds the limit by more than the headroom."""
-        return len(self.open) > self._max_connections + HEADROOM
+        return len(self.open_connections) > self._max_connections + HEADROOM
 
     def make_room(self) -> bool:
         """Return True if one more request may be answered. Close an idle connection if needed."""
-        return len(self.open) <= self._max_connections or self.close_longest_idle()
+        return len(self.open_connections) <= self._max_connections or self.close_longest_idle()
 
     def close_longest_idle(self) -> bool:
         """Close the connection that has been idle longest. Return False if none is idle. A
         connection with unsent bytes is not idle; `close_expired` marks it as idle once the bytes
         are sent."""
-        while self.idle:
-            connection, _ = self.idle.popitem(last=False)
+        while self.idle_connections:
+            connection, _ = self.idle_connections.popitem(last=False)
             if connection.is_idle():
                 connection.abort()
                 return True
@@ -174,8 +174,8 @@ class ConnectionRegistry(ServerState):
         """Add a new connection. If a limit and its headroom are exceeded, close the connection that
         has been idle longest, which is the new connection if all others have a request."""
         for each in connection.groups:
-            each.open.add(connection)
-            each.idle[connection] = None
+            each.open_connections.add(connection)
+            each.idle_connections[connection] = None
         for each in connection.groups:
             if each.exceeds_headroom:
                 each.close_longest_idle()
@@ -183,12 +183,12 @@ class ConnectionRegistry(ServerState):
     def mark_idle(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as idle."""
         for each in connection.groups:
-            each.idle[connection] = None
+            each.idle_connections[connection] = None
 
     def mark_active(self, connection: "HTTPProtocol") -> None:
         """Mark a connection as having a request."""
         for each in connection.groups:
-            each.idle.pop(connection, None)
+            each.idle_connections.pop(connection, None)
 
     def make_room(self, connection: "HTTPProtocol") -> bool:
         """Return True if one more request may be answered on the connection. Close idle connections
@@ -201,21 +201,21 @@ class ConnectionRegistry(ServerState):
     def remove(self, connection: "HTTPProtocol") -> None:
         """Remove a closed connection. Idempotent."""
         for each in connection.groups:
-            each.open.discard(connection)
-            each.idle.pop(connection, None)
+            each.open_connections.discard(connection)
+            each.idle_connections.pop(connection, None)
 
     def close_expired(self) -> None:
         """Close the connections whose clients exceed a time limit. Mark connections as idle whose
         responses have been sent since the last check."""
         now = self.clock.time()
         closed = 0
-        for connection in list(self._all_connections.open):
+        for connection in list(self._all_connections.open_connections):
             if connection.is_expired(now):
                 connection.abort()
                 closed += 1
             elif connection.is_idle():
                 for each in connection.groups:
-                    each.idle.setdefault(connection)
+                    each.idle_connections.setdefault(connection)
         if closed:
             log.info("closed %d connections whose clients exceeded a time limit", closed)
 

@@ -152,12 +152,14 @@ class Inputs:
         limits = context.limits
         sizes = await asyncio.to_thread(_inline_sizes, parts, limits) if parts else {}
         media = ModelMedia(context.reservation)
-        local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
+        local_contents = [
+            await self._local_content(part, sizes, context.owner, media) for part in parts
+        ]
         if not any(isinstance(part.source, RemoteFile) for part in parts):
-            return await self._replace_files_by_paths(messages, parts, local, context)
+            return await self._replace_files_by_paths(messages, parts, local_contents, context)
         bytes_left = (limits.max_total_mib << 20) - sum(sizes.values())
         budget = ByteBudget(bytes_left, context.owner, context.reservation)
-        download = partial(self._download, messages, parts, local, budget, media, context)
+        download = partial(self._download, messages, parts, local_contents, budget, media, context)
         return PendingInput(messages_with_files, context.container_files, download)
 
     async def _check_other_urls(
@@ -174,7 +176,7 @@ class Inputs:
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
-        local: Sequence[_FileContent],
+        local_contents: Sequence[_FileContent],
         budget: ByteBudget,
         media: "ModelMedia",
         context: InputContext,
@@ -185,7 +187,7 @@ class Inputs:
             await self._with_content_part(part, fetched[part.source.url], media)
             if isinstance(part.source, RemoteFile)
             else content
-            for part, content in zip(parts, local, strict=True)
+            for part, content in zip(parts, local_contents, strict=True)
         ]
         return await self._replace_files_by_paths(messages, parts, contents, context)
 

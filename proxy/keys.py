@@ -146,11 +146,11 @@ class ClientKeys:
         accepted, until = self._results.get(digest, (False, -1.0))
         return accepted if self._now() < until else None
 
-    def _cache_result(self, digest: bytes, accepted: bool) -> None:
+    def _cache_result(self, digest: bytes, is_accepted: bool) -> None:
         self._results.pop(digest, None)
         while len(self._results) >= self._max_cached:
             del self._results[next(iter(self._results))]
-        self._results[digest] = accepted, self._now() + CACHE_S
+        self._results[digest] = is_accepted, self._now() + CACHE_S
 
     async def _is_accepted(self, credentials: Credentials) -> bool:
         try:

@@ -67,7 +67,7 @@ STATS_COUNTERS = {
     "trajectory_tokens": "Tokens sent and written, each counted once.",
 }
 """Fields of RunStats. Each has a counter."""
-SECONDS = ("model", "sandbox", "own")
+TIME_KINDS = ("model", "sandbox", "own")
 POOL_COUNTS = {
     "hits": "Leases that found a sandbox ready.",
     "misses": "Leases that found no sandbox ready.",
@@ -301,7 +301,7 @@ class _RunTotals(Collector):
 
     def __init__(self) -> None:
         self._spent = Totals[str](dict.fromkeys(STATS_COUNTERS, 0))
-        self._milliseconds = Totals[str](dict.fromkeys(SECONDS, 0))
+        self._milliseconds = Totals[str](dict.fromkeys(TIME_KINDS, 0))
         self._capability_turns = Totals[str]({str(each): 0 for each in Capability})
 
     def add(self, stats: RunStats) -> None:
@@ -309,7 +309,7 @@ class _RunTotals(Collector):
         capability turns."""
         for name in STATS_COUNTERS:
             self._spent[name] += _clamp(getattr(stats, name))
-        for name in SECONDS:
+        for name in TIME_KINDS:
             self._milliseconds[name] += _clamp(getattr(stats, f"{name}_ms"))
         for capability, turns in stats.capability_turns.items():
             self._capability_turns[str(capability)] += _clamp(turns)

@@ -98,7 +98,7 @@ class Profiles:
             raise ForbiddenError(refusal.message(), param=f"sandbox.{refusal.path}")
         return requested
 
-    def names_for(self, key: Key) -> list[str]:
+    def selectable_names(self, key: Key) -> list[str]:
         """Return the names of the profiles that requests with a key may select."""
         return [name for name in self.by_name if self._may_select(key, name)]
 
@@ -115,7 +115,7 @@ class Profiles:
         if name is None or name == usual:
             return self._cached_policy(key, policy, usual)
         if name not in self.by_name:
-            names = ", ".join(map(repr, self.names_for(key)))
+            names = ", ".join(map(repr, self.selectable_names(key)))
             raise BadRequestError(
                 f"There is no profile {name!r}: one of {names}.",
                 param="sandbox.profile",
@@ -129,13 +129,13 @@ class Profiles:
         return allowed
 
     def _require_at_least_as_strict(
-        self, default_policy: EffectivePolicy, requested: Profile
+        self, default_policy: EffectivePolicy, requested_profile: Profile
     ) -> None:
         """Raise ForbiddenError if the requested profile, which the key does not list, allows more
         than `default_policy`, the default profile of the key and the model."""
-        if refusal := default_policy.refusal(requested, setting_paths(requested)):
+        if refusal := default_policy.refusal(requested_profile, setting_paths(requested_profile)):
             raise ForbiddenError(
-                f"Profile {requested.name!r} needs a key that lists it, because it allows more than"
+                f"Profile {requested_profile.name!r} needs a key that lists it, because it allows more than"
                 f" {default_policy.profile.name!r}: {refusal.message()}",
                 param="sandbox.profile",
             )

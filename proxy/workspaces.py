@@ -157,7 +157,7 @@ class Workspaces:
         self._keep_s = keep_s
         self._max_kept = max_kept
         self._clock = clock or SystemClock()
-        self._idle: dict[SessionState, _IdleWorkspace] = {}
+        self._idle_workspaces: dict[SessionState, _IdleWorkspace] = {}
         self._save_tasks: dict[SessionState, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._eviction: asyncio.Task[None] | None = None
@@ -196,7 +196,7 @@ class Workspaces:
         """Delete the idle sandboxes and all states of a session. Return True if there were any."""
         await self._wait_until_saved(session)
         known = await self._snapshots.newest_state_name(session) is not None
-        for state in [state for state in self._idle if state.session == session]:
+        for state in [state for state in self._idle_workspaces if state.session == session]:
             known = True
             await self._end_idle(state)
         await self._snapshots.discard(session)
@@ -217,7 +217,7 @@ class Workspaces:
         """Wait until all states are saved, then end all idle sandboxes."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for state in list(self._idle):
+        for state in list(self._idle_workspaces):
             await self._end_idle(state)
 
     async def _find_start_state(self, resume_from: ResumePoint) -> SessionState | None:
@@ -228,7 +228,9 @@ class Workspaces:
             if saving := self._save_tasks.get(state):
                 await asyncio.wait([saving])
         known = await self._snapshots.stored_names(session, resume_from.parents)
-        available = (state for state in states if state.name in known or state in self._idle)
+        available = (
+            state for state in states if state.name in known or state in self._idle_workspaces
+        )
         if found := next(available, None):
             return found
         if resume_from.starts_empty:
@@ -245,7 +247,7 @@ class Workspaces:
         return [task for state, task in self._save_tasks.items() if state.session == session]
 
     def _take_idle(self, state: SessionState | None, isolation: Isolation) -> WorkspaceLease | None:
-        idle = self._idle.get(state) if state else None
+        idle = self._idle_workspaces.get(state) if state else None
         if state is None or idle is None or idle.lease.isolation != isolation:
             return None
         return self._take(state)
@@ -260,13 +262,13 @@ class Workspaces:
             lease.restore = lambda sandbox: sandbox.restore(self._snapshots.read(parent))
 
     def _take(self, state: SessionState) -> WorkspaceLease:
-        idle = self._idle.pop(state)
+        idle = self._idle_workspaces.pop(state)
         idle.expiration.cancel()
         return idle.lease
 
     async def _end_idle(self, state: SessionState) -> None:
         """End an idle sandbox, unless it was taken or ended meanwhile."""
-        if state in self._idle:
+        if state in self._idle_workspaces:
             await self._take(state).release()
 
     def _save_in_background(
@@ -320,22 +322,26 @@ class Workspaces:
         return True
 
     async def _keep_idle(self, state: SessionState, lease: WorkspaceLease) -> None:
-        while state in self._idle:  # a loop, for another run may save the same state meanwhile
+        while (
+            state in self._idle_workspaces
+        ):  # a loop, for another run may save the same state meanwhile
             await self._end_idle(state)
-        self._idle[state] = _IdleWorkspace(lease, asyncio.create_task(self._expire(state)))
-        while len(self._idle) > self._max_kept:
-            await self._end_idle(next(iter(self._idle)))
+        self._idle_workspaces[state] = _IdleWorkspace(
+            lease, asyncio.create_task(self._expire(state))
+        )
+        while len(self._idle_workspaces) > self._max_kept:
+            await self._end_idle(next(iter(self._idle_workspaces)))
         is_wanted, self._is_wanted = self._is_wanted, None
         if is_wanted and is_wanted():
             self.evict_idle(is_wanted)
 
     async def _evict_one(self, is_wanted: Callable[[], bool]) -> None:
-        for state in list(self._idle):
+        for state in list(self._idle_workspaces):
             # A sandbox without a snapshot has the only copy of its files, so it is not evicted.
             known = await self._snapshots.stored_names(state.session, [state.name])
             if not is_wanted():
                 return
-            if known and state in self._idle:
+            if known and state in self._idle_workspaces:
                 await self._end_idle(state)
                 return
         self._is_wanted = is_wanted
@@ -346,7 +352,7 @@ class Workspaces:
 
     async def _expire(self, state: SessionState) -> None:
         await self._clock.sleep(self._keep_s)
-        await self._idle.pop(state).lease.release()
+        await self._idle_workspaces.pop(state).lease.release()
 
 
 def _snapshot_of(sandbox: Sandbox) -> Callable[[Sink], Awaitable[int]]:

@@ -253,7 +253,7 @@ async def _file_from_form(
     request: Request, services: Services, owner: str, container_id: str
 ) -> ContainerFile:
     store, limits = services.store, services.file_limits
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         form = await read_upload(request, services, owner, writer)
         file_id = form.fields.get("file_id")
         if form.filename is None:

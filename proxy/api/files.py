@@ -87,7 +87,7 @@ OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
 async def create_file(request: Request, services: ServicesDep, owner: Owner) -> FileObject:
     """Upload a file as a multipart form."""
     store, limits = services.store, services.file_limits
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         form = await read_upload(request, services, owner, writer)
         fields = parse(UploadForm, form.fields)
         if form.filename is None:

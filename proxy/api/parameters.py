@@ -29,7 +29,7 @@ from proxy.schemas.validation import request_body
 
 M = TypeVar("M", bound=BaseModel)
 
-_BEARER_KEY = HTTPBearer(auto_error=False, description="A key of this server.")
+_BEARER_SCHEME = HTTPBearer(auto_error=False, description="A key of this server.")
 _API_KEY_HEADER = APIKeyHeader(
     name="x-api-key", auto_error=False, description="The same key, as Anthropic's SDKs send it."
 )
@@ -41,7 +41,7 @@ async def _services(request: Request) -> Services:
 
 
 async def _schemes(
-    bearer: Annotated[object, Security(_BEARER_KEY)],
+    bearer: Annotated[object, Security(_BEARER_SCHEME)],
     header: Annotated[object, Security(_API_KEY_HEADER)],
 ) -> None:
     """Declare the headers with the key in the OpenAPI description. `authorize` reads the

@@ -104,11 +104,11 @@ def _check_token_capture(route: Route, profile: Profile) -> None:
         )
 
 
-def _check_upstream(url: str, route: Route, allowed: Sequence[str]) -> None:
+def _check_upstream(url: str, route: Route, allowed_urls: Sequence[str]) -> None:
     """Raise an error if the server does not allow a request's `sandbox.upstream`, or if the request
     gets no sandbox."""
     param = "sandbox.upstream"
-    if not is_upstream(url, allowed):
+    if not is_upstream(url, allowed_urls):
         raise ForbiddenError(
             "The server does not allow this URL for model calls (backend.upstreams).", param=param
         )

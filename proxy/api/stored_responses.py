@@ -74,21 +74,21 @@ router = APIRouter(
 @with_upstream_fallback
 async def retrieve_response(request: Request, response_id: str) -> Response:
     """Return a stored response, or its events as a stream."""
-    stored = await get_stored_response(request, response_id)
+    stored_response = await get_stored_response(request, response_id)
     _check_include(request)
     if request.query_params.get("stream") == "true":
-        return await replay_stream(request, stored)
-    return JSONResponse(await current_response(request, stored))
+        return await replay_stream(request, stored_response)
+    return JSONResponse(await current_response(request, stored_response))
 
 
 @router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
 @with_upstream_fallback
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a response. Deleting a background response cancels its run."""
-    stored = await get_stored_response(request, response_id)
+    stored_response = await get_stored_response(request, response_id)
     await get_services(request).store.responses.delete(get_owner(request), response_id)
     run = run_of(request, response_id)
-    if run and stored.record["background"]:
+    if run and stored_response.record["background"]:
         run.cancel("the response was deleted")
         await run.wait_until_ended()
     await get_services(request).runs.forget(get_owner(request), run_id(response_id))
@@ -101,13 +101,13 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @with_upstream_fallback
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a background response, and return it."""
-    stored = await get_stored_response(request, response_id)
-    if not stored.record["background"]:
+    stored_response = await get_stored_response(request, response_id)
+    if not stored_response.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
     if run := run_of(request, response_id):
         run.cancel("a request cancelled it")
         await run.wait_until_ended()
-    elif await is_running(request, stored):
+    elif await is_running(request, stored_response):
         raise RunElsewhereError
     return JSONResponse(
         await current_response(request, await get_stored_response(request, response_id))
@@ -142,19 +142,21 @@ def _check_include(request: Request) -> None:
 async def get_stored_response(request: Request, response_id: str) -> StoredResponse:
     """Return the client's response. Raises UnauthorizedError, NotFoundError."""
     authorize(request)
-    stored = await get_services(request).store.responses.get(get_owner(request), response_id)
-    if stored is None:
+    stored_response = await get_services(request).store.responses.get(
+        get_owner(request), response_id
+    )
+    if stored_response is None:
         raise NotFoundError(f"Response with id '{response_id}' not found.", param="response_id")
-    return stored
+    return stored_response
 
 
-async def current_response(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
+async def current_response(request: Request, stored_response: StoredResponse) -> Mapping[str, Any]:
     """Return OpenAI's response object as stored, or as failed if the process of its run has
     ended."""
-    if stored.worker is None or await is_running(request, stored):
-        return stored.record
-    # The run may have ended since `stored` was read.
-    now = await get_stored_response(request, stored.id)
+    if stored_response.worker is None or await is_running(request, stored_response):
+        return stored_response.record
+    # The run may have ended since `stored_response` was read.
+    now = await get_stored_response(request, stored_response.id)
     return failed_response(now.record, RunLostError(), []) if now.worker else now.record
 
 
@@ -164,21 +166,21 @@ async def background_response(
     """Return the immediate answer to a background request, and unsubscribe from the run."""
     set_run_id(request, subscriber.run.id)
     with subscriber:
-        stored = await get_stored_response(request, response_id(subscriber.run.id))
+        stored_response = await get_stored_response(request, response_id(subscriber.run.id))
         # The client receives this response: a later request with the same body is not a retry.
         subscriber.run.is_fully_read |= not await request.is_disconnected()
     if stream:
-        return await replay_stream(request, stored)
-    response = await current_response(request, stored)
+        return await replay_stream(request, stored_response)
+    response = await current_response(request, stored_response)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSONResponse(response, headers=run_headers(subscriber.run.id, stored.session))
+    return JSONResponse(response, headers=run_headers(subscriber.run.id, stored_response.session))
 
 
-async def replay_stream(request: Request, stored: StoredResponse) -> Response:
+async def replay_stream(request: Request, stored_response: StoredResponse) -> Response:
     """Return a response's events as a stream: the events after the number `starting_after` if the
     query has it, else all events."""
-    frames = await _frame_log(request, stored)
+    frames = await _frame_log(request, stored_response)
     after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
     if first < frames.first_number:
@@ -187,17 +189,19 @@ async def replay_stream(request: Request, stored: StoredResponse) -> Response:
             param="starting_after",
             code="integer_below_min_value",
         )
-    headers = run_headers(run_id(stored.id), stored.session)
+    headers = run_headers(run_id(stored_response.id), stored_response.session)
     return replay_response(request, headers, _frames_from(frames, first))
 
 
-async def _frame_log(request: Request, stored: StoredResponse) -> FrameLog:
-    run = run_of(request, stored.id)
+async def _frame_log(request: Request, stored_response: StoredResponse) -> FrameLog:
+    run = run_of(request, stored_response.id)
     if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
         return run.observer.frames
-    if frames := await get_services(request).store.responses.frames(get_owner(request), stored.id):
+    if frames := await get_services(request).store.responses.frames(
+        get_owner(request), stored_response.id
+    ):
         return await asyncio.to_thread(FrameLog.from_json, frames)
-    if stored.record["background"] and await is_running(request, stored):
+    if stored_response.record["background"] and await is_running(request, stored_response):
         raise RunElsewhereError
     raise BadRequestError(
         "This response cannot be streamed: only a background response can be, if its run has ended"

@@ -185,7 +185,7 @@ async def _listed_models(request: Request) -> list[dict[str, Any]]:
 async def capabilities(request: Request, services: ServicesDep, key: KeyOrOperator) -> Response:
     """Return the models, tools, limits and endpoints of this server. `models` is empty, and
     `backend_error` is set, if the backend does not list them."""
-    names = services.profiles.names_for(key) if key else list(services.profiles.by_name)
+    names = services.profiles.selectable_names(key) if key else list(services.profiles.by_name)
     served, failure = await while_connected(request, _models_or_error(get_model(request)))
     return JSONResponse(
         {

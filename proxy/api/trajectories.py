@@ -87,12 +87,12 @@ async def _stream_export(
     while True:
         page = await repository.page(owner, request, labels)
         for summary in page.items:
-            stored = None
+            stored_trajectory = None
             if summary.ended_at is not None:
-                stored = await repository.find(owner, summary.id)
-            if stored and not stored.deletion_reason:
+                stored_trajectory = await repository.find(owner, summary.id)
+            if stored_trajectory and not stored_trajectory.deletion_reason:
                 async with services.trajectory_conversions:
-                    lines = await asyncio.to_thread(_export_lines, stored, format)
+                    lines = await asyncio.to_thread(_export_lines, stored_trajectory, format)
                 yield lines
         if not page.has_more:
             return
@@ -109,19 +109,19 @@ async def retrieve_trajectory(
 ) -> Response:
     """Return the trajectory of a run whose request has `sandbox.capture`. The trajectory of a run
     in progress contains the run so far."""
-    stored = await services.runs.trajectory(owner, run_id)
-    if stored is None:
+    stored_trajectory = await services.runs.trajectory(owner, run_id)
+    if stored_trajectory is None:
         await find_run(services, owner, run_id)
         raise NotFoundError(
             f"No trajectory of the run {run_id!r} was stored. Only requests with sandbox.capture"
             " (messages or tokens) have one.",
             code="trajectory_not_captured",
         )
-    if stored.deletion_reason:
-        raise _deletion_error(run_id, stored.deletion_reason)
+    if stored_trajectory.deletion_reason:
+        raise _deletion_error(run_id, stored_trajectory.deletion_reason)
     async with services.trajectory_conversions:
         # In a thread: a trajectory may have megabytes.
-        body = await asyncio.to_thread(_trajectory_json, stored, query.format)
+        body = await asyncio.to_thread(_trajectory_json, stored_trajectory, query.format)
     return Response(body, media_type="application/json")
 
 
@@ -180,27 +180,27 @@ def _deletion_error(run_id: str, reason: DeletionReason) -> NotFoundError:
             )
 
 
-def _trajectory_json(stored: StoredTrajectory, format: TrajectoryFormat) -> bytes:
-    found, convert = _native_trajectory(stored), _CONVERTERS.get(format)
+def _trajectory_json(stored_trajectory: StoredTrajectory, format: TrajectoryFormat) -> bytes:
+    found, convert = _native_trajectory(stored_trajectory), _CONVERTERS.get(format)
     pieces = json_pieces(convert(found) if convert else found)
     return b"".join(piece.encode() for piece in pieces)
 
 
-def _export_lines(stored: StoredTrajectory, format: TrajectoryExportFormat) -> bytes:
+def _export_lines(stored_trajectory: StoredTrajectory, format: TrajectoryExportFormat) -> bytes:
     pieces = (
         piece
-        for line in EXPORTS[format](_native_trajectory(stored))
+        for line in EXPORTS[format](_native_trajectory(stored_trajectory))
         for piece in (*json_pieces(line), "\n")
     )
     return b"".join(piece.encode() for piece in pieces)
 
 
-def _native_trajectory(stored: StoredTrajectory) -> dict[str, Any]:
+def _native_trajectory(stored_trajectory: StoredTrajectory) -> dict[str, Any]:
     return read_trajectory(
-        stored.id,
-        stored.created_at,
-        stored_texts(stored),
-        labels=stored.labels,
-        rewards=[asdict(each) for each in stored.rewards],
-        is_lost=stored.is_lost,
+        stored_trajectory.id,
+        stored_trajectory.created_at,
+        stored_texts(stored_trajectory),
+        labels=stored_trajectory.labels,
+        rewards=[asdict(each) for each in stored_trajectory.rewards],
+        is_lost=stored_trajectory.is_lost,
     )

@@ -209,9 +209,11 @@ def wrong_type_error(param: str, expected: str, value: Any) -> BadRequestError:
     )
 
 
-def unsupported_value_error(value: str, supported: Iterable[str], param: str) -> BadRequestError:
+def unsupported_value_error(
+    value: str, supported_values: Iterable[str], param: str
+) -> BadRequestError:
     """Return the error for a string that is not among the supported values."""
-    quoted = [f"'{each}'" for each in supported]
+    quoted = [f"'{each}'" for each in supported_values]
     listed = " and ".join(quoted)
     if len(quoted) > 2:
         listed = f"{', '.join(quoted[:-1])}, and {quoted[-1]}"

@@ -65,7 +65,7 @@ class BlobStore:
                 yield piece
 
     @asynccontextmanager
-    async def new(self) -> AsyncGenerator["BlobWriter", None]:
+    async def open_writer(self) -> AsyncGenerator["BlobWriter", None]:
         """Open a new blob for writing. The blob is removed at the end of the block unless the
         writer commits it."""
         name = uuid.uuid4().hex

@@ -190,8 +190,8 @@ def page_of_list(
     return Page(tuple(ordered[: request.limit]), len(ordered) > request.limit)
 
 
-def _not_in_list_error(after: str) -> BadRequestError:
-    message = f"Invalid 'after': there is no {after!r} in this list."
+def _not_in_list_error(after_id: str) -> BadRequestError:
+    message = f"Invalid 'after': there is no {after_id!r} in this list."
     return BadRequestError(message, param="after", code="invalid_value")
 
 

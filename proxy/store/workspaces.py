@@ -31,7 +31,7 @@ class WorkspaceRepository:
         self._settings = settings
 
     async def save(self, state: SessionState, write: Callable[[Sink], Awaitable[int]]) -> None:
-        async with self._blobs.new() as writer:
+        async with self._blobs.open_writer() as writer:
             await write(writer.write)
             blob = await writer.commit()
         await self._add(state, blob)

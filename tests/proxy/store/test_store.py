@@ -53,7 +53,7 @@ def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
 
 async def store_blob(store: Store, data: bytes) -> Blob:
     """Store a blob without a row."""
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         await writer.write(data)
         return await writer.commit()
 
@@ -209,7 +209,7 @@ async def main():
     store = Store(Path(sys.argv[1]))
     print("open", flush=True)
     for number in range(int(sys.argv[2])):
-        async with store.blobs.new() as writer:
+        async with store.blobs.open_writer() as writer:
             await writer.write(b"x")
             blob = await writer.commit()
         await store.uploads.add(
@@ -315,7 +315,7 @@ def test_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path
 
 
 async def test_slowly_written_blob_is_not_swept(store: Store, clock: ManualClock) -> None:
-    async with store.blobs.new() as writer:
+    async with store.blobs.open_writer() as writer:
         await writer.write(b"a")
         clock.advance(2 * GRACE_S)
         await store.sweep()
