@@ -129,13 +129,13 @@ class Profiles:
         return allowed
 
     def _require_at_least_as_strict(
-        self, default_policy: EffectivePolicy, requested_profile: Profile
+        self, default_policy: EffectivePolicy, requested: Profile
     ) -> None:
         """Raise ForbiddenError if the requested profile, which the key does not list, allows more
         than `default_policy`, the default profile of the key and the model."""
-        if refusal := default_policy.refusal(requested_profile, setting_paths(requested_profile)):
+        if refusal := default_policy.refusal(requested, setting_paths(requested)):
             raise ForbiddenError(
-                f"Profile {requested_profile.name!r} needs a key that lists it, because it allows more than"
+                f"Profile {requested.name!r} needs a key that lists it, because it allows more than"
                 f" {default_policy.profile.name!r}: {refusal.message()}",
                 param="sandbox.profile",
             )
