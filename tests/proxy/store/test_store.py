@@ -214,7 +214,7 @@ async def main():
             blob = await writer.commit()
         await store.uploads.add(
             "somebody", blob, filename=str(number), purpose="user_data",
-            mime_type="text/plain", expires_at=lambda at: at + 3600, quota=10**9,
+            mime_type="text/plain", compute_expiry=lambda at: at + 3600, quota=10**9,
         )
         await store.sweep()
     store.close()
